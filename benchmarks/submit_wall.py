@@ -1,0 +1,126 @@
+"""What `hpcenv submit` costs: beside submitit alone, submitting a function that does nothing.
+
+    python -m benchmarks.submit_wall [--json] [--rounds N] [--hpcenv PROGRAM]
+
+Runs in the testbed (scripts/testbed up, scripts/testbed install), on its login node, as a user: both are started
+alternately by the same Python, wall time from the start of the process to its end; queued jobs are cancelled between.
+Ours submits a script of a git repository for a locked host environment and for a locked SIF: with its lockfile read,
+its SIF identified, the code copied, the run folder written. The other one pickles a function of one line. The first
+round, in which lockfile and hpcenv.toml are validated (docs/decisions/0011-what-passed-is-remembered.md), does not
+count.
+
+Must: at most 1.3 of the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RATIO = 1.3
+TESTBED = Path(__file__).resolve().parents[1] / "scripts" / "testbed"
+
+# Runs on the login node, with the Python that hpcenv is installed with.
+DRIVER = """
+import json, os, shutil, subprocess, sys, tempfile, time
+program, rounds = sys.argv[1].split(), int(sys.argv[2])
+python = os.path.join(os.path.dirname(program[0]), "python")
+folder = tempfile.mkdtemp(prefix="submit-wall-", dir=os.path.expanduser("~"))
+environ = {**os.environ, "HPCENV_STORE": os.path.expanduser("~/hpcenv-tests/store")}
+PEER = '''
+import sys, submitit
+def nothing():
+    return 1
+executor = submitit.AutoExecutor(folder=sys.argv[1])
+executor.update_parameters(timeout_min=5, nodes=1, tasks_per_node=1, cpus_per_task=1)
+executor.submit(nothing)
+'''
+
+def run(argv, where):
+    started = time.perf_counter()
+    done = subprocess.run(argv, cwd=where, env=environ, capture_output=True, text=True)
+    took = time.perf_counter() - started
+    if done.returncode:
+        sys.exit(f"{argv} ended with {done.returncode}: {done.stderr}")
+    return took
+
+def cancel():
+    subprocess.run("squeue --me -h -o '%i %Z' | grep ' '" + folder + " | cut -d' ' -f1 | xargs -r scancel", shell=True)
+
+def project(name, spec):
+    place = os.path.join(folder, name)
+    os.mkdir(place)
+    for file, text in (("hpcenv.toml", spec), ("train.py", "print(1)\\n"), (".gitignore", "runs/\\n")):
+        open(os.path.join(place, file), "w").write(text)
+    run([*program, "lock"], place)
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "x"]):
+        run(["git", *words], place)
+    return place
+
+places = {
+    "host": project("host", 'image = "host"\\npython = "/shared/hostenv/bin/python"\\n'),
+    "sif": project("sif", 'image = "docker://registry:5000/hpcenv/torch:2.13.0-cpu"\\n'
+                          'plain-http = ["registry:5000"]\\n'),
+}
+SUBMIT = [*program, "submit", "train.py", "--nodes", "1", "--nproc", "1", "--time", "5"]
+seconds = {name: [] for name in places}
+try:
+    for number in range(rounds + 1):
+        for name, place in places.items():
+            pair = [run(SUBMIT, place)]
+            cancel()
+            pair.append(run([python, "-c", PEER, os.path.join(folder, "peer")], folder))
+            cancel()
+            if number:  # the first round reads the files from disk
+                seconds[name].append(pair)
+finally:
+    cancel()
+    shutil.rmtree(folder, ignore_errors=True)
+print(json.dumps(seconds))
+"""
+
+
+def main() -> int:
+    """Measure, print, and return 1 when the bound is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--hpcenv", default="/shared/hpcenv/venv/bin/hpcenv", help="the program, in the testbed")
+    options = parser.parse_args()
+    command = [str(TESTBED), "exec", "--cwd", "/tmp", "--", "python3", "-", options.hpcenv, str(options.rounds)]
+    done = subprocess.run(command, input=DRIVER, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(done.stderr.strip()[-2000:], file=sys.stderr)
+        return 1
+    results = {name: _result(name, pairs) for name, pairs in json.loads(done.stdout.splitlines()[-1]).items()}
+    worst = max(results.values(), key=lambda result: float(result["ratio"]))
+    if options.json:
+        print(json.dumps(worst))
+    return 0 if worst["ratio"] <= RATIO else 1
+
+
+def _result(kind: str, pairs: list[list[float]]) -> dict[str, Any]:
+    ours, peer = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    ratios = [one / other for one, other in pairs]
+    ratio = statistics.median(ratios)
+    print(f"hpcenv submit, {kind}: median {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f})")
+    print(f"submitit alone:      median {statistics.median(peer):.3f} s ({min(peer):.3f} to {max(peer):.3f})")
+    print(f"ratio: median {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return {
+        "name": "submit_wall",
+        "ours_s": round(statistics.median(ours), 3),
+        "peer_s": round(statistics.median(peer), 3),
+        "ratio": round(ratio, 2),
+        "must": f"ratio <= {RATIO:g}",
+        "kind": kind,
+        "met": ratio <= RATIO,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

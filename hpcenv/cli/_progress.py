@@ -1,0 +1,156 @@
+"""Events of long work as bars on a terminal, plain lines in a log, or JSON lines.
+
+All of it goes to stderr: stdout stays data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from hpcenv.cli import _render
+from hpcenv.errors import Interrupted
+from hpcenv.model.progress import Event, OnEvent
+
+# In a log: the start of a phase, its end, and where it is every this many seconds.
+_EVERY_SECONDS = 10.0
+
+_WORDS = {
+    "resolve": "resolving",
+    "fetch": "fetching",
+    "index": "reading",
+    "merge": "merging",
+    "pack": "packing",
+    "build": "building",
+    "verify": "verifying",
+    "stage": "staging",
+    "publish": "publishing",
+}
+
+
+@contextlib.contextmanager
+def shown(*, as_json: bool) -> Iterator[OnEvent]:
+    """Give the function that shows events in the way that fits stderr.
+
+    While it is used, being ended (scancel, a time limit, a closed terminal) is like ^C: what
+    is unfinished is removed, and leases are given back.
+
+    Raises:
+        Interrupted: this happened.
+    """
+    with _ended_politely():
+        if as_json:
+            yield _as_json
+        elif sys.stderr.isatty():
+            with _bars() as show:
+                yield show
+        else:
+            yield _Lines()
+
+
+class _Ended(KeyboardInterrupt):
+    """The process got a signal that asks it to end."""
+
+
+@contextlib.contextmanager
+def _ended_politely() -> Iterator[None]:
+    def end(number: int, _frame: object) -> None:
+        raise _Ended(signal.Signals(number).name)
+
+    mine: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        # Not where somebody else has decided otherwise: nohup(1) ignores SIGHUP.
+        wanted = (signal.SIGTERM, signal.SIGHUP)
+        mine = [number for number in wanted if signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        what = f"ended by {stop}" if isinstance(stop, _Ended) else "interrupted"
+        hint = "run the same command again: it goes on with what is there already"
+        raise Interrupted(what, hint=hint) from stop
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _as_json(event: Event) -> None:
+    _render.tell(json.dumps({"event": dataclasses.asdict(event)}, sort_keys=True))
+
+
+def _label(event: Event) -> str:
+    what = event.what
+    if what.startswith("sha256:"):
+        what = f"layer {what[7:19]}" if event.phase in ("fetch", "index") else what[7:19]
+    return f"{_WORDS.get(event.phase, event.phase)} {what}"
+
+
+def _amount(event: Event) -> str:
+    if event.unit == "bytes":
+        total = "" if event.total is None else f" of {event.total / 1e6:.0f}"
+        return f"{event.done / 1e6:.0f}{total} MB"
+    total = "" if event.total is None else f" of {event.total}"
+    return f"{event.done}{total} {event.unit}".rstrip()
+
+
+class _Lines:
+    """Plain lines: a phase's start, now and then where it is, its end with the seconds it took."""
+
+    def __init__(self) -> None:
+        self._began: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, str], float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.phase in ("note", "wait"):
+            _render.tell(event.what)
+            return
+        key, now = (event.phase, event.what), time.monotonic()
+        began = self._began.setdefault(key, now)
+        if event.total is not None and event.done >= event.total:
+            self._began.pop(key)
+            self._last.pop(key, None)
+            seconds = f" in {now - began:.1f} s" if now - began >= 0.1 else ""
+            amount = f": {_amount(event)}" if event.unit else ""
+            _render.tell(f"{_label(event)}{amount}{seconds}")
+        elif key not in self._last:
+            self._last[key] = now
+        elif now - self._last[key] >= _EVERY_SECONDS:
+            self._last[key] = now
+            _render.tell(f"{_label(event)}: {_amount(event)}")
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[OnEvent]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    # 80 columns: the text gives way, the figures do not.
+    text = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        TextColumn("{task.description}", table_column=text, markup=False),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True), markup=False),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+    )
+    tasks: dict[tuple[str, str], Any] = {}
+    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
+
+        def show(event: Event) -> None:
+            if event.phase in ("note", "wait"):
+                progress.console.print(event.what, markup=False, highlight=False)
+                return
+            key = (event.phase, event.what)
+            if key not in tasks:
+                tasks[key] = progress.add_task(_label(event), total=event.total, amount="")
+            progress.update(tasks[key], completed=event.done, total=event.total, amount=_amount(event))
+
+        yield show

@@ -1,0 +1,96 @@
+"""`hpcenv doctor`."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcenv.cli import _render
+
+if TYPE_CHECKING:
+    from hpcenv.steps.doctor import Diagnosis
+
+
+@click.command("doctor")
+@click.option(
+    "--write",
+    "write_to",
+    is_flag=False,
+    flag_value="",
+    metavar="[PATH]",
+    help="Write this cluster's site profile.",
+)
+@click.option("--force", is_flag=True, help="Replace a profile that is there.")
+@_render.json_option
+def command(write_to: str | None, force: bool, as_json: bool) -> None:
+    """Say what this cluster is like, what will get in the way, and what to do.
+
+    With --write the answers become a site profile, by default in
+    ~/.config/hpcenv/sites, which every later submit on this cluster uses.
+    """
+    from hpcenv.cli.submit import surroundings
+    from hpcenv.steps.doctor import doctor
+
+    around = surroundings()
+    found = doctor(around, store=_render.Where().place().root)
+    written = None
+    if write_to is not None:
+        from hpcenv.steps.site_write import write
+
+        written = write(found, around, path=write_to, force=force)
+    if as_json:
+        facts = ("facts", "partitions", "troubles", "cluster", "accounts")
+        _render.success("doctor", {**{name: getattr(found, name) for name in facts}, "written": written})
+        return
+    _show(found)
+    if written is not None:
+        _render.say(f"\nwrote {written}: edit it as you like")
+    else:
+        _render.tell("\nnext: hpcenv doctor --write")
+
+
+_WIDTH = 80
+
+
+def _show(found: Diagnosis) -> None:
+    """Print problems first, then every fact with how it was found."""
+    for trouble in found.troubles:
+        mark = "problem" if trouble.blocking else "note"
+        _wrapped(f"{mark}: {trouble.what} ({trouble.why})", indent=2)
+        _wrapped(f"  do: {trouble.todo}", indent=6)
+    if not found.troubles:
+        _render.say("no problem found")
+    group = ""
+    for fact in found.facts:
+        if fact.group != group:
+            group = fact.group
+            _render.say(f"\n{group}")
+        _wrapped(f"  {fact.name:<26}{fact.value}  [{fact.how}]", indent=28)
+    if found.partitions:
+        _render.say("\nPartitions [sinfo, scontrol show partition]; * is the default")
+        rows = [("name", "nodes", "CPUs", "MiB", "GPUs", "time limit", "preempt", "grace")]
+        rows += [
+            (
+                part.name + "*" * part.default + ("" if part.state == "up" else f" ({part.state})"),
+                str(part.nodes),
+                part.cpus or "?",
+                part.memory or "?",
+                part.gpus or "?",
+                part.max_time or "?",
+                part.preempt_mode or "?",
+                "?" if part.grace_time is None else str(part.grace_time),
+            )
+            for part in found.partitions
+        ]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        for row in rows:
+            _render.say("  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _wrapped(line: str, *, indent: int) -> None:
+    for part in textwrap.wrap(
+        line, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ):
+        _render.say(part)

@@ -1,0 +1,4 @@
+"""Data and rules: no files, no clock, no environment, no processes.
+
+Runs on: LOGIN NODE.
+"""

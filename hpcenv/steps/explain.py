@@ -1,0 +1,78 @@
+"""`hpcenv explain`: what a field is, where it comes from and why it matters.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import HpcenvError, UsageError
+from hpcenv.model import diff as diff_model
+from hpcenv.model import fields
+from hpcenv.model.fields import Field
+from hpcenv.model.lockfile import Lockfile
+from hpcenv.steps.workspace import DEFAULT_LOCK, open_workspace, read_lockfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A field with what the project's lockfile says of it.
+
+    Attributes:
+        locked: its value there, None without a lockfile or when it is not in it.
+        unknown: why it could not be read when it was locked.
+        override: severity from [policy].
+    """
+
+    name: str
+    field: Field
+    locked: str | None = None
+    unknown: str | None = None
+    override: str | None = None
+
+
+def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
+    """Explain a field.
+
+    Raises:
+        UsageError: there is no such field; names close ones.
+    """
+    field = fields.find(name)
+    if field is None:
+        raise _no_such_field(name, _close(name, cutoff=0.6))
+    locked = _lockfile(start, lock)
+    value = diff_model.of_lockfile(locked).get(name) if locked is not None else None
+    unknown = locked.unknown.get(name) if locked is not None else None
+    # A family such as `torch.*` takes any word: a misspelled name must not look like one of it.
+    misspelled = _close(name, cutoff=0.85) if field.name.endswith(".*") and name != field.name else []
+    if misspelled and value is None and unknown is None:
+        raise _no_such_field(name, misspelled)
+    return Explanation(
+        name=name,
+        field=field,
+        locked=None if value is None else diff_model.show(value),
+        unknown=unknown,
+        override=locked.policy.get(name) if locked is not None else None,
+    )
+
+
+def _lockfile(start: Path, name: str) -> Lockfile | None:
+    """Return the project's lockfile, None where there is no project or none that can be read."""
+    try:
+        return read_lockfile(open_workspace(start).lockfile_path(name))
+    except HpcenvError:
+        return None
+
+
+def _close(name: str, *, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, [field.name for field in fields.FIELDS], n=3, cutoff=cutoff)
+
+
+def _no_such_field(name: str, close: list[str]) -> UsageError:
+    return UsageError(
+        f"there is no field `{name}`",
+        hint=f"perhaps {' or '.join(close)}" if close else "hpcenv explain lists them all",
+    )

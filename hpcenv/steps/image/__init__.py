@@ -1,0 +1,1 @@
+"""`hpcenv image`: one file per verb."""

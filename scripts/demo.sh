@@ -1,0 +1,58 @@
+#!/bin/bash
+# The whole way on this machine, without Slurm, container or root: lock this Python
+# environment, check two emulated nodes against it, train on them, report.
+#
+#   ./scripts/demo.sh [FOLDER]        FOLDER (default ./demo) keeps environment and project
+#
+# torch comes through pip as you have configured it. Its default build for Linux brings
+# several GB of CUDA libraries; if you have an index with CPU builds, point pip at it
+# (PIP_INDEX_URL, PIP_FIND_LINKS or pip.conf) before the first run.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=${1:-$here/demo}
+python=${PYTHON:-python3}
+# A release with builds for Python 3.10 to 3.14; a lockfile would pin it, this is the demo.
+torch=${HPCENV_DEMO_TORCH:-torch==2.13.0}
+
+say() { printf '\n== %s\n' "$*"; }
+
+show() {
+  printf '$ %s\n' "$*"
+  "$@"
+}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+  echo "demo: $python is older than Python 3.10; set PYTHON=/path/to/python3" >&2
+  exit 2
+fi
+if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+  echo "demo: $python has no venv module; on Debian: apt install python3-venv" >&2
+  exit 2
+fi
+
+say "an environment with hpcenv and $torch in $folder"
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+[ -x "$folder/venv/bin/python" ] || "$python" -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check "$here" "$torch" numpy
+PATH=$folder/venv/bin:$PATH
+export VIRTUAL_ENV=$folder/venv
+
+say "a project"
+mkdir -p "$folder/project"
+cp -r "$here/examples" "$folder/project/"
+cd "$folder/project"
+[ -e hpcenv.toml ] || show hpcenv init
+
+say "lock what this environment is"
+show hpcenv lock
+
+say "train on 2 emulated nodes, each checked against the lockfile first"
+# The project is a copy in a folder that git ignores: there is no commit to take the code from.
+run=demo-$(date +%Y%m%d-%H%M%S)
+show hpcenv submit examples/train.py --cluster local --nodes 2 --gpus 0 --nproc 1 \
+  --run "$run" --no-snapshot --wait -- --steps 60
+
+say "what became of it"
+show hpcenv report "$run" --lines 1

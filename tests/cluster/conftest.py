@@ -1,0 +1,171 @@
+"""A real cluster for the tests: scripts/testbed, as user alice unless said otherwise.
+
+The tests here run where the testbed is up (`scripts/testbed up`, or ./scripts/test.sh which
+does that) and say loudly that they did not run where it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "scripts" / "testbed"
+IMAGE = "docker://registry:5000/hpcenv/torch:2.13.0-cpu"
+OTHER_IMAGE = "docker://registry:5000/hpcenv/torch:other"
+HOST_PYTHON = "/shared/hostenv/bin/python"
+# One store of SIFs for all test projects: a conversion takes most of a minute.
+STORE = "/home/alice/hpcenv-tests/store"
+
+
+def choose_testbed() -> None:
+    """Let every pytest-xdist worker have a testbed of its own: what one test breaks must not meet another.
+
+    HPCENV_TEST_TESTBEDS names them, one for each worker; without it there is one testbed and one process.
+    """
+    names = os.environ.get("HPCENV_TEST_TESTBEDS", "").split()
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if worker >= max(1, len(names)):
+        raise pytest.UsageError(f"{len(names) or 1} testbed(s) for more workers: HPCENV_TEST_TESTBEDS='NAME NAME'")
+    if names:
+        os.environ["HPCENV_TESTBED_INSTANCE"] = names[worker]
+
+
+choose_testbed()
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Cluster:
+    """The testbed as a user sees it: commands on its nodes."""
+
+    def run(
+        self,
+        *command: str,
+        node: str = "login",
+        user: str = "alice",
+        cwd: str | None = None,
+        stdin: str = "",
+        timeout: float = 300,
+    ) -> Done:
+        where = ["--node", node, "--user", user, *(["--cwd", cwd] if cwd else [])]
+        done = subprocess.run(
+            [str(TESTBED), "exec", *where, "--", *command],
+            input=os.fsencode(stdin),
+            capture_output=True,
+            timeout=timeout,
+        )
+        return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+    def must(self, *command: str, **where: object) -> str:
+        done = self.run(*command, **where)  # type: ignore[arg-type]
+        assert done.status == 0, f"{command} ended with {done.status}\n{done.text}"
+        return done.stdout
+
+    def write(self, path: str, text: str, **where: object) -> None:
+        self.must("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1"', "sh", path, stdin=text, **where)
+
+    def testbed(self, *words: str, timeout: float = 300) -> Done:
+        done = subprocess.run([str(TESTBED), *words], capture_output=True, text=True, timeout=timeout)
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project folder of alice's on the shared file system."""
+
+    cluster: Cluster
+    folder: str
+
+    def hpcenv(self, *words: str, timeout: float = 300) -> Done:
+        return self.cluster.run("hpcenv", *words, cwd=self.folder, timeout=timeout)
+
+    def must(self, *words: str, timeout: float = 300) -> str:
+        done = self.hpcenv(*words, timeout=timeout)
+        assert done.status == 0, f"hpcenv {words} ended with {done.status}\n{done.text}"
+        return done.stdout
+
+    def json(self, *words: str) -> dict:
+        return json.loads(self.hpcenv(*words, "--json").stdout)
+
+    def record(self, run: str, name: str) -> dict:
+        return json.loads(self.cluster.must("cat", f"{self.folder}/runs/{run}/{name}"))
+
+    def sif(self) -> str:
+        lines = self.cluster.must("sh", "-c", f"grep ^manifest-digest {self.folder}/lockfiles/default.lock.toml")
+        return f"{STORE}/images/{lines.split(chr(34))[1].replace(':', '-')}.sif"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    state = subprocess.run([str(TESTBED), "status"], capture_output=True, text=True)
+    if state.returncode != 0:
+        said = (state.stdout + state.stderr).strip().splitlines()
+        pytest.skip(f"NOT RUN: the testbed is not up ({said[0] if said else 'no message'}); scripts/testbed up")
+    return Cluster()
+
+
+def copy_examples(cluster: Cluster, folder: str) -> None:
+    """Put the repository's examples into a folder of alice's."""
+    for source in (ROOT / "examples").rglob("*"):
+        if source.is_file() and source.suffix in (".py", ".txt"):
+            cluster.write(f"{folder}/{source.relative_to(ROOT)}", source.read_text(encoding="utf-8"))
+
+
+def _project(cluster: Cluster, name: str, spec: str) -> Project:
+    folder = f"/home/alice/hpcenv-tests/{name}"
+    copy_examples(cluster, folder)
+    cluster.write(f"{folder}/hpcenv.toml", spec)
+    return Project(cluster, folder)
+
+
+@pytest.fixture(scope="session")
+def sif_project(cluster: Cluster) -> Project:
+    """A project locked to the test image; the SIF is made once."""
+    project = _project(
+        cluster,
+        f"sif-{uuid.uuid4().hex[:6]}",
+        f'image = "{IMAGE}"\nplain-http = ["registry:5000"]\n[paths]\nstore = "{STORE}"\n',
+    )
+    project.must("lock", timeout=600)
+    return project
+
+
+@pytest.fixture(scope="session")
+def host_project(cluster: Cluster) -> Project:
+    """A project without a container: a Python 3.11 with torch on the shared directory."""
+    project = _project(cluster, f"host-{uuid.uuid4().hex[:6]}", f'image = "host"\npython = "{HOST_PYTHON}"\n')
+    project.must("lock", timeout=600)
+    return project
+
+
+@pytest.fixture
+def all_nodes_busy(cluster: Cluster) -> Iterator[object]:
+    """Fill the cluster; call the value to let the next job start."""
+    job = cluster.must("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 600").strip()
+    for _ in range(60):
+        if cluster.must("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING":
+            break
+        cluster.run("sleep", "0.5")
+
+    def release() -> None:
+        cluster.run("scancel", job)
+
+    yield release
+    release()

@@ -1,0 +1,142 @@
+"""The SIF that a node runs is the locked one: known again without reading it, and refused whatever was done to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, Cluster, Done, Project
+
+pytestmark = pytest.mark.cluster
+
+TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
+SHAPE = ("--gpus", "0", "--nproc", "1", "--wait")
+
+# What somebody may do who wants it not to show. $1 is the SIF, beside it $1.kept is the right one.
+DAMAGE = {
+    "another file of the same size and time": 'cp -p "$1" "$1.new"; chmod u+w "$1.new"; %s "$1.new"; touch -r "$1.kept" "$1.new"; mv -f "$1.new" "$1"',
+    "one byte in place": 'chmod u+w "$1"; %s "$1"; touch -r "$1.kept" "$1"',
+    "cut short": 'chmod u+w "$1"; truncate -s -4096 "$1"; touch -r "$1.kept" "$1"',
+}
+FLIP = 'flip() { printf x | dd of="$1" bs=1 seek=9000000 conv=notrunc status=none; }; flip'
+
+
+def damage(how: str, sif: str) -> str:
+    program = DAMAGE[how].replace("%s", FLIP, 1).replace("%s", "flip")
+    return f"sh -c '{program}' sh '{sif}'"
+
+
+@pytest.fixture
+def guarded(sif_project: Project, cluster: Cluster) -> Iterator[str]:
+    """The project's SIF, put back afterwards; `.kept` is it."""
+    sif = sif_project.sif()
+    # A hard link would be damaged with it.
+    cluster.must("sh", "-c", f'mv "{sif}" "{sif}.kept" && cp -p "{sif}.kept" "{sif}"')
+    yield sif
+    cluster.must("sh", "-c", f'rm -f "{sif}.new"; mv -f "{sif}.kept" "{sif}"')
+
+
+@pytest.fixture
+def submit(sif_project: Project, cluster: Cluster) -> Callable[..., Done]:
+    """Submit a run whose batch script does something at a given place."""
+
+    def run(name: str, *words: str, before: str = "", does: str = "") -> Done:
+        cluster.write(f"{sif_project.folder}/says.py", "print('TRAINED', flush=True)\n")
+        if before:
+            cluster.write(f"{sif_project.folder}/{name}.sbatch", TEMPLATE.replace(before, f"{does}\n{before}", 1))
+            words = ("--template", f"{name}.sbatch", *words)
+        return sif_project.hpcenv("submit", "says.py", *SHAPE, "--run", name, *words, timeout=300)
+
+    return run
+
+
+def checked(project: Project, run: str) -> dict[str, str]:
+    facts = [json.loads(text) for text in project.cluster.must(
+        "sh", "-c", f"for f in {project.folder}/runs/{run}/facts/*.json; do tr -d '\\n' < $f; echo; done"
+    ).splitlines()]  # fmt: skip
+    for one in facts:
+        took = one["seconds"]["sif"] - one["seconds"].get("probe", 0)
+        print(f"{run}: {one['node']}: {one['sif']['checked']} in {took:.3f} s; {one['sif']['why']}")
+    return {one["node"]: one["sif"]["checked"] for one in facts}
+
+
+def test_a_shared_sif_is_known_again_without_reading_it(
+    sif_project: Project, cluster: Cluster, submit: Callable[..., Done]
+) -> None:
+    cluster.must("sleep", "6")  # the file system's clock must have ticked since the SIF was made
+    done = submit("known", "--nodes", "2")
+    assert done.status == 0, done.text
+    assert checked(sif_project, "known") == {"n1": "identity", "n2": "identity"}
+    assert done.stdout.count("SIF: same file as hashed") == 2
+    [facts] = [sif_project.record("known", "facts/n1.json")]
+    assert facts["seconds"]["sif"] - facts["seconds"]["probe"] < 0.3
+    records = cluster.must("sh", "-c", "ls ~/.cache/hpcenv/sif").split()
+    before = cluster.must("sh", "-c", "stat -c '%n %y' ~/.cache/hpcenv/sif/*")
+    assert submit("again", "--nodes", "2", "--dry-run").status == 0
+    # The hash at submission was taken once: its record is used, not written anew.
+    assert records
+    assert cluster.must("sh", "-c", "stat -c '%n %y' ~/.cache/hpcenv/sif/*") == before
+
+
+def test_a_sif_that_was_changed_before_the_submission_is_refused_there(
+    cluster: Cluster, guarded: str, submit: Callable[..., Done]
+) -> None:
+    cluster.must("sh", "-c", damage("one byte in place", guarded))
+    done = submit("late", "--nodes", "1")
+    assert done.status == 11, done.text
+    assert "is not the locked SIF" in done.stderr
+
+
+# The others: HPCENV_TEST_LONG=1.
+@pytest.mark.parametrize(
+    "how", ["one byte in place", *(pytest.param(how, marks=pytest.mark.long) for how in [*DAMAGE][::2])]
+)
+def test_a_sif_that_was_changed_after_the_submission_is_refused_on_the_node(
+    sif_project: Project, guarded: str, submit: Callable[..., Done], how: str
+) -> None:
+    name = "after-" + how.split()[0]
+    done = submit(name, "--nodes", "1", before="# 1. check", does=damage(how, guarded))
+    assert done.status == 90, done.text
+    assert "TRAINED" not in done.stdout
+    assert set(checked(sif_project, name).values()) == {"full"}
+    findings = sif_project.record(name, "verdict.json")["findings"]
+    assert [f["field"] for f in findings if f["severity"] == "must"] == ["container.sif.sha256"]
+
+
+@pytest.mark.parametrize("how", [[*DAMAGE][0], pytest.param([*DAMAGE][1], marks=pytest.mark.long)])
+def test_a_sif_that_was_changed_between_check_and_launch_is_refused(
+    sif_project: Project, guarded: str, submit: Callable[..., Done], how: str
+) -> None:
+    name = "between-" + how.split()[0]
+    done = submit(name, "--nodes", "1", before="# 3. launch", does=damage(how, guarded))
+    assert done.status == 90, done.text
+    assert "TRAINED" not in done.stdout
+    assert "error[node-rejected]: the SIF changed on node n" in done.stdout
+    assert f"{Path(guarded).name} is not the file that was checked" in done.stdout
+    assert sif_project.record(name, "verdict.json")["result"] == "match"
+
+
+@pytest.mark.long
+def test_a_second_attempt_proves_the_sif_again(
+    sif_project: Project, cluster: Cluster, guarded: str, submit: Callable[..., Done]
+) -> None:
+    """The first attempt matched; while the job is queued again the SIF becomes another."""
+    again = (
+        f'if [ -z "${{SLURM_RESTART_COUNT:-}}" ]; then {damage("one byte in place", guarded)}; '
+        "scontrol requeue $SLURM_JOB_ID; sleep 60; fi"
+    )
+    # Slurm lets a requeued job wait for two minutes; before its credential has expired (20 s in the testbed)
+    # the node refuses to start it again.
+    cluster.write("/home/alice/hpcenv-tests/hurry.sh", (
+        "for n in $(seq 240); do j=$(squeue -h -u alice -n twice -t PD -o '%i %r' | sed -n 's/ BeginTime$//p'); "
+        'if [ -n "$j" ]; then sleep 22; scontrol update JobId=$j StartTime=now; exit 0; fi; sleep 0.5; done\n'
+    ))  # fmt: skip
+    cluster.must("sh", "-c", "nohup sh /home/alice/hpcenv-tests/hurry.sh > /dev/null 2>&1 &")
+    done = submit("twice", "--nodes", "1", before="# 3. launch", does=again)
+    assert done.status == 90, done.text
+    assert "TRAINED" not in done.stdout
+    assert sif_project.record("twice", "verdict.json")["attempt"] == 1
+    assert sif_project.record("twice", "attempts/0/verdict.json")["result"] == "match"

@@ -1,0 +1,81 @@
+"""A rank that takes more memory than its job has: the real kernel ends it, under the real Slurm, and the report says so.
+
+A site of its own, whose jobs are held to their memory by control groups.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .conftest import HOST_PYTHON, Cluster, Project
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+INSTANCE = "memorytest"
+MEGABYTES = 700
+
+# Rank 1 takes a step more each time; who is left would wait for ever.
+SCRIPT = """\
+import os, sys, time
+rank, taken = int(os.environ["RANK"]), []
+print("rank", rank, "begins", flush=True)
+while rank == 1:
+    taken.append(b"x" * 20_000_000)
+    time.sleep(0.02)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCENV_TESTBED_INSTANCE", INSTANCE)
+        cluster = Cluster()
+        try:
+            up = cluster.testbed("up", "--nodes", "1", "--proctrack", "cgroup", timeout=900)
+            if up.status == 3:
+                pytest.skip(f"NOT RUN: {up.stderr.strip()}")
+            assert up.status == 0, up.text
+            if "task/cgroup" not in cluster.must("scontrol", "show", "config"):
+                pytest.skip("NOT RUN: this machine has no memory controller of cgroup v1 of its own")
+            yield cluster
+        finally:
+            down = cluster.testbed("down")
+        assert down.status == 0, down.text
+
+
+@pytest.fixture(scope="module")
+def project(site: Cluster) -> Project:
+    found = Project(site, "/home/alice/memory")
+    site.write(f"{found.folder}/hpcenv.toml", f'image = "host"\npython = "{HOST_PYTHON}"\n')
+    site.write(f"{found.folder}/eats.py", SCRIPT)
+    found.must("lock", timeout=600)
+    return found
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory_is_called_so(project: Project) -> None:
+    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--run", "eats")
+    begin = time.monotonic()
+    done = project.hpcenv("submit", "eats.py", *shape, "--wait", timeout=200)
+    assert time.monotonic() - begin < 100, done.text
+    assert done.status == 137, done.text
+    said = " ".join(done.text.split())
+    assert "first failure: node n1, rank 1, SIGKILL for lack of memory; 1 other was cleaned up" in said, done.text
+    assert "the kernel killed 1 process of this job for lack of memory" in said
+
+    record = project.record("eats", "exits/n1.json")
+    assert record["oom_kills"] == 1
+    report = json.loads(project.hpcenv("report", "eats", "--json").stdout)["data"]
+    assert (report["failure"]["cause"], report["failure"]["rank"]) == ("lack-of-memory", 1)
+
+
+def test_enough_memory_is_no_lack_of_it(project: Project) -> None:
+    project.cluster.write(f"{project.folder}/fits.py", "print('x' * 10)\n")
+    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--run", "fits")
+    done = project.hpcenv("submit", "fits.py", *shape, "--wait", timeout=200)
+    assert done.status == 0, done.text
+    assert project.record("fits", "exits/n1.json")["oom_kills"] == 0, "counted, and none"

@@ -1,0 +1,232 @@
+"""What many tests share: fake Slurm commands, a tiny locked project, hpcenv as a process.
+
+Nothing of hpcenv is patched anywhere in these tests: fakes are executables on PATH.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# Each push runs all of it; `python -m tests.fuzz.run` is there for the long search.
+settings.register_profile("suite", max_examples=50, deadline=None)
+settings.load_profile("suite")
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+FAKES = TESTS / "fakes" / "bin"
+RECORDED = TESTS / "fakes" / "outputs"
+
+
+# When scripts/test.sh has to come to an end: a slow machine then says which tests it did not get to, instead of
+# being stopped in the middle of one.
+UNTIL = float(os.environ.get("HPCENV_TEST_UNTIL", "inf"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > UNTIL:
+        pytest.skip("NOT RUN: the time for all tests is used up (HPCENV_TEST_SECONDS)")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a fake command."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    script: str = ""
+
+
+class FakeSlurm:
+    """Slurm's commands as executables that say what a test wants and remember how they were called."""
+
+    def __init__(self, folder: Path, *, tools: Path = FAKES) -> None:
+        folder.mkdir()
+        self.folder = folder
+        kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+        self.environ = {**kept, "PATH": f"{tools}:/usr/bin:/bin", "FAKE_SLURM": str(folder)}
+
+    def answers(self, tool: str, out: str = "", *, err: str = "", status: int = 0) -> None:
+        for suffix, text in (("out", out), ("err", err), ("status", str(status))):
+            (self.folder / f"{tool}.{suffix}").write_text(text)
+
+    def replays(self, tool: str, name: str, version: str = "24.11") -> None:
+        """Answer what the real command said."""
+        for suffix in ("out", "err", "status"):
+            shutil.copyfile(RECORDED / version / f"{name}.{suffix}", self.folder / f"{tool}.{suffix}")
+
+    def hangs(self, tool: str) -> None:
+        (self.folder / f"{tool}.sleep").write_text("60")
+
+    def calls(self, tool: str) -> list[Call]:
+        found = []
+        for path in sorted(self.folder.glob(f"{tool}.*.argv")):
+            words = path.read_bytes().split(b"\0")[:-1]
+            pairs = (item.partition(b"=") for item in path.with_suffix(".env").read_bytes().split(b"\0")[:-1])
+            script = path.with_suffix(".script")
+            found.append(
+                Call(
+                    argv=tuple(os.fsdecode(word) for word in words),
+                    env={os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs},
+                    script=script.read_text() if script.exists() else "",
+                )
+            )
+        return found
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "fake-slurm")
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        return json.loads(self.stdout)
+
+
+def hpcenv(*words: str | bytes, cwd: Path, environ: Mapping[str, str] | None = None, timeout: float = 60) -> Done:
+    """Run hpcenv as a user does, without Slurm unless `environ` has it."""
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcenv", *words],
+        cwd=cwd,
+        env=plain if environ is None else {"LANG": "C.UTF-8", **environ},
+        capture_output=True,
+        timeout=timeout,
+    )
+    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
+@pytest.fixture(name="hpcenv")
+def hpcenv_fixture() -> Any:
+    return hpcenv
+
+
+# Enough of torch to be locked and to "train": the probe reads version.py without importing
+# it, and incontainer/agent.py calls torchrun's `main` and catches what that raises.
+TORCH = {
+    "torch/__init__.py": "",
+    "torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\ngit_version = 'cf30153c'\n",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/run.py": (
+        "import os, subprocess, sys\n"
+        "from torch.distributed.elastic.multiprocessing.errors import ChildFailedError\n"
+        "def main(args):\n"
+        "    script = args[args.index('--') + 1:]\n"
+        "    child = subprocess.Popen([sys.executable, *script], env={**os.environ, 'RANK': '0', 'LOCAL_RANK': '0'})\n"
+        "    if child.wait() != 0:\n"
+        "        raise ChildFailedError(child)\n"
+    ),
+    "torch/distributed/elastic/multiprocessing/errors.py": (
+        "import types\n"
+        "class ChildFailedError(Exception):\n"
+        "    def __init__(self, child):\n"
+        "        failure = dict(local_rank=0, pid=child.pid, exitcode=child.returncode, error_file='<N/A>', timestamp=1)\n"
+        "        self.failures = {0: types.SimpleNamespace(**failure)}\n"
+    ),
+    "torch-2.13.0+cpu.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n",
+}
+
+
+def make_python(folder: Path, files: Mapping[str, str]) -> Path:
+    """Make a virtual environment that has `files` installed; return its interpreter."""
+    import venv
+
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    for name, text in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    rows = [f"{name},sha256={_record_digest(text)},{len(text)}\n" for name, text in files.items()]
+    for info in site.glob("*.dist-info"):
+        (info / "RECORD").write_text("".join(rows))
+    return folder / "bin" / "python"
+
+
+def _record_digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+@pytest.fixture(scope="session")
+def python_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_python(tmp_path_factory.mktemp("with-torch") / "venv", TORCH)
+
+
+@pytest.fixture(scope="session")
+def python_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_python(tmp_path_factory.mktemp("without-torch") / "venv", {})
+
+
+@pytest.fixture(scope="session")
+def locked_once(tmp_path_factory: pytest.TempPathFactory, python_with_torch: Path) -> Path:
+    folder = tmp_path_factory.mktemp("locked") / "project"
+    folder.mkdir()
+    (folder / "hpcenv.toml").write_text(f'image = "host"\npython = "{python_with_torch}"\n')
+    (folder / "train.py").write_text("import sys\nprint('TRAINS', ascii(sys.argv[1:]), flush=True)\n")
+    done = hpcenv("lock", cwd=folder)
+    assert done.status == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def project(locked_once: Path, tmp_path: Path) -> Path:
+    """A project of `image = "host"` with a fresh lockfile and a train.py."""
+    folder = tmp_path / "project"
+    shutil.copytree(locked_once, folder)
+    return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the corpus' score and what spoils it; both travel with the reports, also from workers.
+
+    It stands here because the process that prints does not read the conftest.py of folders that
+    only its workers collect.
+    """
+    scores: dict[str, dict[str, str]] = {"mutation": {}, "harmless": {}, "skipped": {}}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for key, value in getattr(report, "user_properties", ()):
+                if key.startswith("corpus-"):
+                    name, said = value
+                    scores[key.removeprefix("corpus-")][name] = said
+    if not scores["mutation"] and not scores["harmless"]:
+        return
+    missed = {name: said for name, said in scores["mutation"].items() if said}
+    alarms = {name: said for name, said in scores["harmless"].items() if said}
+    terminalreporter.section("corpus")
+    for title, found in (("not caught", missed), ("false alarm", alarms), ("NOT TESTED", scores["skipped"])):
+        for name, said in sorted(found.items()):
+            terminalreporter.write_line(f"{title}: {name}: {said}")
+    total, harmless = len(scores["mutation"]), len(scores["harmless"])
+    terminalreporter.write_line(
+        f"mutations caught {total - len(missed)}/{total}, false alarms {len(alarms)}/{harmless}"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The whole is too much for the 25 minutes of the test command: say what is left out."""
+    if not os.environ.get("HPCENV_TEST_LONG"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="NOT RUN: HPCENV_TEST_LONG=1 runs it"))

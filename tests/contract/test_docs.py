@@ -1,0 +1,216 @@
+"""README and docs say what the code does: their commands exist, their tables and programs are right, their links lead somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import tomlkit
+from blake3 import blake3
+
+from hpcenv.adapters.layers import Limits
+from hpcenv.cli import cli as hpcenv
+from hpcenv.cli._handover import command as export_sbatch
+from hpcenv.cli.image import VERBS
+from hpcenv.model import image_content, image_lint, recipe_lint, tree
+from hpcenv.model.tree import Entry
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+EXPLANATION = DOCS / "explanation" / "images.md"
+HOW_TO = DOCS / "how-to" / "images.md"
+LINT = DOCS / "reference" / "image-lint.md"
+
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+# -- commands -----------------------------------------------------------------------------
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """What a page tells its reader to type: inline, in blocks, and inside `$(...)`."""
+    text = page.read_text(encoding="utf-8")
+    # A block's fences would pair with inline backquotes.
+    blocks = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    for inline in re.findall(r"`(hpcenv [^`]+)`", blocks.sub("", text)):
+        yield " ".join(inline.split())
+    yield from re.findall(r"^(?:\$ | {4,})(?:/\S+/)?(hpcenv .*)$", text, re.MULTILINE)
+    yield from re.findall(r"\$\((hpcenv [^)]+)\)", text)
+
+
+def problem(line: str) -> str | None:
+    """Say what of a command line hpcenv does not know."""
+    words = shlex.split(re.sub(r"\$\([^)]*\)", "X", line), comments=True)[1:]
+    found: click.Command = hpcenv
+    while isinstance(found, click.Group):
+        if not words or words[0].startswith("-"):
+            break
+        verb = words.pop(0)
+        if verb == "VERB":
+            return None
+        inner = found.get_command(click.Context(found), verb)
+        if inner is None:
+            return f"no verb {verb!r}"
+        found = inner
+    if found.name == "export" and words[:1] == ["sbatch"]:
+        found = export_sbatch
+    known = {name for one in found.params for name in (*one.opts, *one.secondary_opts)} | {"--help", "-h", "--version"}
+    for word in words:
+        if word in ("--", "|", ">"):
+            return None
+        option = word.strip("[]").partition("=")[0]
+        if re.match(r"--?[a-z]", option) and option not in known:
+            return f"no option {option!r}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    assert {line: said for line in command_lines(page) if (said := problem(line))} == {}
+
+
+def test_what_does_not_exist_is_noticed() -> None:
+    assert problem("hpcenv image pull docker://h/n:1 --plain-http") is None
+    assert problem("hpcenv image pul docker://h/n:1") == "no verb 'pul'"
+    assert problem("hpcenv submit x.py --stags -- --lr 1") == "no option '--stags'"
+    assert problem("hpcenv submit x.py --stage -- --stags") is None
+
+
+def test_every_image_verb_is_in_readme_and_how_to() -> None:
+    assert len(list(command_lines(HOW_TO))) > 20
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("## Commands") :]
+    for verb in VERBS:
+        assert re.search(rf"`hpcenv image {verb}\b|, `{verb}`", table), verb
+        assert f"image {verb}" in HOW_TO.read_text(), verb
+
+
+# -- links --------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place) if place else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+# -- tables -------------------------------------------------------------------------------
+
+
+def rows(page: Path, title: str) -> list[str]:
+    """The rows of the first table below a title, without its head."""
+    text = page.read_text(encoding="utf-8")
+    below = text[text.index(f"\n## {title}\n") + 1 :]
+    return re.findall(r"^\|.*\|$", below.split("\n## ")[0], re.MULTILINE)[2:]
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def test_every_lint_rule_has_its_row() -> None:
+    looks = {"recipes": Path(recipe_lint.__file__).read_text(), "images": Path(image_content.__file__).read_text()}
+    assert rows(LINT, "Rules") == [
+        row(
+            f"`{rule.id}`",
+            rule.severity,
+            ", ".join(kind for kind, source in looks.items() if f'"{rule.id}"' in source),
+            rule.why,
+            rule.advice,
+        )
+        for rule in image_lint.RULES.values()
+    ]
+
+
+def test_every_package_with_trouble_has_its_row() -> None:
+    known = image_lint.parse_troubles(tomlkit.parse(image_lint.PACKAGED_TROUBLES.read_text(encoding="utf-8")).unwrap())
+    assert rows(LINT, "Packages with known trouble") == [
+        row(
+            f"`{one.package}`",
+            (str(one.when) or "every version") + "".join(f", with `{name}{when}`" for name, when in one.others),
+            one.why,
+            one.advice,
+            one.source,
+        )
+        for one in known
+    ]
+
+
+def test_every_limit_has_its_row() -> None:
+    said = [re.match(r"\| `(\w+)` \| ([\d,]+) \|", line) for line in rows(EXPLANATION, "Hostile images")]
+    assert [(one[1], int(one[2].replace(",", ""))) for one in said if one] == [
+        (one.name, getattr(Limits(), one.name)) for one in dataclasses.fields(Limits)
+    ]
+
+
+# -- the tree digest ----------------------------------------------------------------------
+
+
+def entry(full: bytes, path: bytes) -> Entry:
+    status = os.lstat(full)
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        return Entry(path=path, kind="symlink", mode=mode, target=os.readlink(full))
+    if stat.S_ISDIR(status.st_mode):
+        return Entry(path=path, kind="directory", mode=mode)
+    if stat.S_ISFIFO(status.st_mode):
+        return Entry(path=path, kind="fifo", mode=mode)
+    content = Path(os.fsdecode(full)).read_bytes()
+    return Entry(path=path, kind="file", mode=mode, size=len(content), blake3=blake3(content).hexdigest())
+
+
+def make_image(root: Path) -> None:
+    """An unpacked image with all that the digest treats in its own way."""
+    for folder in ("etc", "usr/bin", ".singularity.d/env", "tmp", "a.b", "a"):
+        (root / folder).mkdir(parents=True)
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
+    (root / ".singularity.d" / "env" / "x.sh").write_text("x")
+    (root / "environment").symlink_to(".singularity.d/env/90-environment.sh")
+    (root / "usr" / "bin" / "tool").write_bytes(b"\x7fELF" * 1000)
+    (root / "usr" / "bin" / "tool").chmod(0o4755)
+    (root / "tmp").chmod(0o1777)
+    (root / "a" / "z").write_text("z")
+    (root / "a" / "link").symlink_to("/etc/../b\nc")
+    os.mkfifo(root / "a.b" / "pipe", 0o640)
+    Path(os.fsdecode(os.fsencode(root) + b"/a/caf\xe9\n")).write_text("bytes")
+
+
+@pytest.mark.parametrize("var", ["none", "directory", "link"])
+def test_the_program_of_the_page_gives_the_tree_digest(tmp_path: Path, var: str) -> None:
+    root = tmp_path / "image"
+    root.mkdir(mode=0o555)
+    root.chmod(0o755)
+    make_image(root)
+    if var == "directory":
+        (root / "var").mkdir(0o700)
+    if var == "link":
+        (root / "var").symlink_to("usr")
+    program = re.search(r"^```python\n(.*?)^```", EXPLANATION.read_text(), re.MULTILINE | re.DOTALL)
+    assert program is not None
+    done = subprocess.run([sys.executable, "-", root], input=program[1], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    top = os.fsencode(root)
+    paths = [os.path.join(where, name) for where, folders, files in os.walk(top) for name in folders + files]
+    entries = [entry(top, b""), *(entry(path, os.path.relpath(path, top)) for path in paths)]
+    assert done.stdout.strip() == tree.tree_digest(sorted(entries, key=lambda one: one.path))

@@ -1,0 +1,128 @@
+"""Who imports whom, and what starting hpcenv costs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import tomlkit
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "hpcenv").rglob("*.py"))
+PARTS = {path.name.removesuffix(".py") for path in (ROOT / "hpcenv").iterdir() if path.suffix in ("", ".py")}
+HEAVY = ("pydantic", "tomlkit", "submitit", "oras", "requests", "rich", "torch", "numpy")
+
+
+def test_the_import_contracts_hold() -> None:
+    program = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
+    if program is None:
+        pytest.skip("NOT CHECKED: import-linter is not installed (pip install 'hpcenv[dev]')")
+    done = subprocess.run([program], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_adapter_is_named_in_the_contract_of_processes() -> None:
+    contracts = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["tool"]["importlinter"]["contracts"]
+    (contract,) = [one for one in contracts if one.get("forbidden_modules") == ["subprocess"]]
+    adapters = {f"hpcenv.adapters.{path.stem}" for path in (ROOT / "hpcenv" / "adapters").glob("*.py")}
+    missing = adapters - set(contract["source_modules"])
+    assert missing == {"hpcenv.adapters.__init__", "hpcenv.adapters.process"}
+
+
+# Not imported by name: pip by a string (adapters/wheels.py), torch by the probe and the node, where it is.
+UNSEEN = {"pip"}
+ON_NODES = {"torch", "numpy"}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    words = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["project"]["dependencies"]
+    declared = {canonicalize_name(Requirement(word).name) for word in words}
+    imported = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                imported.add(node.module.partition(".")[0])
+    # tomllib came with 3.11; who imports it says what to do without.
+    outside = imported - set(sys.stdlib_module_names) - {"hpcenv", "tomllib"} - ON_NODES
+    owners = packages_distributions()
+    used = {canonicalize_name(name) for module in outside for name in owners.get(module, [module])}
+    assert used == declared - UNSEEN
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_inside_imports_the_package_root(path: Path) -> None:
+    """`import hpcenv` loads public names on use; inside, it would tie everything to everything."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            assert "hpcenv" not in [alias.name for alias in node.names], f"{path}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            if node.module == "hpcenv":
+                names = {alias.name for alias in node.names}
+                assert names <= PARTS, f"{path}:{node.lineno}: {names - PARTS} is no submodule"
+
+
+def loaded_by(*words: str, cwd: Path, environ: Mapping[str, str] | None = None) -> set[str]:
+    code = (
+        "import json, sys\n"
+        "sys.argv = ['hpcenv', *sys.argv[1:]]\n"
+        "from hpcenv.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        check=True,
+        env={**os.environ, **(environ or {})},
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("submit", "--help"), ("lock", "--help"), ("nosuch",)])
+def test_help_and_typos_load_nothing_heavy(words: tuple[str, ...], tmp_path: Path) -> None:
+    loaded = {name.partition(".")[0] for name in loaded_by(*words, cwd=tmp_path)}
+    assert loaded.isdisjoint(HEAVY), loaded.intersection(HEAVY)
+
+
+def test_importing_hpcenv_imports_nothing_but_its_version() -> None:
+    code = "import json, sys; before = set(sys.modules); import hpcenv; print(json.dumps(sorted(set(sys.modules) - before)))"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    outside = {name for name in json.loads(done.stdout) if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert outside == {"hpcenv", "hpcenv.version"}
+
+
+def test_a_dry_run_loads_no_submitit_and_no_registry_client(project: Path) -> None:
+    loaded = loaded_by("submit", "train.py", "--nproc", "1", "--dry-run", cwd=project)
+    assert {name.partition(".")[0] for name in loaded}.isdisjoint({"submitit", "oras", "rich", "torch"})
+
+
+def test_what_was_valid_before_is_read_without_pydantic(project: Path, tmp_path: Path) -> None:
+    """A submission is not to wait for what was found out already; a changed file is looked at anew."""
+    words = ("submit", "train.py", "--nproc", "1", "--time", "5", "--dry-run")
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def heavy() -> set[str]:
+        loaded = {name.partition(".")[0] for name in loaded_by(*words, cwd=project, environ=environ)}
+        return loaded & {"pydantic", "tomlkit", "submitit", "asyncio", "tokenize"}
+
+    assert "pydantic" in heavy()
+    # Python 3.10 has no TOML of its own.
+    assert heavy() <= ({"tomlkit"} if sys.version_info < (3, 11) else set())
+    with open(project / "hpcenv.toml", "a") as file:
+        file.write("# changed\n")
+    assert "pydantic" in heavy()

@@ -1,0 +1,264 @@
+"""hpcenv as a user types it, each time as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcenv.cli import VERBS
+from hpcenv.cli.image import VERBS as IMAGE_VERBS
+
+
+def start(*words: str, cwd: Path, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", **(environ or {})}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcenv", *words],
+        cwd=cwd,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+# -- help and typos -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS, *(f"image {verb}" for verb in IMAGE_VERBS)])
+def test_help_fits_80_columns_of_plain_ascii(verb: str, hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv(*verb.split(), "--help", cwd=tmp_path)
+    assert done.status == 0
+    assert done.stdout.isascii()
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_the_example_of_submit_stands_on_a_line_of_its_own(hpcenv: Any, tmp_path: Path) -> None:
+    lines = [line.strip() for line in hpcenv("submit", "-h", cwd=tmp_path).stdout.splitlines()]
+    assert "hpcenv submit train.py --nodes 2 --gpus 8 -- --lr 3e-4" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        ((), "error[usage]: which verb?", "hint: hpcenv --help"),
+        (("submti",), "error[usage]: No such verb 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
+        (("status", "--rnus", "x"), "error[usage]: no such option `--rnus`, perhaps you meant `--runs`", "hint: hpcenv status --runs"),
+        (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit SCRIPT ... --partition"),
+        (("submit", "t.py", "--lr", "3"), "error[usage]: no such option `--lr`\n", "goes after `--`: hpcenv submit SCRIPT ... -- --lr"),
+        (("submit",), "error[usage]: Missing argument 'SCRIPT'", "hint: hpcenv submit --help"),
+        (("submit", "t.py", "--nodes", "0"), "error[usage]: Invalid value for '--nodes'", "hint: hpcenv submit --help"),
+        (("submit", "t.py", "--env", "A"), "error[usage]: `--env A` has no value", "hint: --env A=VALUE"),
+        (("submit", "t.py", "--env", "A=1", "--env", "A=2"), "error[usage]: `--env A=...` is given twice", ""),
+    ],
+)  # fmt: skip
+def test_a_typo_gets_a_hint(words: tuple[str, ...], what: str, hint: str, hpcenv: Any, tmp_path: Path) -> None:
+    (tmp_path / "hpcenv.toml").write_text('image = "host"\n')
+    done = hpcenv(*words, cwd=tmp_path)
+    assert done.status == 2
+    assert what in done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+# -- init and projects --------------------------------------------------------------------
+
+
+def test_init_writes_once(hpcenv: Any, tmp_path: Path) -> None:
+    assert hpcenv("init", "--image", "docker://ghcr.io/team/train:1", cwd=tmp_path).status == 0
+    before = (tmp_path / "hpcenv.toml").read_text()
+    done = hpcenv("init", cwd=tmp_path)
+    assert done.status == 17
+    assert "error[would-overwrite]" in done.stderr
+    assert (tmp_path / "hpcenv.toml").read_text() == before
+
+
+@pytest.mark.parametrize("words", [("--image", 'a"b'), ("--image", "a\nb"), ("--python", "a\\b"), ("--image", "")])
+def test_init_leaves_nothing_when_a_value_cannot_stand_in_the_file(
+    words: tuple[str, ...], hpcenv: Any, tmp_path: Path
+) -> None:
+    done = hpcenv("init", *words, cwd=tmp_path)
+    assert done.status in (2, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_is_found_from_a_folder_below_it(hpcenv: Any, project: Path) -> None:
+    below = project / "a" / "b"
+    below.mkdir(parents=True)
+    assert hpcenv("lock", "--check", cwd=below).stdout == "lockfiles/default.lock.toml is fresh\n"
+
+
+def test_outside_of_a_project(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("lock", cwd=tmp_path)
+    assert done.status == 3
+    assert done.stderr == f"error[spec-invalid]: no `hpcenv.toml` in `{tmp_path}` or above it\n\nhint: hpcenv init\n"
+
+
+def test_the_users_name_for_a_folder_is_kept(hpcenv: Any, project: Path, tmp_path: Path) -> None:
+    """Nodes may know a folder by its link only (automounter)."""
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "PWD": str(link)}
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--dry-run", cwd=link, environ=environ)
+    assert f'"run_folder": "{link}/runs/a"' in done.stdout
+
+
+# -- dry run and submit -------------------------------------------------------------------
+
+WORDS = ("submit", "train.py", "--nproc", "1", "--assume-shared", "--run", "a")
+
+
+def test_a_dry_run_is_byte_for_byte_what_submit_writes(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+    arguments = ("--", "a b", "--dry-run", "--wait", b"\xff")
+    dry = hpcenv(*WORDS, "--dry-run", *arguments, cwd=project, environ=fake_slurm.environ)
+    assert dry.status == 0, dry.stderr
+    assert fake_slurm.calls("sbatch") == []
+    assert not (project / "runs").exists()
+    done = hpcenv(*WORDS, *arguments, cwd=project, environ=fake_slurm.environ)
+    assert done.status == 0, done.stderr
+    run = project / "runs" / "a"
+    assert dry.stdout == (run / "job.sbatch").read_text() + (run / "manifest.json").read_text()
+    assert fake_slurm.calls("sbatch")[0].script == (run / "job.sbatch").read_text()
+
+
+def test_submit_says_the_shape_and_what_to_type_next(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+    fake_slurm.answers("sbatch", "Submitted batch job 77\n", err="sbatch: warning: slow today\n")
+    done = hpcenv(*WORDS, "--nodes", "2", "--gpus", "8", cwd=project, environ=fake_slurm.environ)
+    assert done.stdout == "submitted a: 2 nodes x 8 GPUs, 1 rank each = 2 ranks, job 77\n"
+    assert "note: sbatch: slow today" in done.stderr
+    assert "next: hpcenv status a    hpcenv logs -f a" in done.stderr
+
+
+def test_with_a_folder_of_ones_own_the_next_command_finds_the_run(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+    done = hpcenv(*WORDS, "--runs", "my runs", cwd=project, environ=fake_slurm.environ)
+    assert f"next: hpcenv status '{project}/my runs/a'" in done.stderr
+
+
+def test_a_refused_partition_names_where_it_comes_from(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+    fake_slurm.replays("sbatch", "sbatch-nosuch-partition")
+    environ = {**fake_slurm.environ, "SBATCH_PARTITION": "nosuch"}
+    done = hpcenv(*WORDS, cwd=project, environ=environ)
+    assert done.status == 15
+    assert "invalid partition specified: nosuch" in done.stderr
+    assert "partition = nosuch (SBATCH_PARTITION)" in done.stderr
+    assert "hint: `sinfo --summarize` lists the partitions" in done.stderr
+    assert list((project / "runs").iterdir()) == []
+
+
+def test_slurm_without_sbatch(hpcenv: Any, project: Path) -> None:
+    done = hpcenv(*WORDS, "--cluster", "slurm", cwd=project)
+    assert done.status == 8
+    assert "error[tool-missing]: `sbatch` is not on PATH" in done.stderr
+    assert not (project / "runs").exists()
+
+
+def test_interrupting_sbatch_leaves_nothing(project: Path, fake_slurm: Any) -> None:
+    fake_slurm.hangs("sbatch")
+    child = start(*WORDS, cwd=project, environ=fake_slurm.environ)
+    deadline = time.monotonic() + 20
+    while not fake_slurm.calls("sbatch") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (project / "runs" / "a" / "manifest.json").exists()
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert stderr.endswith("error[interrupted]: interrupted\n")
+    assert list((project / "runs").iterdir()) == []
+    assert len(fake_slurm.calls("squeue")) == 1, "it looks whether the job got queued"
+
+
+# -- runs on this machine -----------------------------------------------------------------
+
+
+def test_a_local_run_from_submit_to_report(hpcenv: Any, project: Path) -> None:
+    (project / "train.py").write_text("import sys\nprint('hello', sys.argv[1:], flush=True)\nsys.exit(7)\n")
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", "--", "$(id)", cwd=project)
+    assert done.status == 7, done.stderr
+    assert "hello ['$(id)']" in done.stdout
+    assert "hint: hpcenv report a" in done.stderr
+    assert "a: failed, exit status 7" in hpcenv("status", cwd=project).stdout
+    report = hpcenv("report", "a", cwd=project).stdout
+    assert report.startswith("first failure: node local0, rank 0, exit 7\n")
+    assert "hpcenv verdict: match" in report
+    assert hpcenv("logs", "-f", "a", cwd=project).stdout == (project / "runs" / "a" / "job.log").read_text()
+
+
+def test_a_run_of_a_changed_environment_ends_with_90_before_the_script(
+    hpcenv: Any, project: Path, python_with_torch: Path
+) -> None:
+    (victim,) = python_with_torch.parents[1].glob("lib/python*/site-packages/torch/distributed/__init__.py")
+    victim.write_text("# one line that was not there\n")
+    try:
+        done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", cwd=project)
+    finally:
+        victim.write_text("")
+    assert done.status == 90
+    assert "TRAINS" not in done.stdout
+    assert "a: rejected (before training: a node is not as locked)" in done.stderr
+
+
+def test_interrupting_the_wait_leaves_the_run_and_cancel_ends_it(hpcenv: Any, project: Path) -> None:
+    (project / "train.py").write_text("import time\nprint('STARTED', flush=True)\ntime.sleep(60)\n")
+    child = start("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", cwd=project)
+    assert child.stdout is not None
+    assert any("STARTED" in line for line in iter(child.stdout.readline, ""))
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert "error[interrupted]: interrupted; a goes on" in stderr
+    assert "hint: hpcenv cancel a" in stderr
+    assert hpcenv("status", "a", cwd=project).stdout.startswith("a: running\n")
+    done = hpcenv("cancel", "a", cwd=project)
+    assert done.status == 0, done.stderr
+    assert not hpcenv("status", "a", cwd=project).stdout.startswith("a: running\n")
+
+
+# -- output -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("submit", "train.py", "--nproc", "1", "--dry-run"), ("lock", "--check", "--json")]
+)
+def test_a_reader_who_goes_away_is_no_failure(words: tuple[str, ...], project: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcenv", *words], cwd=project, env=env, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+def test_what_a_terminal_cannot_show_is_escaped(hpcenv: Any, tmp_path: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "PYTHONIOENCODING": "ascii:strict"}
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")
+    done = hpcenv("status", "größe", b"--runs=\xff", cwd=tmp_path, environ=environ)
+    assert done.status == 16
+    assert "no run `gr\\xf6\\xdfe`" in done.stderr
+
+
+def test_a_full_disk_or_a_forbidden_folder_is_told_in_our_own_form(hpcenv: Any, project: Path) -> None:
+    (project / "runs").write_text("a file is in the way")
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", cwd=project)
+    assert done.status == 19
+    assert f"error[file-unusable]: cannot make the run folder `{project}/runs/a`" in done.stderr
+    assert "why: Not a directory" in done.stderr
+
+
+def test_a_folder_that_was_removed_meanwhile(project: Path) -> None:
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -P -m hpcenv status'
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/"}
+    done = subprocess.run(["bash", "-c", script, sys.executable], cwd=project, env=env, capture_output=True, text=True)
+    assert done.returncode == 19
+    assert "error[file-unusable]: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr

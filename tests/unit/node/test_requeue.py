@@ -1,0 +1,241 @@
+"""What comes after an attempt, and what a job that starts again finds."""
+
+import dataclasses
+import json
+
+import pytest
+
+from hpcenv import wire
+from hpcenv.node import former, requeue
+from hpcenv.node.place import Place
+from hpcenv.wire import SCHEMA, NodeExit, NodeVerdict, RunFolder, StopOptions, Submission, Verdict
+
+
+def record(node="n1", **words):
+    values = {"schema": 1, "run": "r1", "attempt": 0, "status": 0, "signal": "", "started": 1.0, "ended": 2.0}
+    return NodeExit(node=node, **{**values, **words})
+
+
+def verdict(**results):
+    nodes = tuple(NodeVerdict(node=node, result=result, compared=3) for node, result in results.items())
+    return Verdict(
+        schema=1, run="r1", attempt=0, result="mismatch", nodes=nodes, findings=(), rendezvous=None, settings={}
+    )
+
+
+@pytest.fixture
+def judge(make_manifest):
+    def judged(
+        *exits, status=0, attempt=0, retried=0, next_link=False, verdict=None, retry_excluding=0, before="", **options
+    ):
+        manifest = dataclasses.replace(make_manifest(), stop=StopOptions(**options), retry_excluding=retry_excluding)
+        return requeue.judge(
+            *(manifest, exits, verdict),
+            status=status,
+            attempt=attempt,
+            retried=retried,
+            next_link=next_link,
+            before=before,
+        )
+
+    return judged
+
+
+STOPPED = {"stopped": "time-limit", "saved": True}
+
+
+def test_what_ended_by_itself_is_not_queued_again(judge):
+    assert judge(record()) == requeue.Ending()
+    assert judge(record(status=7), status=7).again is False
+    # It was cancelled, and saved itself on the way.
+    assert judge(record(saved=True, asked_to_end="SIGTERM"), status=143).again is False
+
+
+def test_stopped_and_saved_is_queued_again_whatever_its_status(judge):
+    for status in (0, 1, 143):
+        ending = judge(record(status=status, **STOPPED), record("n2", status=status), status=status)
+        assert (ending.again, ending.stopped, ending.saved) == (True, "time-limit", True)
+
+
+@pytest.mark.parametrize(
+    ("requeues", "saved", "again"),
+    [("saved", False, False), ("saved", True, True), ("always", False, True), ("never", True, False)],
+)
+def test_the_users_choice_counts(judge, requeues, saved, again):
+    assert judge(record(stopped="preemption", saved=saved), requeue=requeues).again is again
+
+
+def test_no_more_often_than_asked_for(judge):
+    assert judge(record(**STOPPED), attempt=1, max_requeues=2).again is True
+    last = judge(record(**STOPPED), attempt=2, max_requeues=2)
+    assert last.again is False
+    assert "(--max-requeues)" in last.why
+
+
+def test_one_node_that_knows_why_is_enough(judge):
+    assert judge(record(stopped="unknown"), record("n2", **STOPPED)).stopped == "time-limit"
+    assert judge(record(stopped="unknown")).stopped == "unknown"
+
+
+def test_at_the_time_limit_the_next_job_of_a_chain_goes_on_and_after_a_preemption_the_same(judge):
+    assert judge(record(**STOPPED), next_link=True).again is False
+    assert judge(record(stopped="preemption", saved=True), next_link=True).again is True
+
+
+def test_after_a_rejection_the_nodes_that_differ_are_left_out(judge):
+    found = verdict(n1="match", n2="mismatch", n3="unknown")
+    ending = judge(status=90, verdict=found, retry_excluding=2, retried=1)
+    assert (ending.again, ending.without) == (True, ("n2", "n3"))
+    assert judge(status=90, verdict=found).again is False
+    enough = judge(status=90, verdict=found, retry_excluding=2, retried=2)
+    assert enough.again is False
+    assert "(--retry-excluding)" in enough.why
+    assert judge(status=91, verdict=None, retry_excluding=1).again is False
+
+
+@pytest.mark.parametrize(
+    ("before", "requeues", "again"),
+    [
+        ("preemption", "saved", True), ("unknown", "saved", True), ("time-limit", "saved", False),
+        ("time-limit", "always", True), ("preemption", "never", False),
+    ],
+)  # fmt: skip
+def test_stopped_before_the_training_nothing_was_lost_but_the_same_time_is_no_more(judge, before, requeues, again):
+    ending = judge(status=91, before=before, requeue=requeues, retry_excluding=1)
+    assert (ending.stopped, ending.before, ending.saved, ending.again, ending.without) == (
+        *(before, True, False, again),
+        (),
+    )
+    assert "before the training began" in ending.why
+    last = judge(status=91, before=before, requeue="always", attempt=2, max_requeues=2)
+    assert (last.again, "(--max-requeues)" in last.why) == (False, True)
+
+
+def test_a_chain_goes_on_after_a_time_limit_before_the_training(judge):
+    ending = judge(status=91, before="time-limit", requeue="always", next_link=True)
+    assert (ending.again, ending.stopped) == (False, "time-limit")
+    assert "the next job of the chain goes on" in ending.why
+
+
+def test_cancelled_before_the_training_is_the_end(judge):
+    found = verdict(n1="unknown")
+    assert judge(status=143, before="cancelled", requeue="always") == requeue.Ending(cancelled=True)
+    assert judge(status=91, before="cancelled", verdict=found, retry_excluding=1) == requeue.Ending(cancelled=True)
+
+
+# -- acting -------------------------------------------------------------------------------
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> {folder}/calls
+case "$1 $2" in
+  "show job") echo "JobId=77 JobState={state} Restarts={restarts} ExcNodeList={excluded}" ;;
+  "show config") printf 'PreemptMode = REQUEUE\\nPreemptType             = preempt/{kind}\\n' ;;
+  "show partition") echo "PartitionName=low PreemptMode={mode}" ;;
+  requeue*) exit {status} ;;
+esac
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path):
+    def make(**words):
+        values = {"state": "RUNNING", "restarts": 0, "excluded": "(null)", "kind": "partition_prio", "mode": "REQUEUE"}
+        text = SCONTROL.format(folder=tmp_path, **{**values, "status": 0, **words})
+        (tmp_path / "scontrol").write_text(text)
+        (tmp_path / "scontrol").chmod(0o755)
+        return {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_PARTITION": "low"}
+
+    return make
+
+
+def calls(tmp_path):
+    return [line for line in (tmp_path / "calls").read_text().splitlines() if not line.startswith("show")]
+
+
+PLACE = Place(node="n1", nodes=("n1", "n2"), attempt=0, job_id="77")
+
+
+def test_a_job_is_queued_again(scontrol, tmp_path):
+    assert requeue.queue_again(PLACE, scontrol(), without=()) == ""
+    assert calls(tmp_path) == ["requeue 77"]
+
+
+def test_without_nodes_and_without_those_that_were_left_out_before(scontrol, tmp_path):
+    assert requeue.queue_again(PLACE, scontrol(excluded="n[7-8]"), without=("n1", "n2")) == ""
+    assert calls(tmp_path) == ["requeue 77", "update JobId=77 ExcNodeList=n[7-8],n1,n2"]
+
+
+def test_a_refusal_is_told_unless_slurm_was_first(scontrol):
+    assert "ended with status 1" in requeue.queue_again(PLACE, scontrol(status=1), without=())
+    assert requeue.queue_again(PLACE, scontrol(status=1, state="PENDING"), without=()) == ""
+    assert requeue.queue_again(PLACE, scontrol(status=1, restarts=1), without=()) == ""
+    assert requeue.queue_again(PLACE, {"PATH": "/nowhere"}, without=()) == "scontrol is not on PATH"
+
+
+@pytest.mark.parametrize(
+    ("words", "does"), [({}, True), ({"mode": "CANCEL"}, False), ({"mode": "OFF"}, False), ({"kind": "qos"}, False)]
+)
+def test_slurm_queues_a_preempted_job_again_where_it_says_so(scontrol, words, does):
+    assert requeue.slurm_does_it(scontrol(**words)) is does
+
+
+# -- what is found ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+def finished(run, *, attempt=None, **words):
+    path = run.finished if attempt is None else run.attempts / str(attempt) / "finished.json"
+    wire.write_text(json.dumps({"schema": SCHEMA, "status": 0, "time": 1.0, **words}), path)
+
+
+def look(make_manifest, run, *, chain=3, attempt=0):
+    manifest = dataclasses.replace(make_manifest(), chain=chain)
+    return former.look_back(manifest, run, attempt=attempt)
+
+
+def test_a_chain_goes_on_until_the_run_is_over(make_manifest, run):
+    assert look(make_manifest, run).over is False  # the first job, or a node failed
+    finished(run, stopped="time-limit")
+    assert look(make_manifest, run).over is False
+    finished(run, status=0, stopped="")
+    assert look(make_manifest, run) == former.Former(over=True, why="the run has completed: nothing is left to do")
+    finished(run, status=7, stopped="")
+    assert (look(make_manifest, run).over, look(make_manifest, run).status) == (True, 7)
+    assert look(make_manifest, run, chain=0).over is False
+    run.finished.write_text("[")
+    assert look(make_manifest, run).over is False
+
+
+def test_a_job_that_slurm_starts_once_more_after_it_completed_does_nothing(make_manifest, run):
+    finished(run, attempt=0, stopped="preemption", again=True, by="scontrol")
+    finished(run, status=0, stopped="", again=False)
+    assert look(make_manifest, run, chain=0, attempt=2).over is True
+    # Slurm repeats a requeue of its own too, when the script took long to end.
+    for record in ({"stopped": "preemption", "again": True, "by": "slurm"}, {"status": 91, "stopped": ""}):
+        finished(run, attempt=0, **record)
+        assert look(make_manifest, run, chain=0, attempt=2).over is True
+    finished(run, status=7, stopped="", again=False)
+    assert look(make_manifest, run, chain=0, attempt=2).over is False
+
+
+def test_who_is_the_last_job_of_a_chain(make_manifest, run):
+    manifest = dataclasses.replace(make_manifest(), chain=2)
+    assert requeue.has_next_link(run, manifest, "7") is False
+    submission = Submission(
+        schema=1, run="r1", cluster="slurm", job_id="7", submitted=1.0, command=("hpcenv",), chain=("7", "8")
+    )
+    wire.write(submission, run.submission)
+    assert [requeue.has_next_link(run, manifest, job) for job in ("7", "8", "9")] == [True, False, False]
+
+
+def test_retries_are_counted_over_attempts(run):
+    assert requeue.read_retries(run) == 0
+    requeue.note_retry(run, PLACE, ("n2",))
+    requeue.note_retry(run, PLACE, ("n3",))
+    assert requeue.read_retries(run) == 2
+    run.excluded.write_text('{"retries": "many"}')
+    assert requeue.read_retries(run) == 0
