@@ -71,10 +71,10 @@ def test_preempted_and_at_the_time_limit_both_end_with_the_loss_of_an_undisturbe
     still, preempted, limited = (f"{word}-{name}" for word in ("still", "preempted", "limited"))
     submit(sif_project, "examples/train.py", still, "--gpus", "1", *TRAIN)
     submit(sif_project, "examples/train.py", preempted, "--gpus", "5", "--partition", "low-grace", *TRAIN)
-    job = submit(sif_project, "examples/train.py", limited, "--gpus", "1", "--grace", "10", *TRAIN)
+    job = submit(sif_project, "examples/train.py", limited, "--gpus", "1", "--grace", "30", *TRAIN)
 
     wait_for_line(sif_project, limited, "] step 10 ")
-    end_in(cluster, job, 35)
+    end_in(cluster, job, 55)
     wait_for_line(sif_project, preempted, "] step 10 ")
     needs_the_gpus_of(cluster, 5)
     for run in (still, preempted, limited):
