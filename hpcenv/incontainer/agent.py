@@ -38,6 +38,9 @@ _SECONDS_TO_KNOW_RANKS = 60.0
 LEASH = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
 
+# With which torchrun ends the other ranks when one has failed: TERM, then KILL.
+_ENDED_BY_TORCHRUN = (143, 137)
+
 
 class Ends(threading.Thread):
     """Notes when the children of this process end, without taking their status from whoever waits for them.
@@ -203,16 +206,19 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
     pid = getattr(failure, "pid", -1)
     file = getattr(failure, "error_file", "")
     has_file = isinstance(file, str) and os.path.isfile(file)
+    status = _status_of(getattr(failure, "exitcode", None))
     seen = ends.ended.get(pid)
     time_of_torch = getattr(failure, "timestamp", None)
-    ended = (
-        seen[0] if seen else (float(time_of_torch) if has_file and isinstance(time_of_torch, (int, float)) else None)
-    )
+    ended = seen[0] if seen else None
+    # The time in an error file is that of an exception, in whole seconds. One that torchrun ended may have met one
+    # before, as others had failed: its own end, which nobody saw, came after theirs.
+    if ended is None and has_file and status not in _ENDED_BY_TORCHRUN and isinstance(time_of_torch, (int, float)):
+        ended = float(time_of_torch)
     return {
         "rank": rank,
         "local_rank": getattr(failure, "local_rank", -1),
         "pid": pid,
-        "status": _status_of(getattr(failure, "exitcode", None)),
+        "status": status,
         "ended": ended,
         "error_file": file if has_file else "",
     }
@@ -240,7 +246,7 @@ def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
     unseen = float("inf")
     return sorted(
         newest.values(),
-        key=lambda rank: (unseen if rank["ended"] is None else rank["ended"], rank["status"] in (143, 137)),
+        key=lambda rank: (unseen if rank["ended"] is None else rank["ended"], rank["status"] in _ENDED_BY_TORCHRUN),
     )
 
 

@@ -45,9 +45,12 @@ def main(args):
         if child.poll() is None:
             child.terminate()
         child.wait()
+    files = {rank: os.path.join(os.environ.get("ERRORS", "/nonexistent"), str(rank)) for rank in ranks}
     raise ChildFailedError({
         rank: types.SimpleNamespace(
-            local_rank=rank, pid=child.pid, exitcode=child.returncode, error_file="<N/A>", timestamp=int(time.time())
+            local_rank=rank, pid=child.pid, exitcode=child.returncode,
+            error_file=files[rank] if os.path.exists(files[rank]) else "<N/A>",
+            timestamp=int(os.stat(files[rank]).st_mtime if os.path.exists(files[rank]) else time.time()),
         )
         for rank, child in ranks.items() if child.returncode != 0
     })
@@ -113,6 +116,13 @@ def test_of_two_that_fail_between_two_looks_the_first_one_counts(agent):
     assert agent.ranks == [(1, 9), (0, 3)]
     first, second = (rank["ended"] for rank in agent.record["ranks"])
     assert 0.05 < second - first < 5
+
+
+def test_one_that_torchrun_ended_was_not_first_whatever_it_had_met(agent, tmp_path):
+    # It had lost its peer, wrote that down, and torchrun ended it: nobody saw when. What it wrote has whole seconds.
+    programs = (f"sleep 1; echo lost > {tmp_path}/0; exec sleep 30", "sleep 1.2; exit 6")
+    assert agent.start(*programs, ERRORS=str(tmp_path)).returncode == 6
+    assert agent.ranks == [(1, 6), (0, 143)]
 
 
 def test_a_rank_that_ended_well_is_not_among_those_that_failed(agent):
