@@ -63,6 +63,16 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What was asked for, of which project, where."""
+
+    workspace: Workspace
+    asked: Asked
+    around: Surroundings
+    cluster: Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Shape:
     """What Slurm is asked for, with the origin of every value, and the site that had a say in it."""
 
@@ -97,6 +107,7 @@ class _Started:
 class _Gate:
     """What the nodes are checked for before they train."""
 
+    environment: Environment
     level: Level
     table: dict[str, Any]
     sif_sha256: str
@@ -110,29 +121,27 @@ def plan_job(workspace: Workspace, asked: Asked, around: Surroundings) -> Plan:
         HpcenvError: anything that would make the job fail and can be known here.
     """
     cluster, notes = _cluster(asked, around)
+    wanted = _Wanted(workspace=workspace, asked=asked, around=around, cluster=cluster)
     # Other programs answer while the rest is decided.
     with preflight.Question(around, needed=cluster == "slurm") as question, _look(asked, around) as look:
-        shape = _shape(workspace, asked, around, cluster, notes)
+        shape = _shape(wanted, notes)
         require_literal(asked)
         _require_one_kind(asked, cluster)
         script, script_bytes = (None, b"") if asked.script is None else preflight.read_script(asked.script, around.cwd)
-        locked = _locked(workspace, asked, around)
+        locked = _locked(wanted)
         if asked.script is not None:
             notes += preflight.compile_script(asked.script, script_bytes, locked.lockfile)
-        environment = environment_of(workspace, locked.lockfile, shape.request, shape.profile, around.environ)
-        gate = _gate(asked, around, environment, locked.lockfile, shape.request, notes)
-        run = asked.run or _run_name(script, asked.call, around)
-        run_folder = _run_folder(workspace, asked, run, around, cluster)
-        _preflight(workspace, asked, around, cluster, shape, locked, environment, gate, run_folder, question, notes)
-        stage = _stage(asked, environment, gate.sif_sha256, run_folder, around, cluster, notes)
-        started = _started(asked, around, script, script_bytes, environment, run_folder, look, notes)
-    manifest = _manifest(workspace, asked, around, cluster, shape, locked, gate, started, run, run_folder, stage)
+        gate = _gate(wanted, shape, locked.lockfile, notes)
+        run_folder = _run_folder(wanted, asked.run or _run_name(script, asked.call, around))
+        _preflight(wanted, shape, locked, gate, run_folder, question, notes)
+        stage = _stage(wanted, gate, run_folder, notes)
+        started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
+    manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage)
     _require_start_line(manifest)
-    rendered = "" if cluster == "local" else _render(workspace, asked, manifest, shape.request, around, notes)
     return Plan(
         manifest=manifest,
         request=shape.request,
-        script=rendered,
+        script="" if cluster == "local" else _render(wanted, manifest, shape.request, notes),
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         command=around.command,
         notes=tuple(notes),
@@ -150,29 +159,32 @@ def _look(asked: Asked, around: Surroundings) -> snapshot.Look:
     return snapshot.Look(script, around.environ)
 
 
-def _shape(workspace: Workspace, asked: Asked, around: Surroundings, cluster: Cluster, notes: list[str]) -> _Shape:
-    profile = site.choose(workspace, asked, around, cluster, notes)
-    values, origins = merge_values(workspace, asked, around.environ, cluster, profile, notes)
+def _shape(wanted: _Wanted, notes: list[str]) -> _Shape:
+    workspace, asked, around = wanted.workspace, wanted.asked, wanted.around
+    profile = site.choose(workspace, asked, around, wanted.cluster, notes)
+    values, origins = merge_values(workspace, asked, around.environ, wanted.cluster, profile, notes)
     request = make_request(values, origins, workspace.accepted)
     profile = None if profile is None else profile.for_nodes(request.nodes)
     return _Shape(request=request, values=values, origins=origins, profile=profile)
 
 
-def _locked(workspace: Workspace, asked: Asked, around: Surroundings) -> _Locked:
+def _locked(wanted: _Wanted) -> _Locked:
+    workspace, asked = wanted.workspace, wanted.asked
     path = asked.lockfile or workspace.lockfile_path(asked.lock)
     content = lockfile_bytes(path)
     locked = parse_lockfile(content, path, workspace.accepted)
     if not asked.frozen:
-        preflight.refuse_stale(workspace, asked, around.environ, stale.compare_spec(workspace.project, locked))
+        preflight.refuse_stale(workspace, asked, wanted.around.environ, stale.compare_spec(workspace.project, locked))
     return _Locked(path=path, content=content, lockfile=locked)
 
 
-def _gate(
-    asked: Asked, around: Surroundings, environment: Environment, locked: Lockfile, request: Request, notes: list[str]
-) -> _Gate:
+def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
+    asked, around, request = wanted.asked, wanted.around, shape.request
+    environment = environment_of(wanted.workspace, locked, request, shape.profile, around.environ)
     sif_sha256, identity = identify_sif(environment, locked, around.cache, notes)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
+        environment=environment,
         level=asked.level or default_level(environment),
         table=compat_table(asked, around, needed=needed),
         sif_sha256=sif_sha256,
@@ -181,31 +193,27 @@ def _gate(
 
 
 def _preflight(
-    workspace: Workspace,
-    asked: Asked,
-    around: Surroundings,
-    cluster: Cluster,
+    wanted: _Wanted,
     shape: _Shape,
     locked: _Locked,
-    environment: Environment,
     gate: _Gate,
     run_folder: Path,
     question: preflight.Question,
     notes: list[str],
 ) -> None:
     """Refuse what the cluster, or this machine, could not run."""
-    request = shape.request
+    workspace, asked, around, request = wanted.workspace, wanted.asked, wanted.around, shape.request
     # Who submits an exported folder has an environment of their own; without a script no secret is read.
     if not asked.handover and (asked.script is not None or asked.call is not None):
         modules = () if shape.profile is None else shape.profile.modules
         as_here = not modules and template_path(workspace, asked, around) == built_in("job.sbatch")
         named = secrets(workspace, asked)
-        notes += preflight.require_secrets(named, around, local=cluster == "local", as_here=as_here)
-    if cluster == "local":
+        notes += preflight.require_secrets(named, around, local=wanted.cluster == "local", as_here=as_here)
+    if wanted.cluster == "local":
         preflight.require_cpus_for_local(request, shape.origins, typed=asked.cluster is not None)
         return
     # What is known here first: sinfo takes its time.
-    shared = preflight.require_shared(run_folder, asked, around, environment)
+    shared = preflight.require_shared(run_folder, asked, around, gate.environment)
     offers = question.answer(notes)
     notes += preflight.refuse_gpu_without_kernels(workspace, locked.lockfile, request, gate.table, offers)
     notes += shared
@@ -219,8 +227,7 @@ def _preflight(
 
 
 def _started(
-    asked: Asked,
-    around: Surroundings,
+    wanted: _Wanted,
     script: Path | None,
     content: bytes,
     environment: Environment,
@@ -228,11 +235,11 @@ def _started(
     look: snapshot.Look,
     notes: list[str],
 ) -> _Started:
-    call = asked.call
+    call = wanted.asked.call
     module = script if call is None else call.module
     code = Code(reason="no script")
     if module is not None:
-        code = snapshot.find(module, look, run_folder, asked, around, notes)
+        code = snapshot.find(module, look, run_folder, wanted.asked, wanted.around, notes)
     place = None if code.source is None else code.source.script
     if call is None:
         return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)
@@ -247,25 +254,22 @@ def _started(
 
 
 def _manifest(
-    workspace: Workspace,
-    asked: Asked,
-    around: Surroundings,
-    cluster: Cluster,
+    wanted: _Wanted,
     shape: _Shape,
     locked: _Locked,
     gate: _Gate,
     started: _Started,
-    run: str,
     run_folder: Path,
     stage: StageRequest | None,
 ) -> Manifest:
-    request, lockfile, origin = shape.request, locked.lockfile, workspace.shown(locked.path)
+    workspace, asked, request = wanted.workspace, wanted.asked, shape.request
+    lockfile, origin = locked.lockfile, workspace.shown(locked.path)
     gpus = request.gpus_per_node
     return Manifest(
         schema=wire.SCHEMA,
-        run=run,
+        run=run_folder.name,
         run_folder=str(run_folder),
-        cluster=cluster,
+        cluster=wanted.cluster,
         nodes=request.nodes,
         nproc_per_node=request.nproc_per_node,
         gpus_per_node=gpus,
@@ -275,7 +279,7 @@ def _manifest(
         script=str(started.place or started.script or ""),
         script_sha256=hashlib.sha256(started.content).hexdigest() if started.script or asked.call else "",
         args=asked.args,
-        workdir=str(around.cwd),
+        workdir=str(wanted.around.cwd),
         settings=settings(workspace, asked.env, shape.profile),
         expectations=(
             *lock_model.expectations(lockfile, level=gate.level, origin=origin),
@@ -375,34 +379,27 @@ def _as_text(word: str) -> str:
 _STAGE_LIMIT = 100 * 10**9
 
 
-def _stage(
-    asked: Asked,
-    environment: Environment,
-    sif_sha256: str,
-    run_folder: Path,
-    around: Surroundings,
-    cluster: Cluster,
-    notes: list[str],
-) -> StageRequest | None:
+def _stage(wanted: _Wanted, gate: _Gate, run_folder: Path, notes: list[str]) -> StageRequest | None:
     """Return what is copied to the nodes; None to use everything where it is."""
+    asked = wanted.asked
     if not asked.stage and not asked.stage_data:
         if asked.stage_dir is not None or asked.stage_limit is not None:
             raise UsageError("nothing is staged", why="--stage-dir or --stage-limit without --stage", hint="--stage")
         return None
-    if environment.kind != "sif":
+    if gate.environment.kind != "sif":
         raise UsageError("there is no SIF to stage", why="the lockfile is of a host environment")
     folder = asked.stage_dir or ""
     if folder and not os.path.isabs(folder):
         raise UsageError(f"`--stage-dir {folder}` is not an absolute path", why="it names a folder on the nodes")
-    if cluster == "local":
+    if wanted.cluster == "local":
         notes.append("on this machine nothing is staged: the SIF is here already")
         return None
-    data = tuple(_data_folder(source, run_folder, around) for source in asked.stage_data)
+    data = tuple(_data_folder(source, run_folder, wanted.around) for source in asked.stage_data)
     return StageRequest(
         folder=folder,
         limit=_STAGE_LIMIT if asked.stage_limit is None else asked.stage_limit,
-        sif_sha256=sif_sha256 if asked.stage else "",
-        sif_size=os.stat(environment.sif).st_size if asked.stage else 0,
+        sif_sha256=gate.sif_sha256 if asked.stage else "",
+        sif_size=os.stat(gate.environment.sif).st_size if asked.stage else 0,
         data=data,
     )
 
@@ -430,7 +427,8 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
 
 
-def _run_folder(workspace: Workspace, asked: Asked, run: str, around: Surroundings, cluster: Cluster) -> Path:
+def _run_folder(wanted: _Wanted, run: str) -> Path:
+    asked = wanted.asked
     means = "the newest run" if run == "latest" else "a job id" if _JOB_ID.match(run) and not asked.handover else None
     if not _RUN_NAME.match(run) or means:
         raise UsageError(
@@ -438,9 +436,9 @@ def _run_folder(workspace: Workspace, asked: Asked, run: str, around: Surroundin
             why=f"`{run}` means {means}" if means else None,
             hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
         )
-    parent = workspace.runs if asked.runs is None else Path(os.path.abspath(around.cwd / asked.runs))
+    parent = wanted.workspace.runs if asked.runs is None else Path(os.path.abspath(wanted.around.cwd / asked.runs))
     # submitit replaces %j in the path of its folder as Slurm does in that of the log.
-    misread = r"[\"'\\%]" if cluster == "slurm" else r"[\"'\\]"
+    misread = r"[\"'\\%]" if wanted.cluster == "slurm" else r"[\"'\\]"
     if not str(parent).isprintable() or re.search(misread, str(parent)):
         raise UsageError(
             f"runs cannot be kept in {str(parent)!r}",
@@ -474,15 +472,8 @@ def _require_start_line(manifest: Manifest) -> None:
     )
 
 
-def _render(
-    workspace: Workspace,
-    asked: Asked,
-    manifest: Manifest,
-    request: Request,
-    around: Surroundings,
-    notes: list[str],
-) -> str:
-    path = template_path(workspace, asked, around)
+def _render(wanted: _Wanted, manifest: Manifest, request: Request, notes: list[str]) -> str:
+    path = template_path(wanted.workspace, wanted.asked, wanted.around)
     if path != built_in("job.sbatch"):
         notes.append(f"the batch script is made from {path}")
     return render_script(
@@ -490,7 +481,7 @@ def _render(
         manifest,
         request,
         python=sys.executable,
-        command=around.command,
+        command=wanted.around.command,
     )
 
 
