@@ -410,14 +410,15 @@ processes.adopt_orphans()
 with supervise.caught_signals() as signals:
     {before}
     child = subprocess.Popen(["sh", "-c", {program!r}], start_new_session=True)
-    status = supervise.supervise(child, signals, seconds_after_term=0.3)
+    status = supervise.supervise(child, signals, seconds_after_term={seconds})
 processes.end_rest((), grace=0)
 sys.exit(status)
 """
 
 
-def supervise(program, *, before=""):
-    return subprocess.Popen([sys.executable, "-c", SUPERVISE.format(program=program, before=before)])
+def supervise(program, *, before="", seconds=0.3):
+    text = SUPERVISE.format(program=program, before=before, seconds=seconds)
+    return subprocess.Popen([sys.executable, "-c", text])
 
 
 def test_who_does_not_end_when_asked_is_killed_with_all_it_started_in_any_session(tmp_path):
@@ -433,7 +434,8 @@ def test_who_does_not_end_when_asked_is_killed_with_all_it_started_in_any_sessio
 
 
 def test_a_signal_that_comes_before_the_child_is_passed_on_when_it_is_there():
-    child = supervise("sleep 60", before="signal.raise_signal(signal.SIGTERM)")
+    # The time runs from the signal on: a busy machine may take a third of a second to start a child.
+    child = supervise("sleep 60", before="signal.raise_signal(signal.SIGTERM)", seconds=10)
     assert child.wait(timeout=20) == 143
 
 
