@@ -38,6 +38,7 @@ testbeds=("$first" "${first:0:9}b")
 logs=$(mktemp -d)
 failed=()
 notrun=()
+unsteady=()
 declare -A pid=() limit=()
 began=$SECONDS
 
@@ -98,6 +99,19 @@ verdict() { # NAME STATUS
     *) failed+=("$1") ;;
   esac
   return "$2"
+}
+
+# A test that fails beside three others on two cores may have met its own time limits only. What failed is run once more,
+# alone, where it is little and there is time; that it passed only then is said at the end.
+once_more() { # NAME STATUS COMMAND...: how the stage ended; the command that runs what had failed in it
+  local name=$1 status=$2 count still=() before
+  [ "$status" = 1 ] || return 0
+  count=$(grep -cE '^(FAILED|ERROR) ' "$logs/$name")
+  if [ "$count" -lt 1 ] || [ "$count" -gt 3 ] || [ "$(left 300)" -lt 300 ]; then return 0; fi
+  check "$name once more" 600 "${@:3}" --last-failed --last-failed-no-failures none || return 0
+  for before in "${failed[@]}"; do [ "$before" = "$name" ] || still+=("$before"); done
+  failed=("${still[@]}")
+  unsteady+=("$count of the $name failed, and passed when run once more, alone")
 }
 
 check() { # NAME SECONDS COMMAND...: run it now
@@ -196,30 +210,39 @@ check "lint" 60 ruff check .
 check "format" 60 ruff format --check .
 check "types" 240 mypy
 check "types of the testbed" 120 mypy --strict --python-version 3.11 scripts/_testbed
+tests() { # NAME WORD...: pytest with what it remembers for this stage
+  printf '%s\0' pytest -q -o "cache_dir=$logs/cache of the $1" "${@:2}"
+}
+mapfile -d '' unit < <(tests unit --timeout 240 tests --ignore tests/cluster "$@")
+mapfile -d '' on_cluster < <(tests cluster --timeout 600 tests/cluster "$@")
 # A file's tests stay in one process: they share what is slow to make.
-start "unit tests" 1400 env HPCENV_TEST_UNTIL="$(until_before 1400 100)" pytest -q -n 2 --dist loadfile --timeout 240 tests --ignore tests/cluster "$@"
+start "unit tests" 1400 env HPCENV_TEST_UNTIL="$(until_before 1400 100)" "${unit[@]}" -n 2 --dist loadfile
 if [ "$cluster" -eq 1 ]; then
   if finish "testbeds up"; then
+    export HPCENV_TEST_TESTBEDS=${testbeds[*]}
     start "tests on a real cluster" 1400 \
-      env HPCENV_TEST_UNTIL="$(until_before 1400 200)" HPCENV_TEST_TESTBEDS="${testbeds[*]}" \
-      pytest -q -n ${#testbeds[@]} --dist loadfile --timeout 600 tests/cluster "$@"
+      env HPCENV_TEST_UNTIL="$(until_before 1400 200)" "${on_cluster[@]}" -n ${#testbeds[@]} --dist loadfile
   else
     notrun+=("tests/cluster: the testbed did not come up")
   fi
 else
   notrun+=("tests/cluster: no testbed")
 fi
-finish "unit tests"
-[ -z "${pid["tests on a real cluster"]:-}" ] || finish "tests on a real cluster"
+unit_status=0 cluster_status=0
+finish "unit tests" || unit_status=$?
+[ -z "${pid["tests on a real cluster"]:-}" ] || finish "tests on a real cluster" || cluster_status=$?
+once_more "unit tests" "$unit_status" "${unit[@]}"
+once_more "tests on a real cluster" "$cluster_status" "${on_cluster[@]}"
 take_down
 
 say "result"
 for what in "${notrun[@]}"; do echo "NOT RUN: $what"; done
+for what in "${unsteady[@]}"; do echo "UNSTEADY: $what"; done
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1
 fi
-[ ${#notrun[@]} -eq 0 ] || {
+[ $((${#notrun[@]} + ${#unsteady[@]})) -eq 0 ] || {
   echo "what was run passed, in $((SECONDS - began)) s"
   exit 0
 }
