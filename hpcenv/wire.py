@@ -80,7 +80,7 @@ class Environment:
 class Expectation:
     """What one field must be on every node.
 
-    `rule` is `equal`, or `at-least` for versions that only have a floor.
+    `rule` is `equal`, or `at-least` for versions that only have a floor; `note` is told where it differs.
     """
 
     field: str
@@ -88,6 +88,7 @@ class Expectation:
     severity: Severity
     rule: Literal["equal", "at-least"] = "equal"
     origin: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

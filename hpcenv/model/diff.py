@@ -146,11 +146,11 @@ def _flatten(prefix: str, value: Any, *, into: dict[str, Value]) -> None:
 def of_run(
     lockfile: Lockfile, manifest: Manifest, verdict: Verdict | None, facts: Mapping[str, Facts]
 ) -> dict[str, Value]:
-    """Flatten a run: its lockfile, its command and shape, its settings, its nodes.
+    """Flatten a run: its environment, its command and shape, its settings, its nodes.
 
-    A host fact that all nodes share has one value; one that differs lists each node's.
+    What all nodes share has one value; what differs lists each node's.
     """
-    flat = of_lockfile(lockfile)
+    flat = environment_of_run(lockfile, verdict, facts)
     flat["run.nodes"] = manifest.nodes
     flat["run.nproc-per-node"] = manifest.nproc_per_node
     flat["run.gpus-per-node"] = manifest.gpus_per_node
@@ -162,7 +162,28 @@ def of_run(
         first = next(iter(verdict.settings.values()))
         flat.update({f"env.{setting.name}": setting.value for setting in first})
     for name in sorted({n for f in facts.values() for n in f.values if n.startswith("host.") and n != "host.hostname"}):
-        seen = {node: f.values[name] for node, f in sorted(facts.items()) if name in f.values}
-        agreed = len(set(seen.values())) == 1
-        flat[name] = next(iter(seen.values())) if agreed else tuple(f"{n}: {show(v)}" for n, v in seen.items())
+        flat[name] = _of_nodes({node: f.values[name] for node, f in facts.items() if name in f.values})
     return flat
+
+
+def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mapping[str, Facts]) -> dict[str, Value]:
+    """Flatten a run's lockfile, with what the nodes that trained found in its place where that was something else.
+
+    They may differ where the lockfile's policy does not insist, or a SIF was made anew.
+    """
+    flat = of_lockfile(lockfile)
+    trained = verdict.launched if verdict is not None else ()
+    told = {node: f for node, f in facts.items() if node in trained or not trained}
+    for name in [name for name in flat if not name.startswith("host.")]:
+        seen = {node: f.values[name] for node, f in told.items() if name in f.values}
+        if any(value != flat[name] for value in seen.values()):
+            flat[name] = _of_nodes(seen)
+    for name in sorted({d.field for f in told.values() for d in f.differences if not d.unknown}):
+        flat[name] = _of_nodes({node: d.found for node, f in told.items() for d in f.differences if d.field == name})
+    return flat
+
+
+def _of_nodes(seen: Mapping[str, Value]) -> Value:
+    if len(set(seen.values())) == 1:
+        return next(iter(seen.values()))
+    return tuple(f"{node}: {show(value)}" for node, value in sorted(seen.items()))

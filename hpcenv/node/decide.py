@@ -316,7 +316,7 @@ def _compare(expected: Expectation, facts: Facts) -> Finding | None:
     # Python takes True for 1; a lockfile that says one and a node that says the other differ.
     if found == expected.value and isinstance(found, bool) == isinstance(expected.value, bool):
         return None
-    note = _list_note(expected.value, found) or _kind_note(expected.value, found)
+    note = expected.note or _list_note(expected.value, found) or _kind_note(expected.value, found)
     return _finding(facts.node, expected.field, locked, _show(found), "mismatch", expected.severity, note)
 
 

@@ -78,9 +78,10 @@ def _side(start: Path, word: str, *, runs: str | None) -> _Side:
         ) from error
     locked = read_lockfile(run.folder.lockfile)
     verdict = wire.read(Verdict, run.folder.verdict) if run.folder.verdict.exists() else None
+    facts = _facts(run.folder)
     return _Side(
-        environment=diff_model.of_lockfile(locked),
-        of_run=diff_model.of_run(locked, run.manifest, verdict, _facts(run.folder)),
+        environment=diff_model.environment_of_run(locked, verdict, facts),
+        of_run=diff_model.of_run(locked, run.manifest, verdict, facts),
     )
 
 

@@ -32,11 +32,12 @@ from hpcenv.model import compat, fields, stale
 from hpcenv.model import lockfile as lock_model
 from hpcenv.model.fields import Level
 from hpcenv.model.image_recipe import REPORT, UNPROVED_REPORT
-from hpcenv.model.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable
+from hpcenv.model.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
 from hpcenv.model.progress import OnEvent, ignore
 from hpcenv.node import facts
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.image.build import Choices, build, definition_changed
+from hpcenv.steps.same_tree import stands_for
 from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
 from hpcenv.version import VERSION
 from hpcenv.wire import Environment
@@ -130,7 +131,9 @@ def lock(
         )
         environment, container = container_environment(workspace, made.path, gpus=False), made.container
     report(f"reading {environment.sif or environment.python}")
-    _refuse_swapped_sif(before, container, path)
+    kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
+    if kept is not None and container is not None:
+        container = replace(container, sif=kept)
     answer = probe(environment, environ, level=level, variables=workspace.project.env)
     image = None if container is None else Path(environment.sif)
     proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image)
@@ -142,6 +145,9 @@ def lock(
     if container is not None:
         _need(workspace, path, container)
     notes = (*_notes(locked), *_gpu_notes(locked))
+    if kept is not None:
+        other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
+        notes = (f"{other}: the lockfile still names that one", *notes)
     if aside is not None:
         notes = (f"the lockfile that was there could not be read and is kept as {workspace.shown(aside)}", *notes)
     return LockResult(
@@ -192,21 +198,29 @@ def _set_aside(path: Path) -> Path:
 # -- the environment ----------------------------------------------------------------------
 
 
-def _refuse_swapped_sif(before: Lockfile | None, container: ContainerTable | None, path: Path) -> None:
-    """Refuse to lock a SIF of the same image with other bytes than were locked before.
+def _kept_sif(
+    before: Lockfile | None, container: ContainerTable | None, workspace: Workspace, path: Path, image: Path
+) -> SifTable | None:
+    """Return what is locked of the SIF where it stays locked, though this one of the same image has other bytes.
 
-    Builds are deterministic for one version of Apptainer, so either the file was swapped,
-    or a new one was made by another version: the user has to say which.
+    Raises:
+        ImageMismatch: it has another tree too, or that is not known: the file was swapped, or something else
+            decides what it is. The user has to say which one is meant.
     """
     if before is None or before.container is None or container is None:
-        return
-    same_image = before.container.manifest_digest == container.manifest_digest is not None
-    if same_image and before.container.sif.sha256 != container.sif.sha256:
-        raise ImageMismatch(
-            "the SIF is not the one that was locked for this very image",
-            why=f"{path} says sha256 {before.container.sif.sha256}, the file has {container.sif.sha256}",
-            hint=f"if the SIF may be made anew: remove it and {path.name}, then `hpcenv lock`",
-        )
+        return None
+    locked, found = before.container, container
+    if locked.manifest_digest != found.manifest_digest or None in (locked.manifest_digest, found.manifest_digest):
+        return None
+    if locked.sif.sha256 == found.sif.sha256:
+        return None
+    if stands_for(locked, image, found.sif.sha256, place=workspace.store_place):
+        return locked.sif
+    raise ImageMismatch(
+        "the SIF is not the one that was locked for this very image",
+        why=f"{path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
+        hint=f"if the SIF may be made anew: remove it and {path.name}, then `hpcenv lock`",
+    )
 
 
 # -- the document -------------------------------------------------------------------------
@@ -577,7 +591,8 @@ def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason
     if not image.exists():
         return [stale.StaleReason(name="sif-missing", locked=locked.container.sif.sha256, found=f"no {image}")]
     digest = sif.file_sha256(image)
-    if digest != locked.container.sif.sha256:
+    same = digest == locked.container.sif.sha256
+    if not same and not stands_for(locked.container, image, digest, place=workspace.store_place):
         return [
             stale.StaleReason(name="sif-differs", locked=locked.container.sif.sha256, found=digest, note=str(image))
         ]

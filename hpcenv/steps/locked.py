@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.adapters import toml_files
+from hpcenv.adapters.store_place import StorePlace
+from hpcenv.dataclass import dataclass
 from hpcenv.errors import ImageMismatch, SpecError, ToolMissing, UsageError
 from hpcenv.model import lockfile as lock_model
 from hpcenv.model.fields import Level
-from hpcenv.model.lockfile import Lockfile
+from hpcenv.model.lockfile import ContainerTable, Lockfile
 from hpcenv.model.plan import Request
 from hpcenv.model.site import Profile
 from hpcenv.node import sif_check
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.request import Asked, Surroundings
+from hpcenv.steps.same_tree import stands_for
 from hpcenv.steps.workspace import Workspace
 from hpcenv.wire import Bind, Environment, Expectation, GpuNeeds, Setting, Severity, SifIdentity
 
@@ -56,7 +59,9 @@ def environment_of(
     if locked.container is None:
         return host_environment(workspace, environ)
     image = locked_sif(workspace, locked.container)
-    _check_sif_header(image, locked)
+    if not image.exists():
+        hint = _made_again(locked.container)
+        raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
     gpus = request.gpus_per_node > 0 and locked.facts.get("torch.cuda") not in (None, "none", "absent")
     program = "" if profile is None else _apptainer(profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
@@ -78,50 +83,67 @@ def _apptainer(profile: Profile, environ: Mapping[str, str]) -> str:
     return found or profile.apptainer
 
 
-def _check_sif_header(image: Path, locked: Lockfile) -> None:
-    """Refuse a missing or visibly different SIF without reading it."""
-    assert locked.container is not None
-    if not image.exists():
-        raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint="hpcenv lock")
-    size = image.stat().st_size
-    if size != locked.container.sif.size:
-        raise ImageMismatch(
-            f"`{image}` is not the locked SIF",
-            why=f"it has {size} bytes, the lockfile says {locked.container.sif.size}",
-            hint="move it away, then: hpcenv lock",
-        )
+@dataclass(frozen=True, kw_only=True)
+class LockedSif:
+    """The SIF that a run uses.
+
+    Attributes:
+        sha256: its hash, taken once; empty without a SIF.
+        identity: what the nodes know it again by.
+        same_tree: it has other bytes than the locked file, and the locked tree.
+    """
+
+    sha256: str = ""
+    identity: SifIdentity | None = None
+    same_tree: bool = False
 
 
 def identify_sif(
-    environment: Environment, locked: Lockfile, cache: Path | None, notes: list[str]
-) -> tuple[str, SifIdentity | None]:
-    """Return the SIF's hash, taken once, and its identity, by which the nodes know it again.
+    environment: Environment, locked: Lockfile, place: StorePlace, cache: Path | None, notes: list[str]
+) -> LockedSif:
+    """Return the SIF's hash and identity.
+
+    Args:
+        place: the store that may have made it anew.
+        cache: folder of this user's for what was read before.
 
     Raises:
-        ImageMismatch: it is not the locked one, and the lockfile's policy says that it must be.
+        ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the
+            lockfile's policy says that it must be.
     """
     if locked.container is None:
-        return "", None
-    image = environment.sif
+        return LockedSif()
+    image, wanted = environment.sif, locked.container.sif
+    hint = _made_again(locked.container)
     records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(image))
     try:
         descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise ImageMismatch(f"cannot read the SIF `{image}`", why=error.strerror, hint="hpcenv lock") from error
+        raise ImageMismatch(f"cannot read the SIF `{image}`", why=error.strerror, hint=hint) from error
     try:
         digest, identity = sif_check.identify(descriptor, records)
     finally:
         os.close(descriptor)
-    wanted = locked.container.sif.sha256
-    if digest != wanted and locked.policy.get("container.sif.sha256", "must") == "must":
+    if digest == wanted.sha256:
+        return LockedSif(sha256=digest, identity=identity)
+    same_tree = stands_for(locked.container, Path(image), digest, place=place, cache=cache)
+    if same_tree:
+        by = f" (of {wanted.built_with})" if wanted.built_with else ""
+        notes.append(f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree")
+    elif locked.policy.get("container.sif.sha256", "must") == "must":
         raise ImageMismatch(
             f"`{image}` is not the locked SIF",
-            why=f"its sha256 is {digest}, the lockfile says {wanted}",
-            hint="move it away, then: hpcenv lock",
+            why=f"its sha256 is {digest}, the lockfile says {wanted.sha256}",
+            hint=f"move it away, then: {hint}",
         )
-    if digest != wanted:
-        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted[:12]}...")
-    return digest, identity
+    else:
+        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
+    return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+
+
+def _made_again(container: ContainerTable) -> str:
+    """Return the command that makes a missing SIF: of a locked image the very same, else a new one to lock."""
+    return "hpcenv lock" if container.manifest_digest is None else "hpcenv image build"
 
 
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:

@@ -28,8 +28,9 @@ from hpcenv.model.lockfile import Lockfile
 from hpcenv.model.plan import Call, Plan, Request, render_script
 from hpcenv.model.site import Profile
 from hpcenv.node.enter import enter
-from hpcenv.steps import preflight, site, snapshot
+from hpcenv.steps import preflight, same_tree, site, snapshot
 from hpcenv.steps.locked import (
+    LockedSif,
     backend_of,
     compat_table,
     default_level,
@@ -55,7 +56,7 @@ from hpcenv.steps.request import (
 from hpcenv.steps.snapshot import Code
 from hpcenv.steps.workspace import Workspace, lockfile_bytes, parse_lockfile
 from hpcenv.version import VERSION
-from hpcenv.wire import Bind, DataFolder, Environment, Manifest, RunFolder, SifIdentity, StageRequest
+from hpcenv.wire import Bind, DataFolder, Environment, Manifest, RunFolder, StageRequest
 
 # A run of that name would hide the job: `hpcenv cancel 34` takes both.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
@@ -110,8 +111,7 @@ class _Gate:
     environment: Environment
     level: Level
     table: dict[str, Any]
-    sif_sha256: str
-    identity: SifIdentity | None
+    sif: LockedSif
 
 
 def plan_job(workspace: Workspace, asked: Asked, around: Surroundings) -> Plan:
@@ -181,14 +181,13 @@ def _locked(wanted: _Wanted) -> _Locked:
 def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
     asked, around, request = wanted.asked, wanted.around, shape.request
     environment = environment_of(wanted.workspace, locked, request, shape.profile, around.environ)
-    sif_sha256, identity = identify_sif(environment, locked, around.cache, notes)
+    sif = identify_sif(environment, locked, wanted.workspace.store_place, around.cache, notes)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,
         level=asked.level or default_level(environment),
         table=compat_table(asked, around, needed=needed),
-        sif_sha256=sif_sha256,
-        identity=identity,
+        sif=sif,
     )
 
 
@@ -264,6 +263,7 @@ def _manifest(
 ) -> Manifest:
     workspace, asked, request = wanted.workspace, wanted.asked, shape.request
     lockfile, origin = locked.lockfile, workspace.shown(locked.path)
+    expectations = lock_model.expectations(lockfile, level=gate.level, origin=origin)
     gpus = request.gpus_per_node
     return Manifest(
         schema=wire.SCHEMA,
@@ -282,7 +282,7 @@ def _manifest(
         workdir=str(wanted.around.cwd),
         settings=settings(workspace, asked.env, shape.profile),
         expectations=(
-            *lock_model.expectations(lockfile, level=gate.level, origin=origin),
+            *(same_tree.expecting(expectations, gate.sif.sha256) if gate.sif.same_tree else expectations),
             *host_expectations(lockfile, gpus=gpus),
         ),
         packages=lock_model.package_expectations(lockfile),
@@ -291,7 +291,7 @@ def _manifest(
         lockfile_sha256=hashlib.sha256(locked.content).hexdigest(),
         hpcenv_version=VERSION,
         gpu_needs=gpu_needs(lockfile, gpus=gpus, table=gate.table),
-        sif=gate.identity,
+        sif=gate.sif.identity,
         stage=stage,
         launch=launch_options(asked, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(workspace, asked, request),
@@ -398,7 +398,7 @@ def _stage(wanted: _Wanted, gate: _Gate, run_folder: Path, notes: list[str]) -> 
     return StageRequest(
         folder=folder,
         limit=_STAGE_LIMIT if asked.stage_limit is None else asked.stage_limit,
-        sif_sha256=gate.sif_sha256 if asked.stage else "",
+        sif_sha256=gate.sif.sha256 if asked.stage else "",
         sif_size=os.stat(gate.environment.sif).st_size if asked.stage else 0,
         data=data,
     )

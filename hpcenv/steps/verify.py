@@ -31,6 +31,7 @@ from hpcenv.model.lockfile import Lockfile
 from hpcenv.node import decide, facts
 from hpcenv.node.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.node.place import Place
+from hpcenv.steps import same_tree
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.locked import default_level, gpu_needs, host_expectations, settings
 from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
@@ -71,7 +72,14 @@ def verify(
     manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), gpus)
     place = Place(node=socket.gethostname(), nodes=(socket.gethostname(),), attempt=0, job_id="verify")
     source = Path(facts.__file__).parents[1] / "incontainer" / "probe.py"
-    found = facts.gather(manifest, place, environ, probe=source.read_text(encoding="utf-8"))
+    probe = source.read_text(encoding="utf-8")
+    found = facts.gather(manifest, place, environ, probe=probe)
+    other = found.sif if locked.container is not None else None
+    if other is not None and locked.container is not None and other.sha256 != locked.container.sif.sha256:
+        image = Path(environment.sif)
+        if same_tree.stands_for(locked.container, image, other.sha256, place=workspace.store_place):
+            manifest = replace(manifest, expectations=same_tree.expecting(manifest.expectations, other.sha256))
+            found = facts.gather(manifest, place, environ, probe=probe)
     verdict, _ = decide.judge(manifest, place.nodes, {place.node: found}, {}, attempt=0, job_id=place.job_id)
     return replace(verdict, rendezvous=None, settings={}), found
 

@@ -87,13 +87,18 @@ def verify(
         exact=made_by == "hpcenv",
         expected=expected,
         # Every field that the digest counts was compared: equal trees have equal digests.
-        found=expected if not differences else _digest(path),
+        found=expected if not differences else read_tree_digest(path),
         paths=merged.size()[0],
         differences=tuple(shown(difference) for difference in differences),
     )
 
 
-def _digest(path: Path) -> str:
+def read_tree_digest(path: Path) -> str:
+    """Return the digest of a SIF's tree (docs/explanation/images.md), `sha256:HEX`; reads all of it.
+
+    Raises:
+        HpcenvError: the SIF cannot be read to its end.
+    """
     header = sif.read_header(path)
     return tree.tree_digest(squashfs_reader.read_tree(path, offset=header.runs.offset, size=header.runs.size))
 

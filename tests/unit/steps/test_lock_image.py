@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hpcenv.model.progress import Event
 from hpcenv.steps.image.build import _put_aside
 from hpcenv.steps.lock import LockResult, check_lock, lock
 from hpcenv.steps.verify import verify
-from hpcenv.steps.workspace import open_workspace
+from hpcenv.steps.workspace import open_workspace, read_lockfile
 
 OCI = "application/vnd.oci.image."
 
@@ -211,14 +211,73 @@ def test_another_request_is_resolved_anew(project: Path, registry: Registry) -> 
 # -- the SIF on disk ----------------------------------------------------------------------
 
 
-def test_a_sif_with_other_bytes_of_the_same_image_is_refused(project: Path, registry: Registry, tmp_path: Path) -> None:
-    image = sif_path(project, registry.image())
-    before = lock_here(project).path.read_bytes()
-    image.unlink()
+def other_packer(tmp_path: Path) -> None:
+    """Let the next SIF of an image have other bytes, as another version of squashfs-tools does."""
     (tmp_path / "tools" / "salt").write_bytes(b"filez")
+
+
+def test_a_sif_made_anew_with_other_bytes_and_the_same_tree_stands_for_the_locked_one(
+    project: Path, registry: Registry, tmp_path: Path
+) -> None:
+    image = sif_path(project, registry.image())
+    first = lock_here(project)
+    image.unlink()
+    other_packer(tmp_path)
+    result = lock_here(project)
+    assert hashlib.sha256(image.read_bytes()).hexdigest() != first.lockfile.container.sif.sha256
+    assert (result.changed, result.lockfile.container) == (False, first.lockfile.container)
+    assert any("has other bytes than the locked SIF, and the same tree" in note for note in result.notes)
+    workspace = open_workspace(project)
+    assert check_lock(workspace, environ=dict(os.environ)).fresh
+    verdict, _ = verify(workspace, environ=dict(os.environ))
+    assert verdict.result == "match"
+    (told,) = [finding for finding in verdict.findings if finding.field == "container.sif.sha256"]
+    assert (told.severity, told.locked) == ("info", first.lockfile.container.sif.sha256)
+    assert told.note == "made anew from the locked image: other bytes, the same tree"
+
+
+def swap(image: Path) -> None:
+    """Change one byte at the end of the SIF's packed files: it still opens, and its record does not fit any more."""
+    swapped = bytearray(image.read_bytes())
+    swapped[-1] ^= 1
+    image.chmod(0o644)
+    image.write_bytes(swapped)
+    image.chmod(0o444)
+
+
+def other_record(image: Path) -> None:
+    record = image.with_suffix(".json")
+    text = record.read_text()
+    record.chmod(0o644)
+    record.write_text(text.replace(json.loads(text)["sif"]["sha256"], "0" * 64))
+
+
+@pytest.mark.parametrize("change", [swap, other_record])
+def test_what_the_store_did_not_make_stands_for_nothing(
+    project: Path, registry: Registry, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    image = sif_path(project, registry.image())
+    lock_here(project)
+    image.unlink()
+    other_packer(tmp_path)
+    lock_here(project)
+    change(image)
+    workspace = open_workspace(project)
+    assert [reason.name for reason in check_lock(workspace, environ=dict(os.environ)).reasons] == ["sif-differs"]
+    assert verify(workspace, environ=dict(os.environ))[0].result == "mismatch"
+
+
+def test_a_sif_with_another_tree_of_the_same_image_is_refused(project: Path, registry: Registry) -> None:
+    """Its tree was proved, and is not the locked one: the lockfile is of another definition of trees, say."""
+    registry.image()
+    path = lock_here(project).path
+    text = path.read_text()
+    container = read_lockfile(path).container
+    other = text.replace(container.tree_sha256, "sha256:" + "1" * 64).replace(container.sif.sha256, "2" * 64)
+    path.write_text(other)
     with pytest.raises(ImageMismatch, match="is not the one that was locked"):
         lock_here(project)
-    assert (project / "lockfiles" / "default.lock.toml").read_bytes() == before
+    assert path.read_text() == other
 
 
 def test_a_removed_sif_is_made_again_as_it_was(project: Path, registry: Registry) -> None:
