@@ -275,7 +275,8 @@ def test_a_requeued_job_is_checked_again_and_its_earlier_attempt_is_kept(
     host_project: Project, cluster: Cluster
 ) -> None:
     words = ("--nodes", "2", "--gpus", "0", "--nproc", "1", "--run", "again")
-    host_project.must("submit", "examples/train.py", *words, "--", "--steps", "150", "--sleep-per-step", "0.05")
+    # It must still train when the requeue reaches it: a loaded machine needs seconds for that.
+    host_project.must("submit", "examples/train.py", *words, "--", "--steps", "150", "--sleep-per-step", "0.2")
     wait_for(host_project, "again", "step   1")
     job = host_project.record("again", "submission.json")["job_id"]
     cluster.must("scontrol", "requeue", job)
