@@ -1,28 +1,45 @@
-"""The README's sessions are real: its commands run in the testbed and print what it shows."""
+"""The sessions in README and docs are real: their commands run in the testbed and print what is shown."""
 
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from .conftest import ROOT, Cluster, Project, copy_examples
+from .conftest import IMAGE, ROOT, STORE, TESTBED, Cluster, Project, copy_examples
 
 pytestmark = pytest.mark.cluster
 
 
-def sessions() -> list[tuple[str, str]]:
-    """Each `$ command` of the README's console blocks with the output below it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def sessions(page: str) -> list[tuple[str, str]]:
+    """Each `$ command` of a page's console blocks with the output below it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     found = []
     for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             found.append((command, output))
     return found
+
+
+def prints_what_is_shown(page: str, cluster: Cluster, folder: str, *, store: str, user: str = "alice") -> None:
+    """Run a page's sessions in `folder`, one command after the other, and compare."""
+    checker, status = doctest.OutputChecker(), 0
+    for command, expected in sessions(page):
+        # stdout alone: what hpcenv says about its progress goes to stderr.
+        shell = f"export HPCENV_STORE={store}; (exit {status}); {command}"
+        done = cluster.run("bash", "-c", shell, cwd=folder, user=user, timeout=600)
+        status = done.status
+        want = expected.replace("\n\n", "\n<BLANKLINE>\n")
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert checker.check_output(want, done.stdout, flags), (
+            f"$ {command}\n--- {page}\n{want}\n--- printed\n{done.stdout}{done.stderr}"
+        )
 
 
 @pytest.fixture
@@ -36,17 +53,43 @@ def project(cluster: Cluster) -> Iterator[Project]:
 
 
 def test_the_readmes_sessions_print_what_it_shows(cluster: Cluster, project: Project) -> None:
-    checker, status = doctest.OutputChecker(), 0
-    assert len(sessions()) >= 12
-    for command, expected in sessions():
-        # A store of its own: the sessions damage a SIF.
-        # stdout alone: what hpcenv says about its progress goes to stderr.
-        shell = f"export HPCENV_STORE={project.folder}/store; (exit {status}); {command}"
-        done = cluster.run("bash", "-c", shell, cwd=project.folder, timeout=600)
-        status = done.status
-        want = expected.replace("\n\n", "\n<BLANKLINE>\n")
-        got = done.stdout
-        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert checker.check_output(want, got, flags), (
-            f"$ {command}\n--- README\n{want}\n--- printed\n{got}{done.stderr}"
-        )
+    assert len(sessions("README.md")) >= 12
+    # A store of its own: the sessions damage a SIF.
+    prints_what_is_shown("README.md", cluster, project.folder, store=f"{project.folder}/store")
+
+
+@pytest.fixture
+def review(cluster: Cluster) -> Iterator[str]:
+    """A reviewer's folder, bob's: a clone of alice's repository, and beside it what she published of a run."""
+    name = uuid.uuid4().hex[:6]
+    authors = Project(cluster, f"/home/alice/hpcenv-tests/paper-{name}")
+    copy_examples(cluster, authors.folder)
+    git = "git -c init.defaultBranch=main -c user.name=alice -c user.email=alice@example.org"
+    authors.must("init", "--image", IMAGE, "--plain-http", "registry:5000")
+    store = f"export HPCENV_STORE={STORE}"
+    commit = f"hpcenv lock && {git} init -q && {git} add -A && {git} commit -qm paper"
+    shape = "--nodes 2 --gpus 8 --nproc 2 --run table-1 --wait"
+    cluster.must("bash", "-c", f"{store}; {commit}", cwd=authors.folder)
+    cluster.must("bash", "-c", f"{store}; hpcenv submit examples/train.py {shape} -- --steps 60", cwd=authors.folder)
+    published = "lock.toml manifest.json submission.json verdict.json finished.json facts exits job.sbatch job.log"
+    pack = f"{git} bundle create -q paper.bundle main && tar -C runs -cf run.tar $(printf 'table-1/%s ' {published})"
+    cluster.must("bash", "-c", f"{pack} && chmod a+r paper.bundle run.tar", cwd=authors.folder)
+    folder = f"/home/bob/hpcenv-tests/review-{name}"
+    copied = f"mkdir -p {folder}/supplement && tar -C {folder}/supplement -xf - && chmod -R u+w {folder}"
+    tar = subprocess.run(
+        [str(TESTBED), "exec", "--", "cat", f"{authors.folder}/run.tar"], capture_output=True, check=True
+    )
+    cluster.must("bash", "-c", copied, user="bob", stdin=os.fsdecode(tar.stdout))
+    bundle = subprocess.run(
+        [str(TESTBED), "exec", "--", "cat", f"{authors.folder}/paper.bundle"], capture_output=True, check=True
+    )
+    cloned = f"cat > paper.bundle && {git} clone -q -b main paper.bundle paper"
+    cluster.must("bash", "-c", cloned, user="bob", cwd=folder, stdin=os.fsdecode(bundle.stdout))
+    yield f"{folder}/paper"
+    cluster.run("rm", "-rf", folder, user="bob")
+
+
+def test_a_reviewers_session_prints_what_is_shown(cluster: Cluster, review: str) -> None:
+    page = "docs/how-to/reproduce.md"
+    assert len(sessions(page)) >= 5
+    prints_what_is_shown(page, cluster, review, store=f"{review}/../store", user="bob")
