@@ -428,10 +428,10 @@ def _gres_type(name: str) -> str:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """Return a GPU's name as people and Slurm shorten it: `GeForce RTX 3090` -> rtx3090, 3090."""
+    """Return a GPU's name as people and Slurm shorten it: `GeForce RTX 3090` -> rtx3090, 3090; nothing for no name."""
     words = re.findall(r"[a-z0-9]+", name.lower())
-    shorter = [words]
-    if words[0] == "geforce":
+    shorter = [words] if words else []
+    if words[:1] == ["geforce"]:
         shorter += [words[1:], words[2:]]
     elif len(words) == 2 and (words[0] == "quadro" or name.startswith("RTX A")):
         shorter += [words[1:]]
@@ -784,6 +784,8 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
             if len(numbers(capability) or ()) != 2:
                 raise block.problem(capability, "under a compute capability")
             for name in block.texts(capability):
+                if not _names(name):
+                    raise block.problem(capability, f"names of GPUs: {name!r} is none")
                 model = GpuModel(
                     name=name,
                     compute_capability=capability,
@@ -799,7 +801,8 @@ def _longer_names(gpus: Mapping[str, GpuModel], counts: _Table) -> dict[str, Gpu
     """Return the GPUs whose name must say more for a number of multiprocessors: `H100 PCIe`."""
     found: dict[str, GpuModel] = {}
     for name in counts.data:
-        base = gpus.get("".join(re.findall(r"[a-z0-9]+", name.split()[0].lower())))
+        first = next(iter(name.split()), "")
+        base = gpus.get("".join(re.findall(r"[a-z0-9]+", first.lower())))
         if base is not None and base.name != name:
             longer = GpuModel(
                 name=name,

@@ -5,6 +5,8 @@ Runs on: COMPUTE NODE. The only module here that gives a meaning to Slurm's vari
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -86,6 +88,11 @@ def find_place(environ: Mapping[str, str], *, cluster: Literal["slurm", "local"]
     return place
 
 
+# Slurm's own limit is 64K nodes (MAX_SLURM_NODES, 24.11): more is damage, not a cluster. Of a name, that of DNS.
+_MOST_NODES = 65536
+_LONGEST_NAME = 255
+
+
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Expand Slurm's host list expression, for example `n[1-3,07],gpu1`.
 
@@ -97,7 +104,9 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     for item in _split_outside_brackets(text):
-        names.extend(_expand_item(item))
+        names += _expand_item(item)
+        if len(names) > _MOST_NODES:
+            raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
     if not names or not all(names):
         raise ValueError(f"not a host list: {text!r}")
     if len(set(names)) != len(names):
@@ -121,17 +130,23 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 def _expand_item(item: str) -> list[str]:
     """Expand one item; several bracket groups (`r[1-2]n[1-2]`) vary the last one fastest."""
-    opening = item.find("[")
-    if opening < 0:
-        return [item]
-    closing = item.index("]", opening)
-    tails = _expand_item(item[closing + 1 :])
-    return [
-        item[:opening] + number + tail
-        for part in item[opening + 1 : closing].split(",")
-        for number in _expand_range(part)
-        for tail in tails
-    ]
+    pieces = re.split(r"\[([^\[\]]*)\]", item)
+    texts, groups = pieces[0::2], [_expand_group(group) for group in pieces[1::2]]
+    if sum(map(len, texts)) > _LONGEST_NAME or len(groups) > _LONGEST_NAME:
+        raise ValueError("not a host list: a name is longer than any host's")
+    if math.prod(map(len, groups)) > _MOST_NODES:
+        raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
+    numbered = itertools.product(*groups)
+    return ["".join(itertools.chain(*zip(texts, (*numbers, ""), strict=True))) for numbers in numbered]
+
+
+def _expand_group(group: str) -> list[str]:
+    numbers: list[str] = []
+    for part in group.split(","):
+        numbers += _expand_range(part)
+        if len(numbers) > _MOST_NODES:
+            raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
+    return numbers
 
 
 def _expand_range(part: str) -> list[str]:
@@ -140,8 +155,7 @@ def _expand_range(part: str) -> list[str]:
         raise ValueError(f"not a range: {part!r}")
     if not dash:
         return [low]
-    # Slurm's own limit is 64K nodes (MAX_SLURM_NODES, 24.11): more is damage, not a cluster.
-    if len(part) > 40 or not int(low) <= int(high) < int(low) + 65536:
+    if len(part) > 40 or not int(low) <= int(high) < int(low) + _MOST_NODES:
         raise ValueError(f"not a range: {part!r}")
     # Leading zeros are part of the name: n[08-10] is n08, n09, n10.
     return [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]

@@ -51,6 +51,10 @@ def test_host_lists_expand_in_slurms_order(text, names):
         ("n[3-1],x", "not a range: '3-1'"),
         ("n[1,1]", "a node is named twice in 'n[1,1]'"),
         ("n1,n[1-2]", "a node is named twice in 'n1,n[1-2]'"),
+        ("n[1-65536],m", "not a host list: more than 65536 nodes"),
+        ("n[1-9,1-65530]", "not a host list: more than 65536 nodes"),
+        ("[1-9]" * 40, "not a host list: more than 65536 nodes"),
+        ("[1]" * 6000, "not a host list: a name is longer than any host's"),
     ],
 )
 def test_what_is_no_host_list_is_refused_and_never_guessed(text, message):
