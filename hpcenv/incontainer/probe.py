@@ -46,7 +46,14 @@ Digest ``hpcenv-env-v1`` (anyone can recompute it; text is UTF-8, undecodable by
        word ``unknown`` where a dist has no digest. ``packages.content-digest`` is the same over the
        content digests, so the two are equal if and only if nothing was modified.
     A dist has no digest, but a ``reason``, when it has no RECORD or one that cannot be parsed, no readable
-    name, or is an editable install (its RECORD lists a .pth, not its code; ``git`` names its commit).
+    name, or is an editable install (its RECORD lists a .pth, not its code). Of that one, ``git`` names the commit of
+    its tree and, as ``diff-sha256``, what differs from it (bare hex, ``none`` if nothing does): tag
+    ``hpcenv-diff-v1``, lines ``path NUL sha256`` (and ``NUL target`` of a link), over the tracked files that git calls
+    changed or was told not to look at, and the importable files that it does not track, ignored ones among them.
+    hpcenv's own ``*.lock.toml`` do not count: they hold this number. Where git cannot tell, ``files`` has the same
+    over all importable files, tag ``hpcenv-files-v1``. Importable files of a tree: those with the endings below, in
+    folders that Python could import from (named by an identifier, or on sys.path) below the folder of direct_url.json,
+    without environments and run folders; links to folders are not followed.
     A dist without RECORD whose files another list names (dpkg's, or installed-files.txt) has the
     ``digest-kind`` walk: tag ``hpcenv-walk-v1``, lines ``path NUL sha256``, over these files below the site
     directory but ``*.pyc`` and the files that step 1 drops; it is both its record and its content digest.
@@ -65,7 +72,7 @@ Digest ``hpcenv-env-v1`` (anyone can recompute it; text is UTF-8, undecodable by
 What it does not read
     Folders on sys.path that are neither in the prefix nor named site-packages or dist-packages (PYTHONPATH,
     .pth lines, editable sources) are the user's code: they stand in ``python.sys-path``, their dists are
-    listed, their files are not scanned. A link that leaves the environment is followed only where a RECORD
+    listed, their files are not scanned, but those of an editable install (see above). A link that leaves the environment is followed only where a RECORD
     lists what is behind it or where Python would import it, and that is said: ``linked-outside`` counts such
     files of a dist, ``link`` names the target of an unlisted file. Of compiled files in ``__pycache__`` only the
     headers are read, at level full: a pyc that was forged to fit the time and size of its source is not seen.
@@ -119,6 +126,7 @@ RECORD_ROWS = 300_000
 CSV_CELL = 131_072  # what the csv module takes at most
 MODIFIED_SHOWN = 20
 UNLISTED_SHOWN = 500  # a Debian dist-packages can have thousands; count and digest cover all
+UNLISTED_NEWEST = 3
 CONDA_BYTES = 64 << 20  # one package can list 100,000 files
 SYSTEM_BYTES = 64 << 20  # a dpkg status of 3,000 packages has 4 MiB
 SEARCH_PIECE = 1 << 20
@@ -126,6 +134,10 @@ SEARCH_BYTES = 64 << 20  # libtorch_python has 5 MiB of constants
 SYSTEM_ROOT = "/"
 DPKG_SECONDS = 20.0
 GIT_SECONDS = 20.0
+SOURCE_SECONDS = 60.0
+SOURCE_FILES = 20_000
+SOURCE_BYTES = 4 << 30  # a torch with CUDA that was built in its tree
+SOURCE_ENTRIES = 1_000_000  # data beside the code
 IMPORT_SECONDS = 300.0
 LIBRARY_SECONDS = 20.0  # a cold 400 MB library on a slow shared file system
 SCAN_SECONDS = 120.0
@@ -299,6 +311,7 @@ class Dist:
         self.source = "unknown"
         self.direct_url: dict[str, Any] = {}
         self.git: dict[str, Any] = {}
+        self.files: dict[str, str] = {}
         self.kind = "record"
         self.no_record = ""  # the reason, if that is why it has no digest
         self.rows: list[Row] = []  # empty where _read_plain_record could do without
@@ -329,6 +342,9 @@ class Environment:
         self.shadowed: list[Dist] = []
         self.listed: set[str] = set()
         self.unlisted: list[dict[str, str]] = []
+        self.newest: list[str] = []  # of the unlisted files
+        self.trees: dict[str, tuple[bytes, bytes] | Exception] = {}  # what git says of them
+        self.source_deadline = 0.0  # of all editable installs together
         self.conda: list[dict[str, str]] = []
         self.system_packages: list[tuple[str, str, str]] = []
         self.hashed: dict[str, str] = {}
@@ -419,6 +435,7 @@ class Environment:
             "unknown": self.unknown,
             "packages": [_package(self, dist) for dist in self.dists or ()],
             "unlisted": self.unlisted[:UNLISTED_SHOWN],
+            "unlisted-newest": self.newest,
             "shadowed": [
                 {"name": d.name, "version": d.version, "location": _clean(self.shown(d.site.path))}
                 for d in self.shadowed
@@ -453,6 +470,10 @@ def _package(env: Environment, dist: Dist) -> dict[str, Any]:
         entry["direct-url"] = dist.direct_url
     if dist.git:
         entry["git"] = dist.git
+    if dist.files:
+        entry["files"] = dist.files
+    if not dist.site.scanned:
+        entry["scanned"] = False
     if dist.linked_outside:
         entry["linked-outside"] = dist.linked_outside
     if dist.reasons:
@@ -1902,7 +1923,7 @@ def _read_direct_url(env: Environment, dist: Dist, data: bytes) -> None:
         direct["editable"] = True
         dist.reasons.append("editable install of " + shown)
         if url.startswith("file:"):
-            dist.git = _git_state(env, _url_path(url))
+            _read_source(env, dist, os.path.normpath(_url_path(url)))
 
 
 def _archive_hash(info: dict[str, Any]) -> str:
@@ -1932,19 +1953,46 @@ def _url_path(url: str) -> str:
     return unquote("/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest)
 
 
+def _read_source(env: Environment, dist: Dist, folder: str) -> None:
+    """The code that an editable install runs: by git, or by its files where git does not tell all."""
+    dist.git = _git_state(env, folder)
+    if "dirty" in dist.git:
+        return
+    try:
+        deadline = _source_deadline(env)
+        files = _modules(env, folder, deadline)
+        dist.files = {"sha256": _source_digest(env, "hpcenv-files-v1", folder, files, deadline)}
+    except (OSError, ValueError) as error:
+        dist.files = {"reason": _reason(error)}
+
+
+def _source_deadline(env: Environment) -> float:
+    env.source_deadline = env.source_deadline or time.monotonic() + SOURCE_SECONDS
+    return env.source_deadline
+
+
 def _git_state(env: Environment, folder: str) -> dict[str, Any]:
-    """Commit of the working tree that an editable install runs, and whether it is changed."""
-    top = os.path.normpath(folder)
+    """Commit of the working tree that an editable install runs, whether it is changed, and a digest of how."""
+    import subprocess
+
+    top = folder
     while not os.path.exists(os.path.join(top, ".git")):
         if top == os.path.dirname(top) or not top.startswith("/"):
             return {"reason": "no .git above its folder"}
         top = os.path.dirname(top)
+    found: dict[str, Any] = {}
+    step = "its commit is unknown: "
     try:
-        found: dict[str, Any] = {"commit": _git_commit(env, os.path.join(top, ".git"))}
+        found["commit"] = _git_commit(env, os.path.join(top, ".git"))
+        step = "whether it is changed is unknown: "
+        status, tracked = _ask_git(env, top)
+        found["dirty"] = bool(status)
+        step = "what differs from its commit is unknown: "
+        found["diff-sha256"] = _diff_digest(env, top, folder, status, tracked)
+    except subprocess.TimeoutExpired:
+        found["reason"] = f"{step}git took longer than {GIT_SECONDS:g} s"
     except (OSError, ValueError, IndexError) as error:
-        return {"reason": _reason(error)}
-    dirty = _git_dirty(top)
-    found.update({"dirty": dirty} if isinstance(dirty, bool) else {"reason": dirty})
+        found["reason"] = step + (str(error) if isinstance(error, GitRefused) else _reason(error))
     return found
 
 
@@ -1982,33 +2030,157 @@ def _git_reference(env: Environment, git: str, common: str, name: str) -> str:
     return found[0]
 
 
-def _git_dirty(top: str) -> bool | str:
-    """Whether anything differs from the commit, as git says; or why that is not known."""
+class GitRefused(ValueError):
+    """git is not there, or does not answer; the message says why."""
+
+
+def _ask_git(env: Environment, top: str) -> tuple[bytes, bytes]:
+    """What differs from the commit (git-status(1), porcelain) and what is tracked (git-ls-files(1)), once for a tree."""
+    if top not in env.trees:
+        deadline = time.monotonic() + GIT_SECONDS
+        status = ("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=all")
+        try:
+            env.trees[top] = _run_git(top, deadline, *status), _run_git(top, deadline, "ls-files", "-z", "-v")
+        except Exception as error:  # noqa: BLE001 - the next package of this tree need not wait for it again
+            env.trees[top] = error
+    said = env.trees[top]
+    if isinstance(said, Exception):
+        raise said
+    return said
+
+
+def _run_git(top: str, deadline: float, *words: str) -> bytes:
     import shutil
     import subprocess
 
     git = shutil.which("git")
     if git is None:
-        return "whether it is changed is unknown: no git here"
+        raise GitRefused("no git here")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     variables.update(GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", LC_ALL="C")
     # A repository's own configuration could name programs to run.
     quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "submodule.recurse=false"]
-    try:
-        done = subprocess.run(
-            [git, "-C", top, *quiet, "status", "--porcelain", "--ignore-submodules=all"],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "whether it is changed is unknown: " + _reason(error)
+    done = subprocess.run(
+        [git, "-C", top, *quiet, *words],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=max(0.0, deadline - time.monotonic()),
+        check=False,
+    )
     if done.returncode != 0:
-        return "whether it is changed is unknown: " + _clean(done.stderr.decode("utf-8", "replace").strip())[:200]
-    return bool(done.stdout)
+        raise GitRefused(_clean(done.stderr.decode("utf-8", "replace").strip())[:200])
+    return done.stdout
+
+
+def _diff_digest(env: Environment, top: str, folder: str, status: bytes, tracked: bytes) -> str:
+    """Digest ``hpcenv-diff-v1`` of a working tree. Not git's own diff: its text depends on version and settings."""
+    deadline = _source_deadline(env)
+    known, unwatched = _tracked(tracked)
+    differing = {path for path in _changed(status) if not path.endswith(".lock.toml")}
+    differing.update(path for path in unwatched if os.path.lexists(top + "/" + path))
+    start = len(top.rstrip("/")) + 1
+    differing.update(path[start:] for path in _modules(env, folder, deadline) if path[start:] not in known)
+    if not differing:
+        return "none"
+    return _source_digest(env, "hpcenv-diff-v1", top, [top + "/" + path for path in sorted(differing)], deadline)
+
+
+def _changed(status: bytes) -> Iterator[str]:
+    """The tracked files among what git calls changed; a renamed one also has its old name."""
+    entries = iter(status.split(b"\0"))
+    for entry in entries:
+        if len(entry) < 4 or entry[:2] == b"??":
+            continue
+        yield os.fsdecode(entry[3:])
+        if b"R" in entry[:2] or b"C" in entry[:2]:
+            yield os.fsdecode(next(entries, b""))
+
+
+def _tracked(listed: bytes) -> tuple[set[str], set[str]]:
+    """All tracked files, and those whose changes git was told not to look for."""
+    known = set()
+    unwatched = set()
+    for entry in listed.split(b"\0"):
+        tag, _, name = entry.partition(b" ")
+        path = os.fsdecode(name)
+        known.add(path)
+        if tag.islower() or tag == b"S":  # assume-unchanged, skip-worktree
+            unwatched.add(path)
+    return known - unwatched, unwatched
+
+
+def _modules(env: Environment, folder: str, deadline: float) -> list[str]:
+    """The importable files of an editable install's tree."""
+    found: list[str] = []
+    seen: set[str] = set()
+    stack = [folder, *(path for path in env.path if _below(path, folder))]
+    count = 0
+    while stack:
+        place = stack.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"reading the editable installs took longer than {SOURCE_SECONDS:g} s")
+        folders, names = _listing(place, SOURCE_ENTRIES - count)
+        count += len(folders) + len(names)
+        if place != folder and _is_apart(env, place, names):
+            continue
+        stack += [place + "/" + name for name in folders if name.isidentifier() and name != "__pycache__"]
+        for name in names:
+            lone = name.endswith(".pyc") and name[:-1] not in names
+            if lone or name.endswith(IMPORTABLE) or ".so." in name:
+                found.append(place + "/" + name)
+    return found
+
+
+def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
+    """Folders and other names in a folder; nothing where Python could not look either."""
+    folders = []
+    names = set()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    names.add(entry.name)
+                if len(folders) + len(names) > limit:
+                    raise ValueError(f"more than {SOURCE_ENTRIES} files and folders below its folder")
+    except (PermissionError, FileNotFoundError, NotADirectoryError):
+        return [], set()
+    return folders, names
+
+
+def _is_apart(env: Environment, folder: str, names: set[str]) -> bool:
+    """Whether a folder in the tree is an environment, or what hpcenv keeps of a run: both change without the code."""
+    return folder == env.prefix or "pyvenv.cfg" in names or {"manifest.json", "lock.toml"} <= names
+
+
+def _source_digest(env: Environment, tag: str, top: str, files: list[str], deadline: float) -> str:
+    if len(files) > SOURCE_FILES:
+        raise ValueError(f"more than {SOURCE_FILES} files to hash")
+    sizes = [_size_on_disk(file) for file in files]
+    if sum(sizes) > SOURCE_BYTES:
+        raise ValueError(f"more than {SOURCE_BYTES >> 30} GiB to hash")
+    lines = []
+    jobs = [(file, "sha256", size) for file, size in zip(files, sizes)]
+    for file, result in zip(files, _hash_all(env, jobs, deadline)):
+        shown = file[len(top.rstrip("/")) + 1 :]
+        if result.digest is None:
+            raise ValueError(f"{_clean(shown)}: {result.problem}")
+        target = "\0" + os.readlink(file) if os.path.islink(file) else ""
+        lines.append(shown + "\0" + result.word() + target)
+    return _digest(tag, lines)
+
+
+def _size_on_disk(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:
+        return 0  # removed: that is what differs
 
 
 # ---- packages without a RECORD: Debian's, and other systems' ------------------------------------------------------
@@ -2399,6 +2571,9 @@ def probe_unlisted(env: Environment) -> Found:
     sites = {_clean(env.shown(site.path)) for site in env.sites}
     entries = [e for e in entries if not _is_launcher(e, sites)]
     env.unlisted = entries
+    changed = {_clean(env.shown(path)): _changed_at(path) for path in files}
+    paths = (entry["path"] for entry in entries)
+    env.newest = sorted(paths, key=lambda path: (-changed[path], path))[:UNLISTED_NEWEST]
     if problems:
         why = Unknown(f"{len(problems)} files could not be read, among them {problems[0]}")
         return {"packages.unlisted-digest": why, "packages.unlisted-count": len(entries)}
@@ -2407,6 +2582,14 @@ def probe_unlisted(env: Environment) -> Found:
         "packages.unlisted-digest": "sha256:" + _digest("hpcenv-unlisted-v1", lines),
         "packages.unlisted-count": len(entries),
     }
+
+
+def _changed_at(path: str) -> int:
+    """When a file came to be as it is; a copy keeps its mtime, not this."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
