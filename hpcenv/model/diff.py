@@ -12,7 +12,7 @@ from typing import Any
 from hpcenv.dataclass import dataclass
 from hpcenv.model import document, fields
 from hpcenv.model.fields import REPAIRS, Profile, Repair
-from hpcenv.model.lockfile import DistTable, Lockfile, LockTable
+from hpcenv.model.lockfile import DistTable, Lockfile, LockTable, source_fields
 from hpcenv.wire import Facts, Manifest, Severity, Value, Verdict
 
 ABSENT = "absent"
@@ -126,8 +126,7 @@ def _parts(dist: DistTable) -> Iterator[tuple[str, Value | None]]:
     yield "content-sha256", dist.content_sha256
     yield "source", dist.source
     yield "wheel-sha256", dist.wheel.sha256 if dist.wheel else None
-    yield "commit-id", dist.direct_url.commit_id if dist.direct_url else None
-    yield "dirty", dist.direct_url.dirty if dist.direct_url else None
+    yield from source_fields(dist.direct_url).items()
 
 
 def _tables(table: LockTable, *left_out: str) -> dict[str, Any]:

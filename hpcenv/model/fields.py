@@ -535,7 +535,7 @@ FIELDS: tuple[Field, ...] = (
         "package",
         what="commit that a package was installed from, or that an editable install runs",
         source="direct_url.json, and git for an editable install",
-        why="an editable install has no digest: its commit is all there is to compare",
+        why="an editable install has no digest: its commit stands for its code",
         remedy="check out the locked commit",
     ),
     _field(
@@ -546,6 +546,24 @@ FIELDS: tuple[Field, ...] = (
         source="git",
         why="a changed tree is not its commit, and nobody else has it",
         remedy="commit the change, then: hpcenv lock",
+    ),
+    _field(
+        "packages.*.diff-sha256",
+        ("warn", "must"),
+        "package",
+        what="digest of what differs from the commit of an editable install; `none` if nothing does",
+        source="git: changed files; and importable files that it does not track, ignored ones (*.so) too",
+        why="two changed trees of one commit are two environments",
+        remedy="commit the change, or build again, then: hpcenv lock",
+    ),
+    _field(
+        "packages.*.files-sha256",
+        ("warn", "must"),
+        "package",
+        what="digest over the importable files of an editable install of which git does not tell what it is",
+        source="the folders below the one that it was installed from",
+        why="without a commit its files are all there is to compare",
+        remedy="put it under git, or if the change is wanted: hpcenv lock",
     ),
     _field(
         "packages.*.source",

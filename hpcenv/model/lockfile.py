@@ -109,12 +109,18 @@ class WheelTable(LockTable):
 
 @dataclass(frozen=True, kw_only=True)
 class DirectUrlTable(LockTable):
-    """[packages.dist.direct-url]: where a distribution came from, if not from an index."""
+    """[packages.dist.direct-url]: where a distribution came from, if not from an index.
+
+    `diff-sha256` is the word `none` where the working tree is its commit, and missing where that is not known;
+    then `files-sha256` stands in its place.
+    """
 
     url: str | None = None
     commit_id: str | None = None
     editable: bool | None = None
     dirty: bool | None = None
+    diff_sha256: str | None = None
+    files_sha256: str | None = None
     hash: str | None = None
 
 
@@ -399,11 +405,8 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
     packages = document.plain(lockfile.packages, "dist")
     locked |= {f"packages.{key}": value for key, value in packages.items()}
     for dist in lockfile.packages.dist:
-        source = dist.direct_url
-        if source is not None and source.commit_id:
-            locked[f"packages.{dist.name}.commit-id"] = source.commit_id
-        if source is not None and source.dirty is not None:
-            locked[f"packages.{dist.name}.dirty"] = source.dirty
+        sources = source_fields(dist.direct_url).items()
+        locked |= {f"packages.{dist.name}.{part}": value for part, value in sources}
     found = []
     for field in sorted(locked):
         severity = severity_of(field, lockfile.policy, lockfile.determinism.profile)
@@ -411,6 +414,19 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
             continue
         found.append(Expectation(field=field, value=locked[field], severity=severity, origin=origin))
     return (*found, *_unknown_expectations(lockfile, level=level, origin=origin))
+
+
+def source_fields(direct_url: DirectUrlTable | None) -> dict[str, Value]:
+    """Return what is compared of where a distribution came from."""
+    if direct_url is None:
+        return {}
+    told = {
+        "commit-id": direct_url.commit_id or None,
+        "dirty": direct_url.dirty,
+        "diff-sha256": direct_url.diff_sha256,
+        "files-sha256": direct_url.files_sha256,
+    }
+    return {part: value for part, value in told.items() if value is not None}
 
 
 # Stands for the value of a field that could not be read when the environment was locked.

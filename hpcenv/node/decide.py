@@ -168,7 +168,7 @@ def _judge_network(
 
 
 def _judge_node(manifest: Manifest, facts: Facts) -> list[Finding]:
-    findings = [f for e in _expectations(manifest) if (f := _compare(e, facts)) is not None]
+    findings = [f for e in _expectations(manifest) if (f := compare(e, facts)) is not None]
     findings.extend(_judge_gpus(manifest, facts))
     findings.extend(_judge_staging(facts))
     severity = _package_severity(manifest)
@@ -304,7 +304,7 @@ def _why_unknown(field: str, facts: Facts) -> str:
     return facts.unknown.get(field) or facts.unknown.get(part) or "this node did not report it"
 
 
-def _compare(expected: Expectation, facts: Facts) -> Finding | None:
+def compare(expected: Expectation, facts: Facts) -> Finding | None:
     """Return what is worth telling about one field on one node, None when it matches."""
     locked = _show(expected.value)
     if not _reported(expected.field, facts):

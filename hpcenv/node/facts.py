@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.adapters import process
-from hpcenv.dataclass import replace
+from hpcenv.dataclass import dataclass, replace
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.node import host, network, sif_check
 from hpcenv.node.door import leads_to
@@ -251,23 +251,61 @@ def _probe(
         binds=own_folders(manifest),
         data=data_binds(manifest, staged),
     )
-    found.values = {name: _as_value(value) for name, value in answer["values"].items()} | found.values
-    found.values.update(_sources(answer["packages"]))
-    found.unknown.update({name: str(reason) for name, reason in answer["unknown"].items()})
+    inside = read_answer(answer)
+    found.values = inside.values | found.values
+    found.unknown.update(inside.unknown)
     found.differences.extend(compare_packages(manifest.packages, answer, level=manifest.probe_level))
 
 
-def _sources(packages: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Return where packages without a digest of their own come from: commit, and whether it was changed."""
-    found: dict[str, Value] = {}
-    for package in packages:
-        git, direct = package.get("git") or {}, package.get("direct-url") or {}
-        commit = direct.get("commit-id") or git.get("commit")
-        if commit:
-            found[f"packages.{package['name']}.commit-id"] = str(commit)
-        if isinstance(git.get("dirty"), bool):
-            found[f"packages.{package['name']}.dirty"] = git["dirty"]
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What a probe's answer says, in the words of the lockfile.
+
+    Attributes:
+        unknown: field -> why it could not be read.
+    """
+
+    values: dict[str, Value]
+    unknown: dict[str, str]
+
+
+def read_answer(answer: Mapping[str, Any]) -> Inside:
+    """Return what `parse_probe` gave as fields: for the gate, and for whoever compares without one.
+
+    Raises:
+        ValueError: a value is of no kind that a lockfile has.
+    """
+    values = {name: _as_value(value) for name, value in answer["values"].items()}
+    unknown = {name: str(reason) for name, reason in answer["unknown"].items()}
+    for package in answer["packages"]:
+        known, missing = _source(package)
+        values.update(known)
+        unknown.update(missing)
+    return Inside(values=values, unknown=unknown)
+
+
+def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
+    """Return where a package without a digest of its own comes from, and why that is not known.
+
+    A commit, whether its tree was changed and how; the digest of its files where git does not tell.
+    """
+    tables = (package.get(name) for name in ("git", "direct-url", "files"))
+    git, direct, files = (table if isinstance(table, dict) else {} for table in tables)
+    told = {
+        "commit-id": (direct.get("commit-id") or git.get("commit"), git),
+        "dirty": (git.get("dirty"), git),
+        "diff-sha256": (git.get("diff-sha256"), git),
+        "files-sha256": (files.get("sha256"), files),
+    }
+    values: dict[str, Value] = {}
+    unknown: dict[str, str] = {}
+    for part, (value, where) in told.items():
+        field = f"packages.{package['name']}.{part}"
+        if isinstance(value, bool) or (isinstance(value, str) and value):
+            values[field] = value
+        elif where.get("reason"):
+            unknown[field] = str(where["reason"])
+    return values, unknown
 
 
 def run_probe(

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ from hpcenv.model.fields import Level
 from hpcenv.model.image_recipe import REPORT, UNPROVED_REPORT
 from hpcenv.model.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
 from hpcenv.model.progress import OnEvent, ignore
-from hpcenv.node import facts
+from hpcenv.node import decide, facts
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.image.build import Choices, build, definition_changed
 from hpcenv.steps.same_tree import stands_for
 from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
 from hpcenv.version import VERSION
-from hpcenv.wire import Environment
+from hpcenv.wire import SCHEMA, Environment, Facts, Network
 
 Report = Callable[[str], None]
 
@@ -144,7 +144,7 @@ def lock(
     changed = toml_files.write(text, path)
     if container is not None:
         _need(workspace, path, container)
-    notes = (*_notes(locked), *_gpu_notes(locked))
+    notes = (*_notes(locked, answer), *_gpu_notes(locked))
     if kept is not None:
         other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
         notes = (f"{other}: the lockfile still names that one", *notes)
@@ -324,7 +324,7 @@ def _compose(
     proofs: Mapping[str, WheelProof],
     before: Lockfile | None,
 ) -> Lockfile:
-    values, unknown = dict(answer["values"]), dict(answer["unknown"])
+    values, unknown = dict(answer["values"]), {**answer["unknown"], **_unknown_sources(answer)}
     missing = [field for field in lock_model.REQUIRED if field not in values]
     if missing:
         reasons = "\n".join(f"{field}: {unknown.get(field, 'not reported')}" for field in missing)
@@ -366,6 +366,20 @@ def _compose(
     if problems:
         raise SpecError(f"`{workspace.spec}` is not valid", why="\n".join(problems))
     return replace(draft, fingerprint=lock_model.fingerprint(lock_model.to_data(draft)))
+
+
+def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return which editable installs have no digest of their code, neither against a commit nor of its files."""
+    inside = facts.read_answer(answer)
+    found = {}
+    for package in answer["packages"]:
+        name = f"packages.{package['name']}"
+        if f"{name}.diff-sha256" in inside.values or f"{name}.files-sha256" in inside.values:
+            continue
+        part = "diff-sha256" if f"{name}.dirty" in inside.values else "files-sha256"
+        if f"{name}.{part}" in inside.unknown:
+            found[f"{name}.{part}"] = inside.unknown[f"{name}.{part}"]
+    return found
 
 
 def _require_valid(workspace: Workspace, path: Path, text: str) -> None:
@@ -458,7 +472,7 @@ def _dist(package: Mapping[str, Any], wheel: lock_model.WheelTable | None, value
         build=package.get("build") or None,
         tags=tuple(sorted(package.get("tags") or ())),
         source=package.get("source"),
-        direct_url=_direct_url(package.get("direct-url"), package.get("git") or {}, values),
+        direct_url=_direct_url(package, values),
         wheel=wheel,
         record_sha256=record,
         content_sha256=content if content != record else None,
@@ -466,9 +480,8 @@ def _dist(package: Mapping[str, Any], wheel: lock_model.WheelTable | None, value
     )
 
 
-def _direct_url(
-    found: Mapping[str, Any] | None, git: Mapping[str, Any], values: Mapping[str, Any]
-) -> lock_model.DirectUrlTable | None:
+def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_model.DirectUrlTable | None:
+    found, git, files = package.get("direct-url"), package.get("git") or {}, package.get("files") or {}
     if not found:
         return None
     url = found.get("url")
@@ -477,6 +490,8 @@ def _direct_url(
         commit_id=found.get("commit-id") or git.get("commit"),
         editable=found.get("editable"),
         dirty=git.get("dirty"),
+        diff_sha256=git.get("diff-sha256"),
+        files_sha256=files.get("sha256"),
         hash=found.get("hash"),
     )
 
@@ -521,20 +536,53 @@ def _proved_now(
 _WEAK = ("index-only", "none")
 
 
-def _notes(locked: Lockfile) -> tuple[str, ...]:
+def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
     notes = [f"{field} is unknown: {reason}" for field, reason in locked.unknown.items()]
     notes.extend(
         f"{dist.name} {dist.version} was modified after it was installed"
         for dist in locked.packages.dist
         if dist.content_sha256 is not None and dist.record_sha256 is not None
     )
-    unproved = [dist.name for dist in locked.packages.dist if dist.record_sha256 is None]
-    if unproved:
-        notes.append(
-            f"{len(unproved)} packages have no digest of their own (their files count as unlisted): "
-            + ", ".join(unproved[:5])
-        )
+    notes.extend(_editable_notes(locked))
+    outside = {package["name"] for package in answer["packages"] if package.get("scanned") is False}
+    unproved = [d.name for d in locked.packages.dist if d.record_sha256 is None and d.source != "editable"]
+    for names, what in (
+        ([name for name in unproved if name not in outside], "their files count as unlisted"),
+        (
+            [name for name in unproved if name in outside],
+            "they lie beside the environment: their files are not compared",
+        ),
+    ):
+        if names:
+            notes.append(f"packages without a digest of their own ({what}): {_some(names)}")
     return tuple(notes)
+
+
+def _editable_notes(locked: Lockfile) -> Iterator[str]:
+    """Say by what editable installs are compared: what is changed in their trees nobody else has."""
+    editable = {
+        d.name: d.direct_url for d in locked.packages.dist if d.direct_url is not None and d.direct_url.editable
+    }
+    for name, source in editable.items():
+        if source.dirty:
+            kept = "what differs is locked as a digest, " if source.diff_sha256 else ""
+            yield (
+                f"{name} is an editable install and its tree is not commit {(source.commit_id or '')[:12]}: "
+                f"{kept}only you have it; commit it, then lock again"
+            )
+    by_commit = [name for name, source in editable.items() if source.diff_sha256 and not source.dirty]
+    by_files = [name for name, source in editable.items() if source.files_sha256]
+    for names, what in ((by_commit, "their commit and what differs from it"), (by_files, "the files of their trees")):
+        if names:
+            yield f"editable installs, compared by {what}: {_some(names)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+_NAMED = 5
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
@@ -611,16 +659,26 @@ def _check_host(workspace: Workspace, locked: Lockfile, environ: Mapping[str, st
         return [stale.StaleReason(name="environment-unreadable", locked="readable", found=error.why or error.what)]
     differences = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")
     reasons = list(stale.from_differences(differences))
+    inside = facts.read_answer(answer)
+    here = Facts(
+        schema=SCHEMA,
+        run="lock",
+        node="here",
+        attempt=0,
+        values=inside.values,
+        unknown=inside.unknown,
+        network=Network(first_node="here"),
+    )
     for expected in lock_model.expectations(locked, level="full", origin=""):
-        found = answer["values"].get(expected.field)
-        found = tuple(found) if isinstance(found, list) else found
         explained = expected.field.startswith("packages.") and differences
-        if found != expected.value and expected.severity == "must" and not explained:
+        found = decide.compare(expected, here) if expected.severity == "must" and not explained else None
+        if found is not None:
             reasons.append(
                 stale.StaleReason(
                     name="environment-differs",
-                    locked=f"{expected.field} {expected.value}",
-                    found=answer["unknown"].get(expected.field, str(found)),
+                    locked=f"{found.field} {found.locked}",
+                    found=found.found,
+                    note=found.note,
                 )
             )
     return reasons

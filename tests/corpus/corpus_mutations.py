@@ -215,7 +215,7 @@ def editable_install_led_elsewhere(case: Case) -> None:
     case.write("__editable__.editpkg.pth", str(case.root / "fork") + "\n")
 
 
-@mutation("full", "packages.editpkg.dirty", severity="warn", needs=("git",))
+@mutation("full", "packages.editpkg.dirty", "packages.editpkg.diff-sha256", severity="warn", needs=("git",))
 def editable_source_edited(case: Case) -> None:
     source = case.world.source / "src/editpkg/__init__.py"
     before = source.read_bytes()
@@ -223,9 +223,17 @@ def editable_source_edited(case: Case) -> None:
     source.write_bytes(b"E = 2\n")
 
 
-@mutation("full", "packages.editpkg.dirty", profile="bitwise", needs=("git",))
+@mutation("full", "packages.editpkg.dirty", "packages.editpkg.diff-sha256", profile="bitwise", needs=("git",))
 def editable_source_edited_under_the_bitwise_profile(case: Case) -> None:
     editable_source_edited(case)
+
+
+@mutation("record", "packages.editpkg.diff-sha256", severity="warn", needs=("git",))
+def compiled_module_in_an_editable_source_that_git_ignores(case: Case) -> None:
+    (case.world.source / ".git/info/exclude").write_text("*.so\n")
+    module = case.world.source / "src/editpkg/fast.so"
+    case.undo.append(module.unlink)
+    module.write_bytes(b"\x7fELF any")
 
 
 @mutation("full", "packages.editpkg.commit-id", needs=("git",))

@@ -60,6 +60,8 @@ DIST = st.builds(
         commit_id=OR_NONE | TEXT,
         editable=OR_NONE | st.booleans(),
         dirty=OR_NONE | st.booleans(),
+        diff_sha256=OR_NONE | TEXT,
+        files_sha256=OR_NONE | TEXT,
         hash=TEXT,
     ),
     wheel=OR_NONE

@@ -222,6 +222,6 @@ def compare(locked: Lockfile, plan: Plan, image: Path, environ: Mapping[str, str
     )
     answer = lock_step.probe(environment, environ, level="full")
     different = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in answer["values"].items()}
+    inside = facts.read_answer(answer)
     rows = [(one.field, str(one.locked), str(one.found)) for one in different]
-    return image_rebuild.compare(locked, plan, values, answer["unknown"], rows)
+    return image_rebuild.compare(locked, plan, inside.values, inside.unknown, rows)
