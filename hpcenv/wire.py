@@ -455,6 +455,7 @@ class Facts:
         values: field -> value, in the words of the lockfile.
         unknown: field -> why it could not be read.
         differences: packages that differ from the manifest's.
+        unlisted: the newest importable files that no package lists: a few names beside their digest.
         sif: which SIF was checked and how.
         not_staged: why a copy on the node's own disk was asked for and is not used.
         seconds: how long each part took.
@@ -468,6 +469,7 @@ class Facts:
     unknown: dict[str, str]
     network: Network
     differences: tuple[Difference, ...] = ()
+    unlisted: tuple[str, ...] = ()
     sif: CheckedSif | None = None
     not_staged: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)

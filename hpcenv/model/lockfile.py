@@ -412,7 +412,8 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
         severity = severity_of(field, lockfile.policy, lockfile.determinism.profile)
         if severity is None or not _readable_at(field, level):
             continue
-        found.append(Expectation(field=field, value=locked[field], severity=severity, origin=origin))
+        note = _unlisted_note(lockfile) if field == "packages.unlisted-digest" else ""
+        found.append(Expectation(field=field, value=locked[field], severity=severity, origin=origin, note=note))
     return (*found, *_unknown_expectations(lockfile, level=level, origin=origin))
 
 
@@ -427,6 +428,11 @@ def source_fields(direct_url: DirectUrlTable | None) -> dict[str, Value]:
         "files-sha256": direct_url.files_sha256,
     }
     return {part: value for part, value in told.items() if value is not None}
+
+
+def _unlisted_note(lockfile: Lockfile) -> str:
+    count = lockfile.packages.unlisted_count
+    return f"{count or 'no'} such {'file' if count == 1 else 'files'} when it was locked"
 
 
 # Stands for the value of a field that could not be read when the environment was locked.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpcenv.node import rendezvous
-from hpcenv.node.table import sif_in_words
+from hpcenv.node.table import sif_in_words, visible
 from hpcenv.wire import (
     SCHEMA,
     SKIPPED,
@@ -316,7 +316,8 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
     # Python takes True for 1; a lockfile that says one and a node that says the other differ.
     if found == expected.value and isinstance(found, bool) == isinstance(expected.value, bool):
         return None
-    note = expected.note or _list_note(expected.value, found) or _kind_note(expected.value, found)
+    note = _files_note(expected, facts) or expected.note
+    note = note or _list_note(expected.value, found) or _kind_note(expected.value, found)
     return _finding(facts.node, expected.field, locked, _show(found), "mismatch", expected.severity, note)
 
 
@@ -338,6 +339,27 @@ def _version(value: Value) -> tuple[int, ...] | None:
         return None
     text = str(value)
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"[0-9]+(\.[0-9]+)*", text) else None
+
+
+def _files_note(expected: Expectation, facts: Facts) -> str:
+    """Name files behind the digest over what no package lists: the newest, for all that is locked is how many."""
+    count = facts.values.get("packages.unlisted-count")
+    if expected.field != "packages.unlisted-digest" or not isinstance(count, int):
+        return ""
+    now = f"{expected.note}, now {count}" if expected.note else f"{count} such files"
+    names = ", ".join(_short_path(path) for path in facts.unlisted)
+    if not names:
+        return now
+    return f"{now}: {names}" if count <= len(facts.unlisted) else f"{now}, the newest: {names}"
+
+
+def _short_path(path: str) -> str:
+    """Return the end of a path, which tells most, in less than a line."""
+    path = visible(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
+    return path if len(path) <= _PATH_WIDTH else "..." + path[3 - _PATH_WIDTH :]
+
+
+_PATH_WIDTH = 60
 
 
 def _list_note(locked: Value, found: Value) -> str:

@@ -48,6 +48,7 @@ class _Gathered:
         self.values: dict[str, Value] = {}
         self.unknown: dict[str, str] = {}
         self.differences: list[Difference] = []
+        self.unlisted: tuple[str, ...] = ()
         self.seconds: dict[str, float] = {}
         self.sif: CheckedSif | None = None
 
@@ -89,6 +90,7 @@ def gather(
         values=found.values | outside.found.values,
         unknown=found.unknown | outside.found.unknown,
         differences=tuple(found.differences),
+        unlisted=found.unlisted,
         sif=found.sif,
         not_staged=staged.problems,
         seconds={
@@ -254,6 +256,7 @@ def _probe(
     inside = read_answer(answer)
     found.values = inside.values | found.values
     found.unknown.update(inside.unknown)
+    found.unlisted = inside.unlisted
     found.differences.extend(compare_packages(manifest.packages, answer, level=manifest.probe_level))
 
 
@@ -263,10 +266,12 @@ class Inside:
 
     Attributes:
         unknown: field -> why it could not be read.
+        unlisted: the newest files that no package lists; see `wire.Facts`.
     """
 
     values: dict[str, Value]
     unknown: dict[str, str]
+    unlisted: tuple[str, ...] = ()
 
 
 def read_answer(answer: Mapping[str, Any]) -> Inside:
@@ -281,7 +286,14 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
         known, missing = _source(package)
         values.update(known)
         unknown.update(missing)
-    return Inside(values=values, unknown=unknown)
+    newest = answer.get("unlisted-newest")
+    names = newest[:_UNLISTED] if isinstance(newest, list) else ()
+    return Inside(values=values, unknown=unknown, unlisted=tuple(str(name)[:_PATH] for name in names))
+
+
+# The probe names no more; an image may hold another one.
+_UNLISTED = 3
+_PATH = 500
 
 
 def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:

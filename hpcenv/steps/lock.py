@@ -668,6 +668,7 @@ def _check_host(workspace: Workspace, locked: Lockfile, environ: Mapping[str, st
         values=inside.values,
         unknown=inside.unknown,
         network=Network(first_node="here"),
+        unlisted=inside.unlisted,
     )
     for expected in lock_model.expectations(locked, level="full", origin=""):
         explained = expected.field.startswith("packages.") and differences

@@ -140,6 +140,24 @@ def test_a_floor_is_shown_as_one(judge_one):
     assert rows(verdict) == [("n1", "host.x", ">= 12.4", "12.2", "mismatch")]
 
 
+@pytest.mark.parametrize(
+    ("count", "names", "note"),
+    [
+        (2, ("a.py", "b.py"), "1 such file when it was locked, now 2: a.py, b.py"),
+        (7, ("lib/x/dist-packages/a.py",), "1 such file when it was locked, now 7, the newest: dist-packages/a.py"),
+        (0, (), "1 such file when it was locked, now 0"),
+        (None, (), "1 such file when it was locked"),
+    ],
+)
+def test_files_that_no_package_lists_are_named(judge_one, count, names, note):
+    expected = Expectation(
+        field="packages.unlisted-digest", value="a", severity="must", note="1 such file when it was locked"
+    )
+    values = {"packages.unlisted-digest": "b"} | ({} if count is None else {"packages.unlisted-count": count})
+    [finding] = judge_one(expected, values=values, unlisted=names).findings
+    assert finding.note == note
+
+
 # -- unknown ------------------------------------------------------------------------------
 
 

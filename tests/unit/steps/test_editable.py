@@ -227,3 +227,29 @@ def test_lock_says_which_files_are_not_compared(own: Path) -> None:
         "packages without a digest of their own (their files count as unlisted): loose",
         "packages without a digest of their own (they lie beside the environment: their files are not compared): tool",
     ]
+
+
+# -- files that no package lists ----------------------------------------------------------
+
+
+def unlisted_note(folder: Path) -> str:
+    verdict, _ = verify(open_workspace(folder), environ=ENVIRON)
+    [note] = [f.note for f in verdict.findings if f.field == "packages.unlisted-digest"]
+    return note
+
+
+def test_a_file_that_no_package_lists_is_named(own: Path) -> None:
+    lock_here(own)
+    [site] = own.glob("env/lib/python*/site-packages")
+    before = locked(own).packages.unlisted_count
+    (site / "helper\x1b[2J.py").write_text("")
+    assert before == 0
+    assert unlisted_note(own) == r"no such files when it was locked, now 1: site-packages/helper\x1b[2J.py"
+    [reason] = check_lock(open_workspace(own), environ=ENVIRON).reasons
+    assert reason.note == unlisted_note(own)
+    lock_here(own)
+    for name in "abc":
+        (site / f"{name * 100}.py").write_text("")
+    note = unlisted_note(own)
+    assert note.startswith("1 such file when it was locked, now 4, the newest: ...")
+    assert [len(name) for name in note.partition("newest: ")[2].split(", ")] == [60, 60, 60]
