@@ -11,9 +11,11 @@ version or be cut short: a wrong type or a missing key names its path in the rec
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import stat
 import types
 import typing
 from collections.abc import Mapping
@@ -885,6 +887,40 @@ def loads(kind: type[Record], text: str, *, origin: str) -> Record:
     return typing.cast("Record", _decode(kind, data, path=kind.__name__, origin=origin))
 
 
+# Documents that a person or a tool wrote: the largest uv.lock that was seen has 5 MiB.
+LONGEST = 64 << 20
+# A verdict tells every difference of every node.
+_LONGEST_RECORD = 512 << 20
+
+
+def read_file(path: Path, *, most: int = LONGEST) -> bytes:
+    """Return what a regular file holds: the door for all that others may have put there.
+
+    A named pipe would wait for a writer for ever, and a device gives bytes until the memory ends.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than `most` bytes; `strerror` says which.
+    """
+    # O_NONBLOCK: for a pipe, opening alone would wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file, but a pipe or a device", os.fspath(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            # What grows meanwhile, or does not know its size, is read up to the same bound.
+            content = file.read(min(status.st_size, most) + 1)
+            if len(content) > status.st_size:
+                content += file.read(most + 1 - len(content))
+    finally:
+        os.close(descriptor)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", os.fspath(path))
+    return content
+
+
 def read(kind: type[Record], path: Path) -> Record:
     """Return the record of type `kind` in the file `path`.
 
@@ -892,9 +928,9 @@ def read(kind: type[Record], path: Path) -> Record:
         RecordInvalid: unreadable, or not such a record.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, most=_LONGEST_RECORD).decode("utf-8")
     except OSError as error:
-        raise RecordInvalid(f"cannot read `{path}`", why=str(error)) from error
+        raise RecordInvalid(f"cannot read `{path}`", why=error.strerror) from error
     except UnicodeDecodeError as error:
         raise RecordInvalid(f"`{path}` is not UTF-8 text", why=str(error)) from error
     return loads(kind, text, origin=str(path))

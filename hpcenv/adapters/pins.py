@@ -36,8 +36,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from hpcenv import wire
 from hpcenv.adapters.wheels import InstalledDist, KnownFile, WheelProof
-from hpcenv.errors import EnvironmentUnreadable, LockfileInvalid
+from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileInvalid
 
 __all__ = [
     "Pin",
@@ -48,9 +49,9 @@ __all__ = [
     "parse_report",
     "read_pins",
     "read_report",
+    "require_readable",
 ]
 
-_FILE_BYTES = 64 << 20
 _NESTED = 20  # requirements files that name each other
 
 
@@ -106,7 +107,8 @@ def read_pins(
         groups: dependency groups that were installed.
 
     Raises:
-        LockfileInvalid: it cannot be read, is none of the three kinds, or says something unsupported.
+        FileUnusable: it cannot be read.
+        LockfileInvalid: it is none of the three kinds, or says something unsupported.
     """
     asked = _Asked(
         environment=environment,
@@ -114,12 +116,28 @@ def read_pins(
         groups=tuple(map(canonicalize_name, groups)),
     )
     text = _read(path)
-    if path.suffix != ".toml" and path.name != "uv.lock":
+    if not _is_toml(path):
         found: Iterable[Pin] = _requirements(path, text, asked, seen=())
     else:
         data = _toml(path, text)
         found = _pylock(path, data, asked) if "lock-version" in data else _uv(path, data, asked)
     return tuple(sorted(dict.fromkeys(found), key=lambda pin: (pin.name, pin.version or "", not pin.required)))
+
+
+def require_readable(path: Path) -> None:
+    """Refuse early what `read_pins` could not read: it needs the environment, which takes its time.
+
+    Raises:
+        FileUnusable: there is no such file, or it cannot be read.
+        LockfileInvalid: it is no text, or has not the form that its name tells.
+    """
+    text = _read(path)
+    if _is_toml(path):
+        _toml(path, text)
+
+
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml" or path.name == "uv.lock"
 
 
 def marker_environment(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -162,6 +180,7 @@ def read_report(path: Path) -> tuple[KnownFile, ...]:
     """Return the wheels that a report of `pip install --report` names, for `find_wheels`.
 
     Raises:
+        FileUnusable: it cannot be read.
         LockfileInvalid: it is no such report.
     """
     return parse_report(_read(path), origin=str(path))
@@ -506,13 +525,10 @@ def _version_in(filename: str) -> str | None:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_BYTES + 1)
-        if len(data) > _FILE_BYTES:
-            raise LockfileInvalid(f"`{path}` has more than {_FILE_BYTES >> 20} MiB")
-        return data.decode("utf-8-sig")
+        return wire.read_file(path).decode("utf-8-sig")
     except OSError as error:
-        raise LockfileInvalid(f"cannot read `{path}`", why=error.strerror) from error
+        hint = "name a file: a pylock.toml, a requirements.txt or a uv.lock"
+        raise FileUnusable(f"cannot read `{path}`", why=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
         raise LockfileInvalid(f"`{path}` is not UTF-8 text", why=str(error)) from error
     except ValueError as error:

@@ -28,7 +28,7 @@ def read(path: Path, *, error: type[HpcenvError], hint: str | None = None) -> di
 def read_bytes(path: Path, *, error: type[HpcenvError], hint: str | None = None) -> bytes:
     """Return the document as it lies there; `error` is raised as by `read`."""
     try:
-        return path.read_bytes()
+        return wire.read_file(path)
     except OSError as problem:
         raise error(f"cannot read `{path}`", why=problem.strerror, hint=hint) from problem
 
@@ -71,7 +71,7 @@ def read_plain(path: Path, *, error: type[HpcenvError]) -> dict[str, Any]:
     except ImportError:
         return read(path, error=error)
     try:
-        return dict(tomllib.loads(path.read_bytes().decode("utf-8")))
+        return dict(tomllib.loads(wire.read_file(path).decode("utf-8")))
     except OSError as problem:
         raise error(f"cannot read `{path}`", why=problem.strerror) from problem
     except (ValueError, RecursionError) as problem:

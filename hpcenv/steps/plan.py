@@ -492,7 +492,7 @@ def read_template(path: Path) -> str:
         UsageError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return wire.read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the batch template `{path}`", why=str(error)) from error
 

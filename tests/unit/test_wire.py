@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -181,6 +182,48 @@ def test_a_file_that_is_not_there_says_so(tmp_path):
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(RecordInvalid, match="cannot read"):
         wire.read(Facts, tmp_path)
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def longer(path):
+    with open(path, "wb") as file:
+        file.truncate((64 << 20) + 1)
+
+
+NO_FILES = [
+    (pipe, "it is no regular file, but a pipe or a device"),
+    (device, "it is no regular file, but a pipe or a device"),
+    (os.mkdir, "Is a directory"),
+    (longer, "it has more than 64 MiB"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), NO_FILES)
+def test_what_would_hang_or_never_end_is_not_read(make, why, tmp_path):
+    make(tmp_path / "a")
+    with pytest.raises(OSError) as caught:
+        wire.read_file(tmp_path / "a")
+    assert (caught.value.strerror, caught.value.filename) == (why, str(tmp_path / "a"))
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert wire.read_file(tmp_path / "a", most=5) == b"12345"
+    # It says that it has 0 bytes.
+    assert wire.read_file(Path("/proc/self/status")).startswith(b"Name:")
+
+
+def test_a_pipe_in_the_place_of_a_record_is_refused(tmp_path):
+    pipe(tmp_path / "n1.json")
+    with pytest.raises(RecordInvalid, match="cannot read .*n1.json.*\nwhy: it is no regular file"):
+        wire.read(Facts, tmp_path / "n1.json")
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):

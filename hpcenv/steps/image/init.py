@@ -91,7 +91,7 @@ def init(
 
     Raises:
         SpecError: an impossible combination, with the possible ones.
-        LockfileInvalid: the lock cannot be read.
+        FileUnusable, LockfileInvalid: the lock cannot be read, or is none.
         ImageUnavailable: the base cannot be resolved.
         ToolFailed: pip found no packages.
         WouldOverwrite: a file is in the way; nothing is written.
@@ -259,7 +259,8 @@ def pins_of(lock: Path, python: str) -> tuple[Pin, ...]:
     """Return the packages of a pylock.toml, uv.lock or requirements file, for Linux on x86_64.
 
     Raises:
-        LockfileInvalid: it cannot be read, or holds what cannot be pinned by hash.
+        FileUnusable: it cannot be read.
+        LockfileInvalid: it holds what cannot be pinned by hash.
     """
     facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
     found = []

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hpcenv import wire
 from hpcenv.adapters import filesystem, lease, manifests
 from hpcenv.adapters.store import ABANDONED, Root, Store, StorePlace, is_there, remove
 from hpcenv.errors import FileUnusable, HpcenvError
@@ -35,7 +36,6 @@ from hpcenv.steps.workspace import Workspace
 from hpcenv.wire import RunFolder
 
 _LEASE = "prune"
-_LONGEST = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,8 +445,6 @@ def _run_folders(folder: Path) -> set[Path]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            text = file.read(_LONGEST + 1)
+        return wire.read_file(path)
     except (OSError, ValueError):
         return None
-    return text if len(text) <= _LONGEST else None

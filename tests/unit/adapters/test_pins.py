@@ -18,7 +18,7 @@ from hpcenv.adapters.pins import (
     read_report,
 )
 from hpcenv.adapters.wheels import InstalledDist, WheelProof
-from hpcenv.errors import EnvironmentUnreadable, LockfileInvalid
+from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileInvalid
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 LINUX = marker_environment({"python.version": "3.12.3", "python.implementation": "cpython", "system.machine": "x86_64"})
@@ -90,7 +90,7 @@ def test_a_line_that_pins_nothing_has_no_version(tmp_path, line):
     ],
 )
 def test_what_requirements_may_not_say(tmp_path, line, message):
-    with pytest.raises(LockfileInvalid, match=r".") as caught:
+    with pytest.raises((LockfileInvalid, FileUnusable), match=r".") as caught:
         read(tmp_path, "requirements.txt", line + "\n")
     assert message in caught.value.what
 
