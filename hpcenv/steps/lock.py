@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.adapters import sif, toml_files
-from hpcenv.adapters.pins import cross_check, known_files, marker_environment, parse_report, read_pins
+from hpcenv.adapters.pins import (
+    Pin,
+    PinDifference,
+    cross_check,
+    known_files,
+    marker_environment,
+    parse_report,
+    read_pins,
+    require_readable,
+)
 from hpcenv.adapters.wheels import Index, InstalledDist, KnownFile, WheelProof, find_wheels
 from hpcenv.errors import (
     EnvironmentUnreadable,
@@ -72,10 +81,17 @@ class LockResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """Whether a lockfile still is what the project asks for and what is there."""
+    """Whether a lockfile still is what the project asks for and what is there.
+
+    Attributes:
+        path: the lockfile.
+        reasons: why to lock again.
+        notes: what could not be told.
+    """
 
     path: Path
     reasons: tuple[stale.StaleReason, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def fresh(self) -> bool:
@@ -113,12 +129,15 @@ def lock(
 
     Raises:
         PinsDiffer: something else is installed than was pinned.
+        FileUnusable: the pins cannot be read.
         HpcenvError: the image cannot be had, the SIF cannot be made, or the environment
             cannot be read. The old lockfile stays as it is.
     """
     path = workspace.lockfile_path(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
+    if pins is not None:
+        require_readable(pins)  # likewise
     if workspace.project.on_host:
         environment, container = host_environment(workspace, environ), None
     else:
@@ -270,7 +289,7 @@ def _wheel_proofs(
     """
     dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
     pinned = read_pins(pins, environment=marker_environment(answer["values"])) if pins is not None else ()
-    if cache is None and not pinned:
+    if cache is None and pins is None:
         return {}
     report(f"finding the wheels of {len(dists)} packages")
     index = Index(env=environ) if cache is not None else None
@@ -279,7 +298,25 @@ def _wheel_proofs(
     proofs = find_wheels(dists, sources=named, index=index, cache=place)
     for reason, count in Counter(proof.reason for proof in proofs if proof.proof == "none").most_common(3):
         report(f"  no wheel is proved for {count} of them: {reason}")
-    differences = cross_check(pinned, dists, proofs, ignore=("pip", "setuptools", "wheel")) if pinned else ()
+    if pins is not None:
+        for difference in _require_as_pinned(pins, pinned, dists, proofs):
+            report(f"  {_unsure(difference)}")
+    return {proof.name: proof for proof in proofs}
+
+
+# What installs, and need not be pinned.
+_INSTALLERS = ("pip", "setuptools", "wheel")
+
+
+def _require_as_pinned(
+    pins: Path, pinned: Sequence[Pin], dists: Sequence[InstalledDist], proofs: Sequence[WheelProof]
+) -> list[PinDifference]:
+    """Return what could not be compared with the pins.
+
+    Raises:
+        PinsDiffer: something else is installed than was pinned.
+    """
+    differences = cross_check(pinned, dists, proofs, ignore=_INSTALLERS)
     certain = [difference for difference in differences if difference.kind != "unknown"]
     if certain:
         raise PinsDiffer(
@@ -291,9 +328,11 @@ def _wheel_proofs(
             ),
             hint=f"install from it again: pip install -r {pins}",
         )
-    for difference in differences:
-        report(f"  {difference.name}: could not tell whether it is as pinned ({difference.note})")
-    return {proof.name: proof for proof in proofs}
+    return list(differences)
+
+
+def _unsure(difference: PinDifference) -> str:
+    return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
 def _reported_wheels(image: Path, report: Report) -> tuple[KnownFile, ...]:
@@ -616,21 +655,55 @@ def _version(dist: DistTable | None) -> str:
 # -- checking -----------------------------------------------------------------------------
 
 
-def check_lock(workspace: Workspace, *, environ: Mapping[str, str], name: str = DEFAULT_LOCK) -> CheckResult:
-    """Say whether a lockfile is stale, and why. Asks no registry.
+def check_lock(
+    workspace: Workspace, *, environ: Mapping[str, str], name: str = DEFAULT_LOCK, pins: Path | None = None
+) -> CheckResult:
+    """Say whether a lockfile is stale, and why. Asks no registry and no index.
 
     Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself
     with the lockfile.
 
+    Args:
+        pins: pylock.toml, requirements.txt or uv.lock that a fresh lockfile must agree with too.
+
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
+        PinsDiffer: the lockfile is fresh, and something else is installed than was pinned.
+        FileUnusable: the pins cannot be read.
     """
+    if pins is not None:
+        require_readable(pins)
     path = workspace.lockfile_path(name)
     locked = read_lockfile(path)
     reasons = list(stale.compare_spec(workspace.project, locked))
     if not reasons:
         reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
-    return CheckResult(path=path, reasons=tuple(reasons))
+    notes = () if reasons or pins is None else _check_pins(pins, locked)
+    return CheckResult(path=path, reasons=tuple(reasons), notes=notes)
+
+
+def _check_pins(pins: Path, locked: Lockfile) -> tuple[str, ...]:
+    """Hold what is locked, which of a fresh lockfile is what is installed, against the pins.
+
+    Raises:
+        PinsDiffer: something else is installed than was pinned.
+    """
+    dists = [
+        InstalledDist(name=d.name, version=d.version, build=d.build or "", tags=d.tags, record_sha256=d.record_sha256)
+        for d in locked.packages.dist
+    ]
+    pinned = read_pins(pins, environment=marker_environment(locked.facts))
+    unsure = _require_as_pinned(pins, pinned, dists, [_locked_proof(dist) for dist in locked.packages.dist])
+    return tuple(_unsure(difference) for difference in unsure)
+
+
+def _locked_proof(dist: DistTable) -> WheelProof:
+    wheel = dist.wheel
+    if wheel is None or wheel.proof == "none":
+        return WheelProof(name=dist.name, proof="none", reason="the lockfile has no proof of its wheel")
+    return WheelProof(
+        name=dist.name, filename=wheel.filename, sha256=wheel.sha256, proof=wheel.proof, reason=wheel.reason or ""
+    )
 
 
 def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:

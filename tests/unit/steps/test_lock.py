@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomlkit
 
-from hpcenv.errors import EnvironmentUnreadable, LockfileInvalid, LockfileNewer, PinsDiffer, SpecError
+from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileNewer, PinsDiffer, SpecError
 from hpcenv.model import lockfile as lock_model
 from hpcenv.steps.lock import LockResult, check_lock, lock
 from hpcenv.steps.workspace import open_workspace
@@ -235,8 +235,54 @@ def test_differing_pins_end_with_21(project: Path, pinned: Path, hpcenv: Any) ->
     assert (done.status, done.envelope["error"]["code"]) == (21, "pins-differ")
 
 
-def test_a_pins_file_that_cannot_be_read(project: Path, pinned: Path) -> None:
-    with pytest.raises(LockfileInvalid):
+def test_a_file_that_pins_nothing_agrees_with_nothing(project: Path, pinned: Path) -> None:
+    pinned.write_text("# to be filled\n")
+    with pytest.raises(PinsDiffer):
+        from_pins(project, pinned)
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_a_pins_file_that_is_not_there_is_refused_before_anything_is_read(
+    more: tuple[str, ...], project: Path, hpcenv: Any
+) -> None:
+    (project / "hpcenv.toml").write_text('image = "host"\npython = "/bin/false"\n')  # would be environment-unreadable
+    done = hpcenv("lock", *more, "--from", "requirements.txt", cwd=project)
+    assert (done.status, done.stdout) == (19, "")
+    assert f"error[file-unusable]: cannot read `{project}/requirements.txt`" in done.stderr
+
+
+# -- what is no file ----------------------------------------------------------------------
+
+
+def replace(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    "words", [("verify",), ("lock", "--check"), ("submit", "train.py", "--nproc", "1", "--dry-run")]
+)
+def test_a_lockfile_that_is_no_file_is_refused_at_once(
+    kind: str, words: tuple[str, ...], project: Path, hpcenv: Any
+) -> None:
+    replace(lockfile(project), kind)
+    done = hpcenv(*words, cwd=project, timeout=20)
+    assert done.status == 5
+    assert "why: it is no regular file, but a pipe or a device" in done.stderr
+    assert "hint: restore it from version control, or run `hpcenv lock` again" in done.stderr
+
+
+def test_locking_again_puts_it_aside(project: Path) -> None:
+    replace(lockfile(project), "device")
+    assert any("could not be read and is kept as" in note for note in lock_here(project).notes)
+    assert lockfile(project).is_file()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pins_that_are_no_file_are_refused(kind: str, project: Path, pinned: Path) -> None:
+    replace(pinned, kind)
+    with pytest.raises(FileUnusable, match="cannot read"):
         from_pins(project, pinned)
 
 
@@ -245,6 +291,45 @@ def test_a_pins_file_that_cannot_be_read(project: Path, pinned: Path) -> None:
 
 def test_a_fresh_lock_is_fresh(project: Path) -> None:
     assert check_lock(open_workspace(project), environ={"PATH": os.environ["PATH"]}).fresh
+
+
+CHECK = ("lock", "--check", "--from", "requirements.txt")
+
+
+def test_the_check_holds_the_pins_against_it_too(project: Path, pinned: Path, hpcenv: Any) -> None:
+    pinned.write_text("torch==2.12.0\n")
+    done = hpcenv(*CHECK, "--json", cwd=project)
+    assert (done.status, done.envelope["error"]["code"]) == (21, "pins-differ")
+    assert "torch: other-version, pinned 2.12.0, installed 2.13.0+cpu" in done.envelope["error"]["why"]
+    pinned.write_text("torch==2.13.0\n")
+    done = hpcenv(*CHECK, cwd=project)
+    assert (done.status, done.stdout) == (0, "lockfiles/default.lock.toml is fresh\n")
+    assert (
+        "note: torch: could not tell whether it is as pinned (requirements.txt line 1 states no sha256)" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(("sha256", "status"), [("0" * 64, 0), ("1" * 64, 21)])
+def test_the_check_knows_the_locked_wheels(sha256: str, status: int, project: Path, pinned: Path, hpcenv: Any) -> None:
+    with_wheel(project, proof="record")
+    pinned.write_text(f"torch==2.13.0 --hash=sha256:{sha256}\n")
+    done = hpcenv(*CHECK, cwd=project)
+    assert done.status == status
+    assert ("other-file" in done.stderr, "could not tell" in done.stderr) == (status != 0, False)
+
+
+def test_of_a_stale_lockfile_the_pins_are_not_what_counts(project: Path, pinned: Path, hpcenv: Any) -> None:
+    pinned.write_text("torch==2.12.0\n")
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[policy]\n"system.glibc" = "info"\n')
+    assert hpcenv(*CHECK, cwd=project).status == 7
+
+
+@pytest.mark.parametrize("flag", ["--upgrade", "--deep", "--no-wheels", "--allow-floating"])
+def test_what_means_nothing_to_a_check_is_refused(flag: str, project: Path, hpcenv: Any) -> None:
+    done = hpcenv("lock", "--check", flag, cwd=project)
+    assert (done.status, done.stdout) == (2, "")
+    assert f"error[usage]: `--check` does not go with `{flag}`" in done.stderr
 
 
 def test_a_moved_environment_is_the_same(tmp_path: Path) -> None:
