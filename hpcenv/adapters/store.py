@@ -28,6 +28,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,7 @@ class StoredImage:
         record: None where it is missing or damaged.
         used: when it was last asked for or read, as far as the file system says; seconds
             since 1970 by its own clock.
+        distrust: why nobody should run it, though it is there; empty when nothing speaks against it.
     """
 
     digest: str
@@ -80,6 +82,27 @@ class StoredImage:
     size: int
     record: ImageRecord | None
     used: float
+    distrust: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a SIF with a record, as long as that one says."""
+        return self.record is not None and self.record.sif.size == self.size
+
+    @property
+    def remedy(self) -> str:
+        """The command that makes it trusted again, and all that lies beside it."""
+        return f"chmod go-w {shlex.quote(str(self.path.parent))}/*.sif"
+
+    def require_trusted(self) -> None:
+        """Refuse what others could change while a job runs from it.
+
+        Raises:
+            FileUnusable: names the file, its mode and the remedy.
+        """
+        if self.distrust:
+            hint = f"{self.remedy}\n      or remove that file: it can be made again"
+            raise FileUnusable(f"`{self.path}` is not trusted", why=self.distrust, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,12 +271,16 @@ class Store:
     def find_image(self, digest: str) -> StoredImage | None:
         """Return the image's SIF if it is there and whole as far as its size tells.
 
-        A SIF without a readable record, of another size, or that somebody could still
-        write to counts as absent: the next conversion replaces it.
+        A SIF without a readable record or of another size counts as absent: the next
+        conversion replaces it.
+
+        Raises:
+            FileUnusable: somebody else could still write to it.
         """
         found = self.look(digest)
-        if found is None or found.record is None or found.record.sif.size != found.size:
+        if found is None or not found.whole:
             return None
+        found.require_trusted()
         return found
 
     def record(self, digest: str) -> ImageRecord | None:
@@ -267,7 +294,7 @@ class Store:
         return found if found.digest == digest else None
 
     def find_source(self, digest: str, platform: str) -> StoredImage | None:
-        """Return the whole SIF of the image that a manifest's or an index's digest names.
+        """Return the whole SIF of the image that a manifest's or an index's digest names; it may not be trusted.
 
         Args:
             platform: `os/architecture[/variant]`, which of an index's images is meant.
@@ -276,18 +303,18 @@ class Store:
             SpecError: the platform makes no sense.
         """
         wanted = references.parse_platform(platform)
-        there = self.find_image(digest)
-        images = [there] if there is not None else self.list_images()
+        there = self.look(digest)
+        images = [there] if there is not None and there.whole else self.list_images()
         for image in images:
             record = image.record
             if record is None or digest not in (record.manifest_digest, record.index_digest):
                 continue
-            if record.sif.size == image.size and _fits(record.platform, wanted):
+            if image.whole and _fits(record.platform, wanted):
                 return image
         return None
 
     def list_images(self) -> tuple[StoredImage, ...]:
-        """Return every SIF of the store, also those without a record."""
+        """Return every SIF of the store, also those without a record, or that are not trusted."""
         try:
             names = sorted(os.listdir(self.images))
         except OSError:
@@ -302,12 +329,19 @@ class Store:
             status = os.lstat(path)
         except OSError:
             return None
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode):
             return None
         used = max(status.st_mtime, status.st_atime)
         with contextlib.suppress(OSError):
             used = max(used, os.lstat(self.record_path(digest)).st_mtime)
-        return StoredImage(digest=digest, path=path, size=status.st_size, record=self.record(digest), used=used)
+        return StoredImage(
+            digest=digest,
+            path=path,
+            size=status.st_size,
+            record=self.record(digest),
+            used=used,
+            distrust=_distrust(status),
+        )
 
     def publish_image(self, finished: Path, record: ImageRecord) -> StoredImage:
         """Give a finished SIF its name in the store, and write its record.
@@ -662,6 +696,15 @@ def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
     except OSError:
         return False
     return now is not None and now - newest > (ABANDONED if match is None else after)
+
+
+def _distrust(status: os.stat_result) -> str:
+    """Return who could change a SIF while jobs run from it, and how that shows; empty when nobody could."""
+    writers = [who for bit, who in ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "everybody")) if status.st_mode & bit]
+    if not writers:
+        return ""
+    mode, owner = stat.S_IMODE(status.st_mode), filesystem.user_name(status.st_uid)
+    return f"{writers[-1]} may write to it (mode {mode:04o}, owner {owner})"
 
 
 def _read_only_file(path: Path) -> bool:

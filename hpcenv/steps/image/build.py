@@ -527,6 +527,7 @@ def _made_before(store: Store, recipe: Recipe, kept: str | None) -> BuiltImage |
     for image in sorted(images, key=lambda image: image.record.made.created if image.record else "", reverse=True):
         if _same_inputs(image, identity, known, wanted):
             assert image.record is not None
+            image.require_trusted()
             return BuiltImage(path=image.path, record=image.record, reused=True, read=True)
     return None
 

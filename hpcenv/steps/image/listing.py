@@ -112,6 +112,8 @@ def _listed(image: StoredImage, used_by: tuple[str, ...]) -> ListedImage:
         problem = "its record is missing or damaged"
     elif record.sif.size != image.size:
         problem = f"it has {image.size} bytes, its record says {record.sif.size}"
+    elif image.distrust:
+        problem = f"{image.distrust}: {image.remedy}"
     return ListedImage(
         digest=image.digest,
         path=image.path,

@@ -38,10 +38,11 @@ def find_path(place: StorePlace, word: str) -> FoundImage:
 
     Raises:
         ImageUnavailable: no such SIF is in the store.
+        FileUnusable: others could change it.
         UsageError: several are; says which.
     """
     store = _open(place, hint=_pull(word))
-    found = [image for image in _whole(store) if _is_meant(image, word)]
+    found = [image for image in store.list_images() if image.whole and _is_meant(image, word)]
     if not found:
         short = re.fullmatch(r"(sha256:)?[0-9a-f]{1,5}", word)
         why = f"of a digest, at least {_LEAST_DIGITS} digits are needed" if short else None
@@ -52,6 +53,7 @@ def find_path(place: StorePlace, word: str) -> FoundImage:
             why="\n".join(f"{image.digest} made {_created(image)}" for image in found),
             hint="name one by its digest, or by a lockfile: --lock NAME",
         )
+    found[0].require_trusted()
     return _answer(store, found[0])
 
 
@@ -65,6 +67,7 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
     Raises:
         UsageError: the lockfile names no image.
         ImageUnavailable: the SIF is not in the store, or not where the project has it.
+        FileUnusable: others could change it.
         ImageMismatch: it is another SIF than the lockfile's, as far as its size or record tells.
     """
     if locked.container is None:
@@ -122,11 +125,6 @@ def _open(place: StorePlace, *, hint: str) -> Store:
 
 def _pull(word: str) -> str:
     return f"hpcenv image pull {word}" if "://" in word or "/" in word else "hpcenv image list, or hpcenv image pull"
-
-
-def _whole(store: Store) -> list[StoredImage]:
-    images = (store.find_image(image.digest) for image in store.list_images())
-    return [image for image in images if image is not None]
 
 
 # Of a digest; fewer may well be a word of somebody's reference.

@@ -237,11 +237,14 @@ def _images(store: Store, needs: _Needs) -> tuple[list[Removal], list[Kept]]:
     for image in store.list_images():
         why = needs.everything or needs.of.get(image.digest, "")
         if why:
+            why += f"; nobody uses it as it is: {image.distrust}; {image.remedy}" if image.distrust else ""
             kept.append(Kept(digest=image.digest, size=image.size, why=why))
             continue
         because = "no lockfile and no run needs it"
-        if image.record is None or image.record.sif.size != image.size:
+        if not image.whole:
             because += ", and it is damaged"
+        elif image.distrust:
+            because += f", and {image.distrust}"
         spare.append(
             Removal(kind="image", name=image.digest, path=image.path, size=image.size, used=image.used, why=because)
         )

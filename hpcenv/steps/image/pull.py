@@ -90,11 +90,18 @@ def pull(asked: Asked, *, place: StorePlace, environ: Mapping[str, str], on_even
 
 
 def _there(asked: Asked, source: Reference | LocalImage, store: Store) -> BuiltImage | None:
-    """Return the SIF that a digest names, if the store has it as it was asked for."""
+    """Return the SIF that a digest names, if the store has it as it was asked for.
+
+    Raises:
+        FileUnusable: others could change it.
+    """
     if not isinstance(source, Reference) or source.digest is None:
         return None
     found = store.find_source(source.digest, asked.platform)
-    if found is None or found.record is None or (asked.prove and found.record.tree_sha256 is None):
+    if found is None or found.record is None:
+        return None
+    found.require_trusted()
+    if asked.prove and found.record.tree_sha256 is None:
         return None
     store.remember(found.digest)  # not by the reference: nobody has asked whether that registry has it
     return BuiltImage(path=found.path, record=found.record, reused=True, read=False)
@@ -166,6 +173,7 @@ def _kept(asked: Asked, source: Reference | LocalImage, store: Store | None) -> 
     """Return the image that a digest names from what the store keeps of it."""
     if store is None or not isinstance(source, Reference) or source.digest is None:
         return None
+    # Whoever may write to the SIF: only its record counts here, and blobs are known by their digests.
     known = store.find_source(source.digest, asked.platform)
     record = None if known is None else known.record
     manifest = source.digest if record is None or record.manifest_digest is None else record.manifest_digest

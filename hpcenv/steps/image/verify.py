@@ -61,6 +61,7 @@ def verify(
 
     Raises:
         ImageUnavailable: there is no such SIF, or the layers cannot be had.
+        FileUnusable: it is the store's, and others could change it after it was proved.
         HpcenvError: the SIF or the layers cannot be read.
     """
     if path is not None:
@@ -70,6 +71,8 @@ def verify(
     store = place.open(create=True)
     if path is None:
         path = _stored(store, image.manifest_digest, asked)
+    elif path.exists() and (own := store.look(image.manifest_digest)) is not None and own.path.samefile(path):
+        own.require_trusted()
     merged = merged_layers(image, open_blobs, store, asked.limits, on_event)
     made_by: Literal["hpcenv", "apptainer"] = "hpcenv" if FORMAT_LABEL in sif.labels(path) else "apptainer"
     extra = added(image, merged)[1]

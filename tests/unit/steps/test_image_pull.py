@@ -18,6 +18,7 @@ from hpcenv.model.progress import Event
 from hpcenv.steps.image import room
 from hpcenv.steps.image.path import find_path
 from hpcenv.steps.image.pull import Asked, BuiltImage, pull, resolve
+from hpcenv.steps.image.verify import verify
 
 NOBODY = "127.0.0.1:1"
 
@@ -87,6 +88,32 @@ def test_a_digest_that_the_store_has_is_taken_from_there(store: Store, registry:
     assert registry.requests == []
     # Nobody has asked that registry whether it has the image: it is not noted as a place to have it from.
     assert found.record.references == (f"docker://{registry.host}/lab/img:1",)
+
+
+@pytest.mark.parametrize("by_tag", [False, True])
+def test_a_sif_that_others_may_write_to_is_told_before_a_layer_is_fetched(
+    store: Store, registry: Served, by_tag: bool
+) -> None:
+    image = registry.image()
+    path = keep(store, registry, image)
+    for blob in (store.blobs / "sha256").iterdir():
+        blob.unlink()
+    path.chmod(0o664)
+    registry.requests.clear()
+    words = "lab/img:1" if by_tag else f"lab/img@{image['digest']}"
+    with pytest.raises(FileUnusable) as caught:
+        pulled(f"docker://{registry.host}/{words}", store, plain_http=(registry.host,))
+    assert (caught.value.what, path.exists()) == (f"`{path}` is not trusted", True)
+    config = json.loads(registry.paths[f"/v2/lab/img/manifests/{image['digest']}"][2])["config"]["digest"]
+    assert {name.rpartition("/")[2] for name, _ in registry.requests if "/blobs/" in name} <= {config}
+
+
+def test_and_before_it_is_verified(store: Store, registry: Served) -> None:
+    image = registry.image()
+    keep(store, registry, image).chmod(0o664)
+    asked = Asked(reference=f"docker://{NOBODY}/lab/img@{image['digest']}")
+    with pytest.raises(FileUnusable, match="is not trusted"):
+        verify(asked, None, place=StorePlace(root=store.root), environ={}, on_event=lambda _: None)
 
 
 def test_a_tag_is_asked_for_always(store: Store, registry: Served) -> None:

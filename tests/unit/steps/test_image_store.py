@@ -188,6 +188,37 @@ def test_a_truncated_sif_is_not_given_out(store: Store) -> None:
     assert list_images(at(store.root), NO_SLURM).images[0].problem == "it has 10 bytes, its record says 100"
 
 
+SAYS = {0o664: "its group may write to it (mode 0664, owner ", 0o646: "everybody may write to it (mode 0646, owner "}
+
+
+@pytest.mark.parametrize("mode", SAYS)
+def test_a_sif_that_others_may_write_to_is_named_and_not_given_out(store: Store, mode: int, tmp_path: Path) -> None:
+    path = put(store, "a")
+    os.chmod(path, mode)
+    locked = locked_to("a", hashlib.sha256(b"a" * 100).hexdigest())
+    asked = (
+        lambda: find_path(at(store.root), "aaaaaa"),
+        lambda: find_locked(at(store.root), locked, origin=tmp_path / "x.lock.toml"),
+        lambda: store.find_image(digest("a")),
+    )
+    for ask in asked:
+        with pytest.raises(FileUnusable) as caught:
+            ask()
+        assert caught.value.what == f"`{path}` is not trusted"
+        assert (caught.value.why or "").startswith(SAYS[mode])
+        assert (caught.value.hint or "").startswith(f"chmod go-w {path.parent}/*.sif\n")
+    (image,) = list_images(at(store.root), NO_SLURM).images
+    assert image.problem.startswith(SAYS[mode])
+    os.chmod(path, 0o444)
+    assert find_path(at(store.root), "aaaaaa").path == path
+
+
+def test_another_images_mode_is_not_in_the_way(store: Store) -> None:
+    os.chmod(put(store, "a"), 0o664)
+    path = put(store, "b")
+    assert find_path(at(store.root), "bbbbbb").path == path
+
+
 def locked_to(letter: str, sha256: str) -> Lockfile:
     table = SifTable(
         sha256=sha256, size=100, partition_sha256="0" * 64, partition_size=1, compression="zstd", arch="amd64"
@@ -350,6 +381,19 @@ def test_without_slurm_nobody_can_tell_and_the_image_stays(store: Store, tmp_pat
     found = plan(store)
     assert found.removals == ()
     assert why_kept(found, "a") == f"run {tmp_path / 'runs' / 'r'}: unknown"
+
+
+def test_an_image_that_others_may_write_to_is_there_all_the_same(store: Store, tmp_path: Path) -> None:
+    lockfile = tmp_path / "x.lock.toml"
+    lockfile.write_text(f'manifest-digest = "{digest("a")}"\n')
+    store.add_root("lockfile", lockfile, [digest("a")])
+    for letter, layer in (("a", "1"), ("b", "2")):
+        os.chmod(put(store, letter, layer=layer), 0o664)
+    found = plan(store)
+    assert (letters(found), letters(found, "layer"), letters(found, "index")) == ("b", "2", "2")
+    assert why_kept(found, "a").startswith(f"lockfile {lockfile}; nobody uses it as it is: its group may write to it")
+    (spare,) = (item for item in found.removals if item.kind == "image")
+    assert spare.why.startswith("no lockfile and no run needs it, and its group may write to it (mode 0664")
 
 
 @pytest.mark.parametrize("name", ["manifest", "submission"])
