@@ -7,7 +7,6 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections import Counter
@@ -45,7 +44,7 @@ from hpcenv.model.lockfile import ContainerTable, DistTable, Lockfile, PackagesT
 from hpcenv.model.progress import OnEvent, ignore
 from hpcenv.node import decide, facts
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
-from hpcenv.steps.image.build import Choices, build, definition_changed
+from hpcenv.steps.image.build import Choices, build, definition_changed, need
 from hpcenv.steps.same_tree import stands_for
 from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
 from hpcenv.version import VERSION
@@ -162,7 +161,7 @@ def lock(
     aside = _set_aside(path) if unreadable else None
     changed = toml_files.write(text, path)
     if container is not None:
-        _need(workspace, path, container)
+        need(workspace, path, container)
     notes = (*_notes(locked, answer), *_gpu_notes(locked))
     if kept is not None:
         other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
@@ -177,12 +176,6 @@ def lock(
         sif=Path(environment.sif) if container is not None else None,
         notes=notes,
     )
-
-
-def _need(workspace: Workspace, path: Path, container: ContainerTable) -> None:
-    """Let the store know that this lockfile needs its SIF, so that nobody prunes it."""
-    with contextlib.suppress(HpcenvError):  # not writable, or not there: then nothing is kept in it
-        workspace.store_place.open().add_root("lockfile", path, [container.digest])
 
 
 def _header(name: str) -> str:

@@ -78,10 +78,10 @@ def _project(where: _render.Where, name: str, choices: Any, on_event: Any, *, up
     from hpcenv.steps.workspace import read_lockfile
 
     workspace = where.project()
-    before = None
+    before, lockfile = None, workspace.lockfile_path(name)
     if not upgrade:
         try:
-            before = read_lockfile(workspace.lockfile_path(name))
+            before = read_lockfile(lockfile)
         except LockfileMissing:
             before = None  # nothing is kept yet: what the tag means now
-    return build(workspace, before=before, environ=os.environ, on_event=on_event, choices=choices)
+    return build(workspace, before=before, environ=os.environ, on_event=on_event, choices=choices, lockfile=lockfile)

@@ -18,7 +18,7 @@ def command(where: _render.Where, as_json: bool) -> None:
     """List the store's images, the latest used first, and who needs them.
 
     NEEDED BY are lockfiles, and runs that have not ended, as far as they said so: `hpcenv
-    lock` and `hpcenv submit` do.
+    lock`, `image build` and `submit` do.
     """
     from hpcenv.steps.image.listing import ListedImage, list_images
 

@@ -5,6 +5,7 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -67,18 +68,40 @@ def build(
     environ: Mapping[str, str],
     on_event: OnEvent,
     choices: Choices | None = None,
+    lockfile: Path | None = None,
 ) -> ProjectImage:
     """Return the project's SIF, made now if it is not there.
 
     Args:
         before: the lockfile whose image is kept, where it answers the very same request; None
             asks the registry what a tag means today.
+        lockfile: where `before` lies; it is noted in the store as one that needs its image.
 
     Raises:
         SpecError: `image` is `host`, or makes no sense, or floats.
         HpcenvError: the image cannot be had or converted.
     """
-    choices = choices or Choices()
+    made = _made(workspace, before, environ, on_event, choices or Choices())
+    # A clone has the lockfile, and nobody has locked there.
+    kept = None if before is None else before.container
+    if lockfile is not None and kept is not None and kept.digest == made.container.digest:
+        need(workspace, lockfile, made.container)
+    return made
+
+
+def need(workspace: Workspace, lockfile: Path, container: ContainerTable) -> None:
+    """Let the store know that a lockfile needs its SIF, so that nobody prunes it."""
+    with contextlib.suppress(HpcenvError):  # not writable, or not there: then nothing is kept in it
+        workspace.store_place.open().add_root("lockfile", lockfile, [container.digest])
+
+
+def _made(
+    workspace: Workspace,
+    before: Lockfile | None,
+    environ: Mapping[str, str],
+    on_event: OnEvent,
+    choices: Choices,
+) -> ProjectImage:
     source = references.parse_source(workspace.project.image)
     if isinstance(source, Host):
         raise SpecError('there is no image to build: `image` is "host"', why=f"in {workspace.spec}")

@@ -5,7 +5,7 @@ Runs on: LOGIN NODE.
 What is needed is never guessed in favour of removing. An image stays when
 
 - a lockfile that is known has one of its digests in its text, whatever that lockfile's
-  schema; known are those that `hpcenv lock` noted in the store, the others beside them, and
+  schema; known are those that `hpcenv lock` or `image build` noted in the store, the others beside them, and
   those of the project the user is in;
 - a run that is known has not ended, or nobody can tell whether it has;
 - a note in the store cannot be read, or names a place that is not reachable from here.
