@@ -84,6 +84,7 @@ def _on_nodes(
     from hpcenv.steps.request import Asked
     from hpcenv.steps.status import wait
     from hpcenv.steps.submit import submit
+    from hpcenv.steps.verify import with_notes
     from hpcenv.wire import Facts, RunFolder
 
     around = surroundings()
@@ -108,4 +109,4 @@ def _on_nodes(
             hint=f"hpcenv logs {result.run}",
         )
     found = [wire.read(Facts, path) for path in sorted(RunFolder(result.run_folder).facts.glob("*.json"))]
-    return status.verdict, {facts.node: facts.seconds for facts in found}
+    return with_notes(status.verdict, workspace, words["name"]), {facts.node: facts.seconds for facts in found}

@@ -830,6 +830,15 @@ FIELDS: tuple[Field, ...] = (
         remedy="hpcenv lock",
     ),
     _field(
+        "lockfile.revision",
+        ("warn", "warn"),
+        "note",
+        what="minor version of the lockfile's format, where it is newer than the one that this hpcenv knows",
+        source="the lockfile",
+        why="keys that are not known are not compared, and an edit would not be seen",
+        remedy="pip install --upgrade hpcenv",
+    ),
+    _field(
         "facts",
         ("must", "must"),
         "note",

@@ -337,6 +337,18 @@ def _known_tables(value: Any, table: type[Document]) -> Any:
     return known_part(value, table) if isinstance(value, dict) else value
 
 
+def unknown_keys(data: Any, known: Any) -> set[str]:
+    """Return the keys that `known_part` left out of `data`, dotted, those of all entries of a list once."""
+    if isinstance(data, list) and isinstance(known, list):
+        found = (unknown_keys(item, kept) for item, kept in zip(data, known, strict=False))
+        return set().union(*found)
+    if not isinstance(data, dict) or not isinstance(known, dict):
+        return set()
+    left_out = {key for key in data if key not in known}
+    inner = {f"{key}.{name}" for key in known.keys() & data.keys() for name in unknown_keys(data[key], known[key])}
+    return left_out | inner
+
+
 def _known_facts(value: Any) -> Any:
     """Keep facts of the types that this version compares."""
     if not isinstance(value, dict):

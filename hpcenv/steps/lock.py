@@ -46,7 +46,7 @@ from hpcenv.node import decide, facts
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.image.build import Choices, build, definition_changed, need
 from hpcenv.steps.same_tree import stands_for
-from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
+from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
 from hpcenv.version import VERSION
 from hpcenv.wire import SCHEMA, Environment, Facts, Network
 
@@ -671,8 +671,8 @@ def check_lock(
     reasons = list(stale.compare_spec(workspace.project, locked))
     if not reasons:
         reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
-    notes = () if reasons or pins is None else _check_pins(pins, locked)
-    return CheckResult(path=path, reasons=tuple(reasons), notes=notes)
+    unsure = () if reasons or pins is None else _check_pins(pins, locked)
+    return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure))
 
 
 def _check_pins(pins: Path, locked: Lockfile) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from hpcenv.steps.request import (
     stop_options,
 )
 from hpcenv.steps.snapshot import Code
-from hpcenv.steps.workspace import Workspace, lockfile_bytes, parse_lockfile
+from hpcenv.steps.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
 from hpcenv.version import VERSION
 from hpcenv.wire import Bind, DataFolder, Environment, Manifest, RunFolder, StageRequest
 
@@ -129,6 +129,7 @@ def plan_job(workspace: Workspace, asked: Asked, around: Surroundings) -> Plan:
         _require_one_kind(asked, cluster)
         script, script_bytes = (None, b"") if asked.script is None else preflight.read_script(asked.script, around.cwd)
         locked = _locked(wanted)
+        notes += notes_on(locked.lockfile, locked.path)
         if asked.script is not None:
             notes += preflight.compile_script(asked.script, script_bytes, locked.lockfile)
         gate = _gate(wanted, shape, locked.lockfile, notes)

@@ -34,9 +34,9 @@ from hpcenv.node.place import Place
 from hpcenv.steps import same_tree
 from hpcenv.steps.environment import container_environment, host_environment, locked_sif
 from hpcenv.steps.locked import default_level, gpu_needs, host_expectations, settings
-from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, read_lockfile
+from hpcenv.steps.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
 from hpcenv.version import VERSION
-from hpcenv.wire import Environment, Facts, Manifest, Verdict
+from hpcenv.wire import Environment, Facts, Finding, Manifest, Verdict
 
 _SECONDS = 1800
 
@@ -81,7 +81,30 @@ def verify(
             manifest = replace(manifest, expectations=same_tree.expecting(manifest.expectations, other.sha256))
             found = facts.gather(manifest, place, environ, probe=probe)
     verdict, _ = decide.judge(manifest, place.nodes, {place.node: found}, {}, attempt=0, job_id=place.job_id)
-    return replace(verdict, rendezvous=None, settings={}), found
+    return with_notes(replace(verdict, rendezvous=None, settings={}), workspace, name), found
+
+
+def with_notes(verdict: Verdict, workspace: Workspace, name: str) -> Verdict:
+    """Return a verdict that also warns of what of the lockfile nobody could look at here.
+
+    Raises:
+        LockfileMissing, LockfileInvalid, LockfileNewer: it is not there any more.
+    """
+    path = workspace.lockfile_path(name)
+    locked = read_lockfile(path)
+    findings = tuple(
+        Finding(
+            node=verdict.nodes[0].node if verdict.nodes else "",
+            field="lockfile.revision",
+            locked=str(locked.revision),
+            found=str(lock_model.REVISION),
+            result="unknown",
+            severity="warn",
+            note=note,
+        )
+        for note in notes_on(locked, path)
+    )
+    return replace(verdict, findings=(*verdict.findings, *findings))
 
 
 def _environment(

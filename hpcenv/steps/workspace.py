@@ -156,6 +156,23 @@ def parse_lockfile(content: bytes, path: Path, accepted: Accepted = NOTHING) -> 
     return locked
 
 
+def notes_on(locked: Lockfile, path: Path) -> tuple[str, ...]:
+    """Say what of a lockfile nobody can have looked at here; nothing where all of it was read.
+
+    Raises:
+        LockfileMissing, LockfileInvalid: it is not there any more.
+    """
+    if locked.revision <= lockfile.REVISION:
+        return ()
+    data = toml_files.loads(lockfile_bytes(path), path, error=LockfileInvalid, hint=_REMEDY)
+    names = sorted(lockfile.unknown_keys(data, lockfile.known_part(data)))
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    keys = ("1 key is" if len(names) == 1 else f"{len(names)} keys are") + " not known here"
+    keys += f" ({shown})" if names else ""
+    newer = f"revision {locked.revision} of `{path.name}` is newer than this hpcenv's {lockfile.REVISION}"
+    return (f"{newer}: {keys}, and whether it was edited was not checked; pip install --upgrade hpcenv",)
+
+
 def _lock_command(path: Path) -> str:
     name = path.name.removesuffix(".lock.toml")
     return "hpcenv lock" if name == DEFAULT_LOCK else f"hpcenv lock --name {name}"

@@ -188,6 +188,40 @@ def test_strict_minds_what_could_not_be_read_when_it_was_locked(hpcenv: Any, own
     assert "unknown when it was locked" in done.stdout
 
 
+NEWER = (
+    "revision 3 of `default.lock.toml` is newer than this hpcenv's 0: 2 keys are not known here "
+    "(expect, packages.dist.sbom), and whether it was edited was not checked"
+)
+
+
+@pytest.fixture
+def newer(own: Path) -> Path:
+    """A lockfile of a later hpcenv."""
+    data = tomlkit.parse((own / "lockfiles" / "default.lock.toml").read_text()).unwrap()
+    edit(own, "packages", "dist", value=[{**dist, "sbom": "x"} for dist in data["packages"]["dist"]])
+    edit(own, "expect", value={"loss": 1})
+    edit(own, "revision", value=3)
+    return own
+
+
+def test_what_is_not_known_of_a_newer_lockfile_is_a_warning(hpcenv: Any, newer: Path) -> None:
+    done = hpcenv("verify", cwd=newer)
+    assert done.status == 0
+    assert NEWER in " ".join(done.stdout.split())
+    done = hpcenv("verify", "--strict", "--json", cwd=newer)
+    assert (done.status, done.envelope["data"]["outcome"]) == (92, "warned")
+    (finding,) = (f for f in done.envelope["data"]["verdict"]["findings"] if f["field"] == "lockfile.revision")
+    assert (finding["severity"], finding["locked"], finding["found"]) == ("warn", "3", "0")
+
+
+@pytest.mark.parametrize("words", [("lock", "--check"), ("submit", "train.py", "--nproc", "1", "--dry-run")])
+def test_and_is_said_once_by_who_else_reads_it(words: tuple[str, ...], hpcenv: Any, newer: Path) -> None:
+    (newer / "train.py").write_text("")
+    done = hpcenv(*words, cwd=newer)
+    assert done.status == 0, done.stderr
+    assert done.stderr.count(f"note: {NEWER}") == 1
+
+
 # -- could not tell -----------------------------------------------------------------------
 
 
