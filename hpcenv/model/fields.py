@@ -8,6 +8,7 @@ reference/lockfiles.md, section 2 (2026-11-20).
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Literal
 
 from hpcenv.dataclass import dataclass
@@ -881,6 +882,31 @@ def must_be_known(name: str) -> bool:
     then warn of them.
     """
     return name in _by_name()
+
+
+# What the probe reads of families whose members are the same everywhere.
+MEMBERS = ("system.packages-manager", "torch.cxx11-abi", "torch.debug")
+# Which libraries there are is known when the environment was read.
+_OPEN = ("libs", "loaded")
+
+
+def policy_problems(names: Iterable[str], facts: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Say which fields of a [policy] no environment has, with the nearest that there is.
+
+    Args:
+        facts: of the environment; None before it was read.
+    """
+    known = {field.name for field in FIELDS if "*" not in field.name} | set(MEMBERS if facts is None else facts)
+    problems = []
+    for name in sorted(set(names) - known):
+        if facts is None and name.partition(".")[0] in _OPEN and find(name) is not None:
+            continue
+        import difflib
+
+        close = difflib.get_close_matches(name, sorted(known), n=1)
+        hint = f", perhaps you meant `{close[0]}`" if close else ""
+        problems.append(f'unknown field `policy."{name}"`{hint}')
+    return tuple(problems)
 
 
 def severity(name: str, profile: Profile = "default") -> Severity | None:

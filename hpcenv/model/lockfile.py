@@ -387,16 +387,7 @@ def policy_problems(lockfile: Lockfile) -> tuple[str, ...]:
 
     A misspelled field would loosen or tighten nothing, unseen.
     """
-    import difflib
-
-    named = {field.name for field in fields.FIELDS if "*" not in field.name}
-    known = {*named, *lockfile.facts}
-    problems = []
-    for field in sorted(set(lockfile.policy) - known):
-        close = difflib.get_close_matches(field, sorted(known), n=1)
-        hint = f", perhaps you meant `{close[0]}`" if close else ""
-        problems.append(f'unknown field `policy."{field}"`{hint}')
-    return tuple(problems)
+    return fields.policy_problems(lockfile.policy, lockfile.facts)
 
 
 def severity_of(field: str, policy: Mapping[str, Severity], profile: Profile = "default") -> Severity | None:

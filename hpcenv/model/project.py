@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from hpcenv.dataclass import dataclass, field
 from hpcenv.model.document import Check, Document
-from hpcenv.model.fields import Profile
+from hpcenv.model.fields import Profile, policy_problems
 from hpcenv.wire import Severity
 
 HOST = "host"
@@ -52,6 +52,14 @@ def _secrets(value: dict[str, str]) -> dict[str, str]:
     for name, source in _variable_names(value).items():
         if not SECRET_SOURCE.fullmatch(source):
             raise ValueError(f"the source of {name} must be `file:PATH` or `env:NAME`, never the value itself")
+    return value
+
+
+def _fields(value: dict[str, Severity]) -> dict[str, Severity]:
+    # A misspelled field would loosen or tighten nothing, unseen.
+    problems = policy_problems(value)
+    if problems:
+        raise ValueError("; ".join(problems))
     return value
 
 
@@ -203,7 +211,7 @@ class Project(Document):
     host: HostTable = field(default_factory=HostTable)
     determinism: DeterminismTable = field(default_factory=DeterminismTable)
     paths: PathsTable = field(default_factory=PathsTable)
-    policy: dict[str, Severity] = field(default_factory=dict)
+    policy: Annotated[dict[str, Severity], Check(_fields)] = field(default_factory=dict)
 
     @property
     def on_host(self) -> bool:

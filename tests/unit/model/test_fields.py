@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv import wire
+from hpcenv.incontainer import probe
 from hpcenv.model import diff, document, fields
 from hpcenv.model.fields import FIELDS, LEVELS, REPAIRS
 from hpcenv.model.lockfile import NOT_LOCKED, ContainerTable, Lockfile, LockTable, SifTable
@@ -50,6 +51,16 @@ def test_the_bitwise_profile_is_never_looser(field: fields.Field) -> None:
 def test_every_field_of_a_lockfile_is_known(name: str) -> None:
     locked = read_lockfile(FUZZ / "lockfile" / name)
     assert [field for field in diff.of_lockfile(locked) if fields.find(field) is None] == []
+
+
+def test_a_policy_may_name_what_the_probe_reads() -> None:
+    """Before any environment was read, and nothing else of these tables."""
+    read = {name for _, names, *_ in probe.PROBES for name in names if name.split(".")[0] in ("system", "torch")}
+    assert {*fields.MEMBERS} <= read
+    assert fields.policy_problems(read) == ()
+    assert fields.policy_problems(["libs.nccl.version", "loaded.libcudart", "packages.env-digest"]) == ()
+    for name in ("system.glib", "libs.nccl.versoin", "nonsense.x", "packages.*", ""):
+        assert len(fields.policy_problems([name])) == 1
 
 
 def test_every_fact_of_a_node_is_known() -> None:

@@ -98,8 +98,27 @@ def test_a_misspelled_policy_is_refused(project: Path) -> None:
     before = lockfile(project).read_bytes()
     with pytest.raises(SpecError) as caught:
         lock_here(project)
-    assert caught.value.why == 'unknown field `policy."system.glib"`, perhaps you meant `system.glibc`'
+    assert 'unknown field `policy."system.glib"`, perhaps you meant `system.glibc`' in str(caught.value.why)
     assert lockfile(project).read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [("lock",), ("lock", "--check"), ("verify",)])
+def test_a_misspelled_policy_is_told_before_anything_is_read(
+    words: tuple[str, ...], project: Path, hpcenv: Any
+) -> None:
+    (project / "hpcenv.toml").write_text('image = "host"\npython = "/bin/false"\n[policy]\n"torch.vresion" = "info"\n')
+    done = hpcenv(*words, cwd=project)
+    assert (done.status, done.stdout) == (3, "")
+    assert f"error[spec-invalid]: `{project}/hpcenv.toml` is not valid" in done.stderr
+    assert 'unknown field `policy."torch.vresion"`, perhaps you meant `torch.version`' in done.stderr
+
+
+def test_a_library_that_the_environment_has_not_is_told_when_that_is_known(project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[policy]\n"libs.nosuch.version" = "must"\n')
+    with pytest.raises(SpecError, match="is not valid") as caught:
+        lock_here(project)
+    assert 'unknown field `policy."libs.nosuch.version"`' in str(caught.value.why)
 
 
 def test_a_python_that_does_not_answer(project: Path) -> None:
