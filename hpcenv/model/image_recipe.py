@@ -301,7 +301,12 @@ def check_pins(pins: Sequence[Pin], choice: Choice) -> tuple[str, ...]:
         )
     torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
     if torch is None:
-        return ("the locked packages have no torch",)
+        # What is installed goes into a virtual environment that does not see the base's own packages.
+        raise SpecError(
+            f"the lock pins no torch, asked was {choice.torch}",
+            why="the image would have none: only what is locked is installed into it",
+            hint=f"add {choice.requirement} to what is locked, and lock again",
+        )
     locked, _, local = torch.version.partition("+")
     if locked != choice.torch:
         raise SpecError(

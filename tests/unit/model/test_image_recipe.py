@@ -97,6 +97,7 @@ def test_pins_that_fit():
     ("pins", "says"),
     [
         ((pin("torch", "2.13.0+cpu", hashes=()),), "torch 2.13.0+cpu has no sha256"),
+        ((pin("numpy", "2.3.0"),), "add torch==2.13.0+cpu to what is locked, and lock again"),
         ((pin("torch", "2.12.1+cpu"),), "the lock has torch 2.12.1+cpu, asked was 2.13.0"),
         ((pin("torch", "2.13.0+cu126"),), "--cuda 12.6"),
         ((pin("torch", "2.13.0"), pin("nvidia-cuda-runtime", "13.0.96")), "--cuda 13.0"),
