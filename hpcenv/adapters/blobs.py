@@ -220,7 +220,8 @@ def blob_path(folder: Path, digest: str) -> Path:
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
     """Return the path of a blob that is in place, by name, size and mode.
 
-    What is in its place and is not that (truncated, writable, a link) is removed.
+    What is in its place and is not that (truncated, a link) is removed; so is what can be
+    written to, unless it has the bytes of its digest.
     """
     path = blob_path(folder, spec.digest)
     try:
@@ -229,10 +230,34 @@ def cached(folder: Path, spec: BlobSpec) -> Path | None:
         return None
     except OSError as error:
         raise _unusable(path, error) from error
-    if stat.S_ISREG(found.st_mode) and found.st_size == spec.size and not found.st_mode & 0o222:
+    whole = stat.S_ISREG(found.st_mode) and found.st_size == spec.size
+    if whole and (not found.st_mode & 0o222 or _sealed(path, spec)):
         return path
     discard(path)
     return None
+
+
+def _sealed(path: Path, spec: BlobSpec) -> bool:
+    """Make a blob read-only that somebody could write to (after `chmod -R g+w`); False where it is not what it was.
+
+    Put into its place is a copy, whose bytes were hashed: who has the old file open changes nothing.
+    """
+    aside, found = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new"), hashlib.sha256()
+    try:
+        with open(path, "rb") as old, open(aside, "xb") as new:
+            while chunk := old.read(_CHUNK):
+                found.update(chunk)
+                new.write(chunk)
+        if f"sha256:{found.hexdigest()}" != spec.digest:
+            return False
+        os.chmod(aside, 0o444)
+        os.replace(aside, path)
+    except OSError:
+        return False  # full, or not ours: then it is fetched, or that says why it cannot be
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return True
 
 
 def put(folder: Path, digest: str, data: bytes) -> Path:

@@ -455,6 +455,22 @@ def test_a_cache_file_that_is_not_the_blob_is_fetched_anew(served, fetch, tmp_pa
     assert not path.is_symlink()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_blob_that_others_may_write_to_is_hashed_not_fetched(served, fetch, same):
+    served.blob(BIG)
+    [path] = fetch(BIG)
+    path.chmod(0o664)
+    if not same:
+        path.write_bytes(bytes(len(BIG)))
+    before = len(served.requests)
+    with open(path, "r+b") as old:
+        assert whole(fetch(BIG), BIG)
+        old.write(b"too late")
+    assert path.read_bytes() == BIG
+    assert (len(served.requests) == before, path.stat().st_mode & 0o777) == (same, 0o444)
+    assert [name for name in os.listdir(path.parent) if name.startswith(".")] == []
+
+
 def test_a_blob_that_its_reader_found_wrong_is_discarded_and_fetched(served, fetch):
     served.blob(BIG)
     [path] = fetch(BIG)
