@@ -100,12 +100,12 @@ def init(
     pins = None if lock is None else pins_of(lock, python or _system_python(system))
     choice = _choice(known, pins, torch=torch, cuda=cuda, python=python, system=system)
     base, base_has_python = base_of(choice, base, has_python=base_has_python)
+    # Before a registry is asked.
+    notes = [] if pins is None else [*image_recipe.check_pins(pins, choice)]
     found = find_base(base, environ=environ, plain_http=plain_http)
-    notes: list[str] = []
     if pins is None:
         pins, said = resolve(choice, extra, environ)
-        notes += said
-    notes += image_recipe.check_pins(pins, choice)
+        notes += [*said, *image_recipe.check_pins(pins, choice)]
     recipe = Recipe(
         name=name,
         choice=choice,
