@@ -135,6 +135,7 @@ def lock(
     path = workspace.lockfile_path(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
+    lost = () if before is None else notes_on(before, path)
     if pins is not None:
         require_readable(pins)  # likewise
     if workspace.project.on_host:
@@ -166,6 +167,7 @@ def lock(
     if kept is not None:
         other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
         notes = (f"{other}: the lockfile still names that one", *notes)
+    notes = (*(f"of the lockfile that was there: {note}" for note in lost), *notes)
     if aside is not None:
         notes = (f"the lockfile that was there could not be read and is kept as {workspace.shown(aside)}", *notes)
     return LockResult(

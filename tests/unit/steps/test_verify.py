@@ -214,6 +214,11 @@ def test_what_is_not_known_of_a_newer_lockfile_is_a_warning(hpcenv: Any, newer: 
     assert (finding["severity"], finding["locked"], finding["found"]) == ("warn", "3", "0")
 
 
+def test_and_is_said_when_it_is_overwritten(newer: Path) -> None:
+    notes = lock(open_workspace(newer), environ=ENVIRON, report=lambda line: None).notes
+    assert [note for note in notes if note.startswith(f"of the lockfile that was there: {NEWER}")]
+
+
 @pytest.mark.parametrize("words", [("lock", "--check"), ("submit", "train.py", "--nproc", "1", "--dry-run")])
 def test_and_is_said_once_by_who_else_reads_it(words: tuple[str, ...], hpcenv: Any, newer: Path) -> None:
     (newer / "train.py").write_text("")
