@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcenv.cli import _render
+from hpcenv.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcenv.model.fields import Level
@@ -37,6 +38,7 @@ def command(nodes: int | None, as_json: bool, strict: bool, **words: Any) -> int
     from hpcenv.node import table
     from hpcenv.steps.verify import outcome
 
+    _require_heeded(nodes, words)
     workspace = _render.open_project()
     level: Level | None = "deep" if words["deep"] else None
     started = time.monotonic()
@@ -55,6 +57,22 @@ def command(nodes: int | None, as_json: bool, strict: bool, **words: Any) -> int
         _render.tell(f"{node}: " + ", ".join(f"{part} {took:.2f} s" for part, took in sorted(parts.items())))
     _render.tell(f"{word}, in {time.monotonic() - started:.1f} s")
     return status
+
+
+def _require_heeded(nodes: int | None, words: dict[str, Any]) -> None:
+    """Let nobody believe that a flag was heeded which means nothing with, or without, --nodes."""
+    if nodes is not None and words["sif"] is not None:
+        raise UsageError(
+            "`--sif` does not go with `--nodes`",
+            why="nodes are checked with the project's own SIF, as for a job",
+            hint="leave --nodes out to verify that SIF here",
+        )
+    of_jobs = {"--partition": "partition", "--account": "account", "--time": "time_limit"}
+    given = [flag for flag, name in of_jobs.items() if words[name] is not None]
+    if nodes is None and given:
+        raise UsageError(
+            f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
+        )
 
 
 def _here(

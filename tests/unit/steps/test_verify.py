@@ -155,6 +155,20 @@ def test_the_policy_loosens_it(own: Path) -> None:
     assert verify(open_workspace(own), environ=ENVIRON)[0].result == "match"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "2", "--sif", "other.sif"), "`--sif` does not go with `--nodes`"),
+        (("--partition", "gpu"), "`--partition` goes with `--nodes` only"),
+        (("--time", "5"), "`--time` goes with `--nodes` only"),
+    ],
+)
+def test_a_flag_that_would_not_be_heeded_is_refused(words: tuple[str, ...], said: str, hpcenv: Any, own: Path) -> None:
+    done = hpcenv("verify", *words, cwd=own)
+    assert (done.status, done.stdout) == (2, "")
+    assert f"error[usage]: {said}" in done.stderr
+
+
 # -- warnings -----------------------------------------------------------------------------
 
 
