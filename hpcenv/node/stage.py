@@ -274,10 +274,9 @@ def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) 
         limit: the most bytes of all copies.
         missing: what will be added.
     """
-    for entry in list(os.scandir(folder)):
-        left_behind = time.time() - entry.stat(follow_symlinks=False).st_mtime > 24 * 3600
-        if entry.name.startswith("incoming-") and left_behind:
-            _remove(folder, entry.name)
+    for name in os.listdir(folder):
+        if name.startswith("incoming-") and _is_left_behind(folder / name):
+            _remove(folder, name)
     ages = {name: time.time() - _last_used(folder, name) for name in _copies(folder)}
     sizes = {name: _size_of(folder / name) for name in ages}
     to_add = sum(item.on_disk for item in missing)
@@ -286,6 +285,13 @@ def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) 
         if name not in keep and (crowded or ages[name] > _DAYS_UNUSED * 86400) and not _in_use(folder, name, ages):
             _remove(folder, name)
             del sizes[name]
+
+
+def _is_left_behind(incoming: Path) -> bool:
+    try:
+        return time.time() - os.lstat(incoming).st_mtime > 24 * 3600
+    except FileNotFoundError:
+        return False  # the job that brings it has just proved it
 
 
 def _copies(folder: Path) -> list[str]:
