@@ -26,39 +26,60 @@ def submit(asked: Asked, around: Surroundings, *, runs: str | None, dry_run: boo
     return carry_out(plan, around, by_name=runs is None, dry_run=dry_run, wait=wait, as_json=as_json)
 
 
-def carry_out(plan: SweepPlan, around: Surroundings, *, by_name: bool, dry_run: bool, wait: bool, as_json: bool) -> int:
+def carry_out(
+    plan: SweepPlan,
+    around: Surroundings,
+    *,
+    by_name: bool,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
+    verb: str = "submit",
+) -> int:
     """Submit a planned sweep, or show it, and follow it where that is asked for; return the exit status.
 
     Args:
         by_name: whether the sweep is found by its name alone, which is not so with --runs.
+        verb: which one this is, for the JSON envelope.
     """
     from hpcenv.steps.sweep import submit_sweep
 
     if dry_run:
-        _show_plan(plan, as_json=as_json)
+        _show_plan(plan, as_json=as_json, verb=verb)
         return 0
-    result = submit_sweep(plan, around)
+    return go_on(submit_sweep(plan, around), by_name=by_name, wait=wait, as_json=as_json, verb=verb)
+
+
+def go_on(
+    result: SweepResult, *, by_name: bool, wait: bool, as_json: bool, verb: str = "submit", again: bool = False
+) -> int:
+    """Say what was submitted, and follow it where that is asked for; return the exit status.
+
+    Args:
+        again: only some runs of it were, in their own folders.
+    """
     word = result.run if by_name else str(result.run_folder)
+    if as_json and not wait:
+        _render.success(verb, result)
+    elif not as_json:
+        _show_submitted(result, word, again=again)
     if not wait:
-        _show_submitted(result, word, as_json=as_json)
         return 0
-    if not as_json:
-        _show_submitted(result, word, as_json=False)
     try:
-        return follow(result, word, as_json=as_json)
+        return follow(result, word, as_json=as_json, verb=verb)
     except KeyboardInterrupt as stop:
         hint = _render.quoted(("hpcenv", "cancel", word))
         raise Interrupted(f"interrupted; {result.run} goes on", hint=hint) from stop
 
 
-def _show_plan(plan: SweepPlan, *, as_json: bool) -> None:
+def _show_plan(plan: SweepPlan, *, as_json: bool, verb: str) -> None:
     from hpcenv import wire
     from hpcenv.steps.sweep import element_plan
 
     first = element_plan(plan, plan.record.elements[0])
     if as_json:
         _render.success(
-            "submit",
+            verb,
             {
                 "script": plan.script,
                 "sweep": plan.record,
@@ -85,13 +106,10 @@ def _show_plan(plan: SweepPlan, *, as_json: bool) -> None:
     print(wire.dumps(first.manifest), end="", flush=True)
 
 
-def _show_submitted(result: SweepResult, word: str, *, as_json: bool) -> None:
-    if as_json:
-        _render.success("submit", result)
-        return
+def _show_submitted(result: SweepResult, word: str, *, again: bool) -> None:
     for note in result.notes:
         _render.tell(f"note: {note}")
-    _render.say(f"submitted {result.run}: {result.shape}, job array {result.job_id}")
+    _render.say(f"submitted {result.run}{' again' if again else ''}: {result.shape}, job array {result.job_id}")
     names = list(result.elements[0].values)
     rows = [[element.folder, *element.values.values()] for element in result.elements]
     if names:
@@ -101,7 +119,7 @@ def _show_submitted(result: SweepResult, word: str, *, as_json: bool) -> None:
     _render.tell("\nnext: " + "    ".join(commands))
 
 
-def follow(result: SweepResult, word: str, *, as_json: bool) -> int:
+def follow(result: SweepResult, word: str, *, as_json: bool, verb: str = "submit") -> int:
     """Say what changes until all elements have ended; return the status of the first that failed."""
     from hpcenv.steps.sweep import counts, wait_for_sweep
 
@@ -112,11 +130,13 @@ def follow(result: SweepResult, word: str, *, as_json: bool) -> int:
     status = wait_for_sweep(result.run_folder, environ=os.environ, pause=time.sleep, on_change=on_change)
     code = 1 if status.exit_status is None else status.exit_status
     if as_json:
-        _render.verdict_on("submit", {"submitted": result, "status": _as_data(status)}, ok=code == 0)
+        _render.verdict_on(verb, {"submitted": result, "status": _as_data(status)}, ok=code == 0)
     else:
         show(status)
         if code != 0:
-            _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", f"{word}/{status.failed[0].element}")))
+            # Where an element only cannot be read, none has failed.
+            first = f"{word}/{status.failed[0].element}" if status.failed else word
+            _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", first)))
     return code
 
 

@@ -77,13 +77,15 @@ def command(
 
     # --runs is both where the run lies and a flag of the new one.
     found = find(_render.cwd(), run, runs=flags["runs"])
-    if failed:
-        return _rerun_failed(found, by_name=flags["runs"] is None, dry_run=dry_run, as_json=as_json)
     typed = {
         name: value
         for name, value in flags.items()
         if name != "runs" and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
+    if failed:
+        words = _words_given(typed, without, allow_changed)
+        by_name = flags["runs"] is None
+        return _rerun_failed(found, words, by_name=by_name, dry_run=dry_run, wait=wait, as_json=as_json)
     first = found.elements[0] if isinstance(found, Sweep) else found
     old = parse_command(first.submission.command)
     if not isinstance(found, Sweep) and is_element(found.folder.path):
@@ -240,36 +242,50 @@ def _sweep_again(
     planned = plan_sweep(workspace, asked, around)
     changed = rerun.require_same_inputs(manifest, planned.plan, allow=allow, other_lock=other_lock)
     _tell_inputs(changed, as_json=as_json)
-    return _sweep.carry_out(planned, around, by_name=asked.runs is None, dry_run=dry_run, wait=wait, as_json=as_json)
+    return _sweep.carry_out(
+        planned, around, by_name=asked.runs is None, dry_run=dry_run, wait=wait, as_json=as_json, verb="rerun"
+    )
 
 
-def _rerun_failed(found: Run | Sweep, *, by_name: bool, dry_run: bool, as_json: bool) -> int:
+def _words_given(typed: Mapping[str, Any], without: Sequence[str], allow_changed: bool) -> list[str]:
+    """Return what was typed that changes a run."""
+    given = [option for option in _CHANGEABLE if option.name in typed]
+    words = [word for option in given for word in words_of(option, typed) or option.opts[:1]]
+    words += [word for flag in without for word in ("--without", flag)]
+    words += ["--allow-changed"] if allow_changed else []
+    args = after_dashes()
+    return words if args is None else [*words, "--", *args]
+
+
+def _rerun_failed(
+    found: Run | Sweep, words: Sequence[str], *, by_name: bool, dry_run: bool, wait: bool, as_json: bool
+) -> int:
+    """Queue the runs of a sweep again that did not end well; they stay what they are, so `words` must be none."""
     import os
 
+    from hpcenv.cli import _sweep
     from hpcenv.steps.runs import Sweep
     from hpcenv.steps.sweep import read_sweep, rerun_failed
 
     if not isinstance(found, Sweep):
         raise UsageError("`--failed` is for sweeps and arrays", why=f"{found.manifest.run} is one run")
-    if dry_run:
-        failed = read_sweep(found.folder, os.environ).failed
-        if as_json:
-            _render.success("rerun", {"elements": failed})
-            return 0
-        for element in failed:
-            _render.say(f"{found.folder.name}/{element.element}: {element.state.state}")
-        return 0
-    result = rerun_failed(found.folder, submit_cli.surroundings())
+    if words:
+        first = found.elements[0].folder.path
+        one = f"{found.folder.name}/{first.name}" if by_name else str(first)
+        raise UsageError(
+            f"`--failed` does not go together with `{_render.quoted(tuple(words))}`",
+            why="the runs are queued again in their own folders, as they were submitted",
+            hint=f"`{_render.quoted(('hpcenv', 'rerun', one, *words))}` submits one of them as a new run, changed",
+        )
+    if not dry_run:
+        result = rerun_failed(found.folder, submit_cli.surroundings())
+        return _sweep.go_on(result, by_name=by_name, wait=wait, as_json=as_json, verb="rerun", again=True)
+    failed = read_sweep(found.folder, os.environ).failed
     if as_json:
-        _render.success("rerun", result)
+        _render.success("rerun", {"elements": failed})
         return 0
-    for note in result.notes:
-        _render.tell(f"note: {note}")
-    _render.say(f"submitted {result.run} again: {result.shape}, job array {result.job_id}")
-    _render.tell(f"run folder {result.run_folder}")
-    word = result.run if by_name else str(result.run_folder)
-    commands = [_render.quoted(("hpcenv", *words)) for words in (("report", word), ("cancel", word))]
-    _render.tell("\nnext: " + "    ".join(commands))
+    for element in failed:
+        _render.say(f"{found.folder.name}/{element.element}: {element.state.state}")
     return 0
 
 

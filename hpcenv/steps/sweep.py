@@ -28,7 +28,7 @@ from hpcenv.steps import runs
 from hpcenv.steps import submit as submit_step
 from hpcenv.steps.plan import built_in, plan_job, read_template, template_path
 from hpcenv.steps.request import Asked, Surroundings
-from hpcenv.steps.runs import RunState
+from hpcenv.steps.runs import RunState, Submitted
 from hpcenv.steps.workspace import Workspace
 from hpcenv.wire import Bind, Manifest, RunFolder, Setting, Submission, SweepElement, SweepRecord
 
@@ -349,8 +349,7 @@ def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
         RecordInvalid: its record is damaged.
     """
     record = runs.read_sweep_record(folder)
-    sweep = runs.open_folder(folder)
-    entries = {one.folder.path.name: one for one in sweep.elements} if isinstance(sweep, runs.Sweep) else {}
+    entries = _entries(folder)
     found, problems = [], []
     for element in record.elements:
         if element.folder in entries:
@@ -368,6 +367,12 @@ def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
         ),
         problems=tuple(problems),
     )
+
+
+def _entries(folder: Path) -> dict[str, Submitted]:
+    """Return the elements that can be read, by the names of their folders."""
+    sweep = runs.open_folder(folder)
+    return {one.folder.path.name: one for one in sweep.elements} if isinstance(sweep, runs.Sweep) else {}
 
 
 def wait_for_sweep(
@@ -412,7 +417,8 @@ def counts(status: SweepStatus) -> str:
 def rerun_failed(folder: Path, around: Surroundings) -> SweepResult:
     """Queue the elements again that did not end well, in their own folders, as a new array.
 
-    What an earlier start left in them is set aside under `attempts/` when they begin.
+    What an earlier start left in them is set aside under `attempts/` when they begin. How they were made
+    stays their record: another job runs the same submission.
 
     Raises:
         UsageError: none failed, or some have not ended yet and may still fail.
@@ -435,7 +441,7 @@ def rerun_failed(folder: Path, around: Surroundings) -> SweepResult:
     except (SubmitUncertain, KeyboardInterrupt) as error:
         _take_back(record, known, around, error)
         raise
-    _record(replace(record, elements=elements), run, submitted.job_id, around.command)
+    _record_again(elements, folder, submitted.job_id)
     return SweepResult(
         run=record.run,
         run_folder=folder,
@@ -444,6 +450,15 @@ def rerun_failed(folder: Path, around: Surroundings) -> SweepResult:
         elements=elements,
         notes=tuple(f"sbatch: {line}" for line in dict.fromkeys(submitted.warnings)),
     )
+
+
+def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -> None:
+    entries, now = _entries(folder), time.time()
+    for element in elements:
+        own = entries[element.folder]
+        # Not as `_write` does it: somebody may read it at this moment.
+        again = replace(own.submission, job_id=f"{job_id}_{element.index}", submitted=now)
+        wire.write(again, own.folder.submission)
 
 
 def _take_back(record: SweepRecord, known: AbstractSet[str], around: Surroundings, error: BaseException) -> None:

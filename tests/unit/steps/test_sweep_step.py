@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -22,7 +23,7 @@ from hpcenv.wire import Manifest, RunFolder, Submission, SweepRecord
 
 @pytest.fixture
 def around(project: Path, fake_slurm: Any) -> Surroundings:
-    command = ("hpcenv", "submit", "train.py")
+    command = ("hpcenv", "submit", "train.py", "--nproc", "1", "--assume-shared", "--sweep", "seed=0..1")
     return Surroundings(environ=fake_slurm.environ, cwd=project, now=time.localtime(0), token="beef", command=command)
 
 
@@ -162,10 +163,77 @@ def test_failed_elements_are_queued_again_and_no_others(
     fake_slurm.answers("sbatch", "Submitted batch job 5000\n")
     done = hpcenv("rerun", str(folder), "--failed", cwd=around.cwd, environ=around.environ)
     assert done.stdout == "submitted s again: 2 of 4 runs, job array 5000\n", done.stderr
-    assert done.stderr == f"run folder {folder}\n\nnext: hpcenv report s    hpcenv cancel s\n"
+    assert done.stderr == (
+        f"element  seed\n0001     1\n0002     2\nrun folder {folder}\n\nnext: hpcenv report s    hpcenv cancel s\n"
+    )
     assert fake_slurm.calls("sbatch")[-1].argv == ("--array=1-2%3", f"{folder}/job.sbatch")
     ids = [wire.read(Submission, folder / f"000{n}" / "submission.json").job_id for n in range(4)]
     assert ids == ["4242_0", "5000_1", "5000_2", "4242_3"]
+
+
+@pytest.fixture
+def ended(plan: Any, around: Surroundings, fake_slurm: Any) -> Path:
+    """A sweep that has ended: 0000 well, 0001 with status 7."""
+    folder = submit_sweep(plan(sweep=("seed=0..1",)), around).run_folder
+    fake_slurm.answers("squeue", "")
+    fake_slurm.answers("sacct", "")
+    finish(folder / "0000", 0)
+    finish(folder / "0001", 7)
+    fake_slurm.answers("sbatch", "Submitted batch job 5000\n")
+    return folder
+
+
+def test_failed_elements_are_followed_to_their_end(
+    ended: Path, around: Surroundings, fake_slurm: Any, hpcenv: Any
+) -> None:
+    fake_slurm.answers("sacct", "5000_1|FAILED|9:0|n1|0:10\n")
+    (ended / "0001" / "finished.json").unlink()
+    done = hpcenv("rerun", "s", "--failed", "--wait", "--json", cwd=around.cwd, environ=around.environ)
+    assert done.status == 9, done.stdout
+    data = done.envelope["data"]
+    assert (done.envelope["command"], data["submitted"]["job_id"], data["status"]["exit_status"]) == (
+        "rerun",
+        "5000",
+        9,
+    )
+
+
+def test_following_a_sweep_ends_where_an_element_cannot_be_read(
+    ended: Path, around: Surroundings, fake_slurm: Any, hpcenv: Any
+) -> None:
+    (ended / "0000" / "submission.json").write_text("{")
+    fake_slurm.answers("sacct", "5000_1|COMPLETED|0:0|n1|0:10\n")
+    (ended / "0001" / "finished.json").unlink()
+    done = hpcenv("rerun", "s", "--failed", "--wait", cwd=around.cwd, environ=around.environ)
+    assert done.status == 1, done.stderr
+    assert done.stderr.endswith("\nhint: hpcenv report s\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--nodes", "2"), ("--lock", "default"), ("--no-snapshot",), ("--without", "nproc"), ("--allow-changed",),
+     ("--", "--lr", "1 2")],
+)  # fmt: skip
+def test_what_would_change_failed_elements_is_refused(
+    ended: Path, around: Surroundings, fake_slurm: Any, hpcenv: Any, words: tuple[str, ...]
+) -> None:
+    done = hpcenv("rerun", "s", "--failed", *words, cwd=around.cwd, environ=around.environ)
+    assert done.status == 2, done.stderr
+    assert len(fake_slurm.calls("sbatch")) == 1
+    assert f"hint: `hpcenv rerun s/0000 {words[0]}" in done.stderr
+
+
+def test_an_element_that_was_queued_again_can_be_submitted_anew(ended: Path, around: Surroundings, hpcenv: Any) -> None:
+    made = wire.read(Submission, ended / "0001" / "submission.json")
+    rerun_failed(ended, dataclasses.replace(around, command=("hpcenv", "rerun", "s", "--failed")))
+    again = wire.read(Submission, ended / "0001" / "submission.json")
+    assert again == dataclasses.replace(made, job_id="5000_1", submitted=again.submitted), "how it was made stays"
+    one, whole = (
+        hpcenv("rerun", name, "--nodes", "2", "--dry-run", "--json", cwd=around.cwd, environ=around.environ)
+        for name in ("s/0001", "s")
+    )
+    assert one.envelope["data"]["manifest"]["run"] == "s-0001", one.stdout
+    assert len(whole.envelope["data"]["sweep"]["elements"]) == 2, whole.stdout
 
 
 def test_a_sweep_that_ended_well_is_not_queued_again(plan: Any, around: Surroundings, fake_slurm: Any) -> None:
