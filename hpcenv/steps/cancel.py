@@ -13,7 +13,7 @@ from hpcenv.adapters import slurm
 from hpcenv.errors import ToolFailed
 from hpcenv.node import processes
 from hpcenv.node.supervise import SECONDS_AFTER_TERM
-from hpcenv.steps.runs import RunStatus, Submitted, Sweep, find, find_run, read_statuses, runs_of
+from hpcenv.steps.runs import RunStatus, Submitted, Sweep, find_one, find_submitted, read_statuses, runs_of
 
 # Slurm ends what KillWait has not ended; then it cleans up (epilog, cgroups).
 _SECONDS_AFTER_KILL_WAIT = 10.0
@@ -35,7 +35,7 @@ def cancel(
     runs: str | None = None,
 ) -> RunStatus:
     """Cancel a run, wait until it has ended, and return its status: see `cancel_all`."""
-    return cancel_runs([find_run(start, word, runs=runs)], environ=environ, pause=pause)[0]
+    return cancel_runs([find_one(start, word, runs=runs)], environ=environ, pause=pause)[0]
 
 
 def cancel_all(
@@ -49,14 +49,14 @@ def cancel_all(
     """Cancel runs, wait until they have ended, and return their statuses.
 
     Args:
-        words: runs as `find_run` takes them, and sweeps, of which every run is cancelled;
+        words: runs as `find_one` takes them, and sweeps, of which every run is cancelled;
             nothing is cancelled unless all of them exist. Without any, the latest run.
 
     Raises:
         RunNotFound: no such run.
         ToolFailed: one did not end, not even after KILL; it may still be ending.
     """
-    entries = [find(start, word, runs=runs) for word in words or (None,)]
+    entries = [find_submitted(start, word, runs=runs) for word in words or (None,)]
     found = {run.folder.path: run for entry in entries for run in runs_of(entry)}
     arrays = {
         job_id.partition("_")[0]

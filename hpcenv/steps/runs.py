@@ -35,10 +35,15 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A run folder with how it came to be: all that a line of a list needs."""
+    """A run folder with how it came to be: all that a line of a list needs.
+
+    Attributes:
+        problem: why its manifest cannot be read, where somebody tried.
+    """
 
     folder: RunFolder
     submission: Submission
+    problem: str = ""
 
     @property
     def job_ids(self) -> tuple[str, ...]:
@@ -179,7 +184,14 @@ def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
         RecordInvalid: the run that is meant is damaged; another one is never taken instead.
         UsageError: it is a sweep of several runs.
     """
-    found = find(start, word, runs=runs)
+    found = find_one(start, word, runs=runs)
+    # What is damaged is told again.
+    return found if isinstance(found, Run) else open_run(found.folder.path)
+
+
+def find_one(start: Path, word: str | None, *, runs: str | None = None) -> Submitted:
+    """Find a run as `find_run` does, for who needs no manifest: a job is ended or waited for by its id alone."""
+    found = find_submitted(start, word, runs=runs)
     if isinstance(found, Sweep):
         name = found.folder.name
         raise UsageError(
@@ -192,6 +204,12 @@ def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
 
 def find(start: Path, word: str | None, *, runs: str | None = None) -> Run | Sweep:
     """Find a run, or a sweep by its folder or name: see `find_run`."""
+    found = find_submitted(start, word, runs=runs)
+    return found if isinstance(found, (Run, Sweep)) else open_run(found.folder.path)
+
+
+def find_submitted(start: Path, word: str | None, *, runs: str | None = None) -> Submitted | Sweep:
+    """Find a run as `find_one` does, or a sweep."""
     found = find_any(start, word, runs=runs)
     if isinstance(found, Unrecorded):
         raise _not_recorded(found.folder.path)
@@ -206,14 +224,16 @@ def _not_recorded(path: Path) -> RunNotFound:
     )
 
 
-def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Run | Sweep | Unrecorded:
-    """Find a run or sweep as `find` does, or what may have become one."""
+def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submitted | Sweep | Unrecorded:
+    """Find a run or sweep as `find_submitted` does, or what may have become one."""
     if word not in (None, "latest"):
         assert word is not None
         candidate = Path(os.path.abspath(start / word))
         if "/" in word:
             _require_access(candidate)
-        known = any(os.path.lexists(candidate / record) for record in (SWEEP_RECORD, "manifest.json"))
+        known = any(
+            os.path.lexists(candidate / record) for record in (SWEEP_RECORD, "manifest.json", "submission.json")
+        )
         if known or _is_unfinished(candidate):
             return _open(candidate)
     parent = runs_folder(start, runs, word=word)
@@ -230,7 +250,7 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Run |
             return _open(folder)
     element = parent / word
     if "/" in word and is_element(element) and element.parent.parent == parent:
-        return open_run(element)
+        return _open_known(element)
     for folder in folders:
         found = _with_job(folder, word)
         if found is not None:
@@ -258,11 +278,11 @@ def find_all(start: Path, words: Sequence[str], *, runs: str | None = None) -> l
     """Find several runs, each once; a sweep stands for all of its runs, no word for the latest run.
 
     Raises:
-        RunNotFound, RecordInvalid: see `find_run`; one that is not there spoils all.
+        RunNotFound, RecordInvalid: see `find_submitted`; one that is not there spoils all.
     """
     found: dict[Path, Submitted] = {}
     for word in words or (None,):
-        for run in runs_of(find(start, word, runs=runs)):
+        for run in runs_of(find_submitted(start, word, runs=runs)):
             found[run.folder.path] = run
     return list(found.values())
 
@@ -426,7 +446,7 @@ def _submitted(folder: Path) -> float:
     return entry.changed
 
 
-def _with_job(folder: Path, word: str) -> Run | Sweep | None:
+def _with_job(folder: Path, word: str) -> Submitted | Sweep | None:
     """Return the run of that job id; damaged folders are passed over: others must stay reachable."""
     entry = open_folder(folder)
     if isinstance(entry, (Damaged, Unrecorded)):
@@ -439,19 +459,19 @@ def _with_job(folder: Path, word: str) -> Run | Sweep | None:
     return _try_open(folder) if word in (*entry.job_ids, entry.submission.run) else None
 
 
-def _try_open(folder: Path) -> Run | None:
+def _try_open(folder: Path) -> Submitted | None:
     try:
-        return open_run(folder)
+        return _open_known(folder)
     except HpcenvError:
         return None
 
 
-def _open(folder: Path) -> Run | Sweep | Unrecorded:
+def _open(folder: Path) -> Submitted | Sweep | Unrecorded:
     if os.path.lexists(folder / SWEEP_RECORD):
         return _open_sweep(folder)
     if is_element(folder):
-        return open_run(folder)
-    return _open_unrecorded(folder) or open_run(folder)
+        return _open_known(folder)
+    return _open_unrecorded(folder) or _open_known(folder)
 
 
 def read_sweep_record(folder: Path) -> SweepRecord:
@@ -527,20 +547,37 @@ def open_run(path: Path) -> Run:
         RecordInvalid: its records are damaged.
     """
     folder = RunFolder(path)
-    submission = _submission_of_element(path) if not os.path.lexists(folder.submission) else None
     try:
-        return Run(
-            folder=folder,
-            manifest=wire.read(Manifest, folder.manifest),
-            submission=submission or wire.read(Submission, folder.submission),
-        )
+        submission = _how_submitted(folder)
+        return Run(folder=folder, manifest=wire.read(Manifest, folder.manifest), submission=submission)
     except RecordInvalid as error:
         error.hint = error.hint or "a run's records are not to be changed; `hpcenv list` says what else is known of it"
         raise
 
 
-def _submission_of_element(path: Path) -> Submission:
-    """Return how an element of a sweep came to be that has no record of its own."""
+def _open_known(path: Path) -> Submitted:
+    """Read a run folder, or as much of it as names its job.
+
+    Raises:
+        RunNotFound, RecordInvalid: see `open_run`; not for a manifest that cannot be read.
+    """
+    folder = RunFolder(path)
+    try:
+        return open_run(path)
+    except RecordInvalid as error:
+        try:
+            submission = _how_submitted(folder)
+        except HpcenvError:
+            raise error from None
+        problem = f"{error.what}: its job is known from {folder.submission.name}"
+        return Submitted(folder=folder, submission=submission, problem=problem)
+
+
+def _how_submitted(folder: RunFolder) -> Submission:
+    """Return how a run came to be; of an element of a sweep that has no record of its own, from the others."""
+    path = folder.path
+    if os.path.lexists(folder.submission):
+        return wire.read(Submission, folder.submission)
     if not is_element(path):
         raise _not_recorded(path)
     found = _open_sweep(path.parent)
@@ -554,7 +591,7 @@ def _submission_of_element(path: Path) -> Submission:
 # -- where they stand ---------------------------------------------------------------------
 
 
-def read_status(run: Run, environ: Mapping[str, str]) -> RunStatus:
+def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
     """Return what Slurm and the run folder say; neither alone is trusted."""
     return read_statuses([run], environ)[0]
 
@@ -577,7 +614,7 @@ def _detailed(run: Submitted, job_id: str, state: RunState) -> RunStatus:
         earlier=_earlier(run),
         chain=run.submission.chain,
         failure=_failure(run, state, verdict, exits),
-        **{**vars(state), "detail": "; ".join(filter(None, (state.detail, problem)))},
+        **{**vars(state), "detail": "; ".join(filter(None, (state.detail, problem, run.problem)))},
     )
 
 

@@ -20,7 +20,7 @@ from hpcenv.errors import FileUnusable, HpcenvError, RecordInvalid, RunNotFound
 from hpcenv.steps.cancel import cancel
 from hpcenv.steps.logs import LogTail, Selection, follow_log, read_log, read_selected
 from hpcenv.steps.report import report
-from hpcenv.steps.runs import find_run, open_run, read_status
+from hpcenv.steps.runs import find_run, find_submitted, open_run, read_status
 from hpcenv.steps.status import status, wait
 from hpcenv.wire import Environment, Manifest, NodeVerdict, RunFolder, Submission, Verdict
 
@@ -312,6 +312,34 @@ def test_cancelling_waits_for_the_end(make: Make, tmp_path: Path, fake_slurm: An
     assert [call.argv for call in fake_slurm.calls("scancel")] == [("7",)]
 
 
+@pytest.mark.parametrize("word", ["a", "runs/a", "7", None])
+def test_a_job_is_ended_and_its_id_told_though_its_manifest_is_damaged(
+    make: Make, tmp_path: Path, fake_slurm: Any, hpcenv: Any, word: str | None
+) -> None:
+    folder = make("a")
+    folder.manifest.write_text(folder.manifest.read_text()[:40])
+    words = ((word,) if word else ()) + ("--runs", "runs")
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+    told = hpcenv("status", *words, cwd=tmp_path, environ=fake_slurm.environ).stdout
+    assert told.startswith(f"a: running (`{folder.manifest}` is not JSON")
+    assert "\n  job       7\n" in told
+
+    fake_slurm.answers("squeue", "7|CANCELLED|None|n1|0:01\n")
+    done = hpcenv("cancel", *words, cwd=tmp_path, environ=fake_slurm.environ)
+    assert (done.status, "its job is known from submission.json" in done.stdout) == (0, True), done.stderr
+
+
+def test_cancelling_needs_no_manifest(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
+    make("a").manifest.unlink()
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+
+    def pause(_seconds: float) -> None:
+        fake_slurm.answers("squeue", "7|CANCELLED|None|n1|0:01\n")
+
+    assert cancel(tmp_path, "runs/a", environ=fake_slurm.environ, pause=pause).state == "cancelled"
+    assert [call.argv for call in fake_slurm.calls("scancel")] == [("7",)]
+
+
 def test_a_damaged_job_id_is_never_handed_to_scancel(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
     make("a", "--me")
     fake_slurm.answers("squeue", "--me|RUNNING|None|n1|0:01\n")
@@ -362,6 +390,9 @@ def test_a_damaged_record_has_a_hint(make: Make) -> None:
     with pytest.raises(RecordInvalid) as caught:
         open_run(folder.path)
     assert "`hpcenv list`" in str(caught.value.hint)
+    folder.submission.write_text("{")
+    with pytest.raises(RecordInvalid, match="submission.json"):
+        find_submitted(folder.path, str(folder.path))
 
 
 # -- report and logs ----------------------------------------------------------------------
