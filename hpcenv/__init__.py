@@ -66,7 +66,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hpcenv' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    try:
+        module = importlib.import_module(_WHERE[name])
+    except ModuleNotFoundError as error:
+        if error.name != _WHERE[name]:
+            raise
+        # The ranks have this file and `hpcenv.training`: steps/submit.py.
+        text = f"hpcenv.{name} is not there on the compute nodes, only hpcenv.training is: submit from elsewhere"
+        raise ModuleNotFoundError(text, name=error.name) from None
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

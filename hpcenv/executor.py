@@ -2,9 +2,10 @@
 
 Runs on: LOGIN NODE.
 
-    executor = hpcenv.Executor(nodes=2, gpus=8, time="1:00:00")
-    job = executor.submit(train, lr=3e-4)
-    print(job.result())
+    if __name__ == "__main__":
+        executor = hpcenv.Executor(nodes=2, gpus=8, time="1:00:00")
+        job = executor.submit(train, lr=3e-4)
+        print(job.result())
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Executor:
 
         The ranks find each other through torch.distributed's environment (`init_process_group()`
         without arguments). Where the Python in the environment has another minor version than
-        this one, the function must stand at the top level of a file.
+        this one, the function must stand at the top level of a file, which every rank then
+        imports: what submits stands under `if __name__ == "__main__":` there.
 
         Raises:
             HpcenvError: as for `hpcenv.submit`, and when the function or an argument cannot

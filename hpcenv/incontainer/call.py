@@ -18,6 +18,7 @@ import traceback
 from types import ModuleType
 from typing import Any, Dict, Optional
 
+IMPORTING = "HPCENV_IMPORTING"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -44,7 +45,7 @@ def call() -> Any:
         sys.path.insert(0, import_root(spec["file"], spec["module"]))
     module = None  # type: Optional[ModuleType]
     if spec["how"] == "name":
-        module = load_main(spec["file"]) if spec["module"] == "__main__" else importlib.import_module(spec["module"])
+        module = load(spec["file"], spec["module"], spec["qualname"])
     with open(os.path.join(HERE, "call.pkl"), "rb") as file:
         loaded = pickle.load(file)  # type: Any
     function, args, kwargs = loaded
@@ -53,6 +54,23 @@ def call() -> Any:
         for name in spec["qualname"].split("."):
             function = getattr(function, name)
     return function(*args, **kwargs)
+
+
+def load(file: str, name: str, function: str) -> ModuleType:
+    """The module that has the function; what submits must not run again in it."""
+    # `hpcenv submit` refuses while this is set (steps/plan.py).
+    os.environ[IMPORTING] = file or name
+    try:
+        return load_main(file) if name == "__main__" else importlib.import_module(name)
+    except BaseException as error:
+        raise ImportError(
+            "`%s` cannot be imported: %s: %s\n"
+            "Every rank imports it, for the environment has another Python than the one that submitted, and\n"
+            "`%s` is found there by its name. What submits, and all else that is not for the ranks, belongs under\n"
+            '    if __name__ == "__main__":' % (file or name, type(error).__name__, error, function)
+        ) from error
+    finally:
+        del os.environ[IMPORTING]
 
 
 def import_root(file: str, module: str) -> str:

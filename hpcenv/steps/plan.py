@@ -120,6 +120,7 @@ def plan_job(workspace: Workspace, asked: Asked, around: Surroundings) -> Plan:
     Raises:
         HpcenvError: anything that would make the job fail and can be known here.
     """
+    _require_no_import(around)
     cluster, notes = _cluster(asked, around)
     wanted = _Wanted(workspace=workspace, asked=asked, around=around, cluster=cluster)
     # Other programs answer while the rest is decided.
@@ -150,6 +151,20 @@ def plan_job(workspace: Workspace, asked: Asked, around: Surroundings) -> Plan:
         source=started.code.source,
         files=started.files,
     )
+
+
+def _require_no_import(around: Surroundings) -> None:
+    """Refuse a program that submits again because each rank of its own job imports it (incontainer/call.py)."""
+    file = around.environ.get(_IMPORTING)
+    if file is not None:
+        raise UsageError(
+            "a rank does not submit while it imports the file of its function",
+            why=f"each rank imports `{file}`, and each would submit once more",
+            hint='put what submits under `if __name__ == "__main__":`',
+        )
+
+
+_IMPORTING = "HPCENV_IMPORTING"
 
 
 def _look(asked: Asked, around: Surroundings) -> snapshot.Look:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -200,6 +201,62 @@ def test_between_different_pythons_only_a_function_with_a_name_goes() -> None:
         with pytest.raises(UsageError) as caught:
             function.make_call(odd, (), {}, python="3.99.1")
         assert "3.99.1" in str(caught.value.why)
+
+
+@pytest.fixture
+def by_name(project: Path, fake_slurm: Any) -> Any:
+    """Submit the function `work` of a program to another Python, and call it as a rank does, here."""
+    lock = project / "lockfiles" / "default.lock.toml"
+    lock.write_text(re.sub(r'(?m)^version = "3\.[0-9.]+"', 'version = "3.99.1"', lock.read_text()))
+
+    def call(text: str, *, inside: bool = True) -> tuple[Path, subprocess.CompletedProcess[str]]:
+        (project / "mine.py").write_text(textwrap.dedent(text))
+        said = subprocess.run(
+            [sys.executable, "mine.py"], cwd=project, text=True, capture_output=True,
+            env={**fake_slurm.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        (folder,) = (project / "runs").iterdir()
+        assert json.loads((folder / "function" / "call.json").read_text())["how"] == "name", said.stderr
+        path = {"PYTHONPATH": str(folder / "inside" if inside else ROOT)}
+        return folder, subprocess.run(
+            [sys.executable, folder / "function" / "call.py"], cwd=project, text=True, capture_output=True,
+            env={**fake_slurm.environ, **path, "RANK": "0"},
+        )  # fmt: skip
+
+    return call
+
+
+_SUBMITS = "hpcenv.Executor(frozen=True, assume_shared=True).submit(work, 4)"
+
+
+def test_each_rank_imports_the_file_where_a_function_is_sent_by_name(by_name: Any) -> None:
+    folder, done = by_name(
+        f"""
+        import hpcenv
+
+        def work(x):
+            return x + 1
+
+        if __name__ == "__main__":
+            {_SUBMITS}
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert function.value_of(function.read_outcomes(RunFolder(folder), 1)[0]) == 5
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["hpcenv as ranks have it", "hpcenv whole"])
+def test_a_file_that_submits_when_it_is_imported_says_what_to_change(
+    by_name: Any, fake_slurm: Any, inside: bool
+) -> None:
+    folder, done = by_name(f"import hpcenv\ndef work(x): pass\n{_SUBMITS}\n", inside=inside)
+    assert done.returncode != 0
+    (outcome,) = function.read_outcomes(RunFolder(folder), 1).values()
+    assert "mine.py` cannot be imported: " in outcome.message
+    assert 'if __name__ == "__main__":' in outcome.message
+    assert ("hpcenv.Executor is not there on the compute nodes" in outcome.message) is inside
+    assert ("a rank does not submit while it imports" in outcome.message) is not inside
+    assert len(fake_slurm.calls("sbatch")) == 1, "none submits again"
 
 
 def test_what_cannot_be_sent_is_said() -> None:
