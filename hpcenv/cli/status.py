@@ -95,7 +95,7 @@ def _show_verdict(found: RunStatus) -> None:
     if found.verdict is None:
         return
     nodes = found.verdict.nodes
-    before = f", of attempt {found.verdict.attempt}, before it was requeued" if found.waits_again else ""
+    before = f", of attempt {found.verdict.attempt}, before it was queued again" if found.waits_again else ""
     _render.say(f"  verdict   {found.verdict.result}, {len(nodes)} node{'s' if len(nodes) != 1 else ''}{before}")
     for node in nodes:
         left_out = bool(found.verdict.launched) and node.node not in found.verdict.launched

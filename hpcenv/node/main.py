@@ -151,7 +151,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
         for path in leftovers:
             shutil.move(path, aside / path.name)
     marker = {"schema": SCHEMA, "attempt": place.attempt, "node": place.node, "nodes": list(place.nodes)}
-    marker |= {"restarts": place.restarts}
+    marker |= {"restarts": place.restarts, "submitted_as": _submitted_as(place, environ)}
     wire.write_text(json.dumps(marker | {"job_id": place.job_id, "time": time.time()}, indent=1) + "\n", run.started)
     if manifest.cluster == "slurm" and not os.path.lexists(run.submission):
         _record_submission(manifest, run, place, environ)
@@ -166,17 +166,22 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: Place, environ
     """
     if manifest.chain:
         return
-    array = [environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK")]
     submission = Submission(
         schema=SCHEMA,
         run=manifest.run,
         cluster=manifest.cluster,
-        job_id="_".join(array) if all(array) else place.job_id,
+        job_id=_submitted_as(place, environ),
         submitted=time.time(),
         command=(),
         nodes=manifest.nodes,
     )
     wire.write(submission, run.submission)
+
+
+def _submitted_as(place: Place, environ: Mapping[str, str]) -> str:
+    """Return this job's id as `submission.json` has it: an element of an array is named by its index there."""
+    array = [environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK")]
+    return "_".join(array) if all(array) else place.job_id
 
 
 def former(run: RunFolder, environ: Mapping[str, str]) -> int:

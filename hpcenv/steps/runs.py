@@ -120,7 +120,7 @@ class RunState:
         exit_status: of the batch script: the gate's 90 or 91, else the training's.
         attempt: how often the job was started before this time.
         nodes: where it runs or ran; empty while that is not known.
-        waits_again: the job is queued again; what it left is of the attempt before.
+        waits_again: the run is queued again, or has not begun again; what it left is of the attempt before.
         gone: Slurm answered and no longer knows the job, and nothing says how it ended.
     """
 
@@ -604,6 +604,9 @@ def read_statuses(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list
 def _detailed(run: Submitted, job_id: str, state: RunState) -> RunStatus:
     verdict, problem = _verdict(run.folder)
     exits = _exits(run.folder)
+    if state.quiet and _is_of_former_job(run, _record(run.folder.started)):
+        # It ended before it began: cancelled while it waited, for example.
+        verdict, problem, exits = None, "", ()
     return RunStatus(
         run=run.submission.run,
         run_folder=run.folder.path,
@@ -640,7 +643,8 @@ def _failure(
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
     told = state.state if state.state != "unknown" else ""
     down = down_of(run.folder)
-    stopped = stopped_before_training(read_finished(run.folder)) if state.quiet else ""
+    former = _is_of_former_job(run, _record(run.folder.started))
+    stopped = stopped_before_training(read_finished(run.folder)) if state.quiet and not former else ""
     return failure.first_failure(
         exits, nodes=nodes, nproc=nproc, state=told, over=state.quiet, down=down, stopped=stopped
     )
@@ -671,6 +675,9 @@ def _states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[tuple
 
 def _state(run: Submitted, jobs: Mapping[str, JobState]) -> tuple[str, RunState]:
     started, finished = _record(run.folder.started), _record(run.folder.finished)
+    former = _is_of_former_job(run, started)
+    if former:
+        finished = None
     if run.submission.cluster == "slurm":
         job_id, job = _link(run, jobs, started, finished)
     else:
@@ -690,11 +697,27 @@ def _state(run: Submitted, jobs: Mapping[str, JobState]) -> tuple[str, RunState]
         detail=detail,
         exit_status=status,
         attempt=_attempt(started),
-        nodes=_nodes(started) or _allocated(job),
+        nodes=(() if former else _nodes(started)) or _allocated(job),
         elapsed=job.elapsed,
-        waits_again=started is not None and state in ("pending", "requeued"),
+        waits_again=_waits_again(state, former, started, finished),
         gone=job.gone and state == "unknown",
     )
+
+
+def _is_of_former_job(run: Submitted, started: Mapping[str, Any] | None) -> bool:
+    """Whether what lies there was left by another job: of an element that was queued again and has not begun."""
+    job_id = (started or {}).get("submitted_as")
+    return isinstance(job_id, str) and "_" in job_id and job_id not in run.job_ids
+
+
+def _waits_again(
+    state: str, former: bool, started: Mapping[str, Any] | None, finished: Mapping[str, Any] | None
+) -> bool:
+    """Whether the run goes on, and what it left is of the attempt before: Slurm runs a job before its script does."""
+    if state in ("pending", "requeued"):
+        return started is not None
+    again = former or (finished is not None and finished.get("again") is True)
+    return again and state in ("running", "suspended")
 
 
 def _goes_on(job: JobState, finished: Mapping[str, Any] | None) -> bool:

@@ -70,7 +70,12 @@ def test_begin_marks_attempt_node_and_job(run_of_two):
     assert run_of_two.step("begin", node="n1", SLURM_RESTART_COUNT="2").returncode == 0
     marker = json.loads(run_of_two.folder.started.read_text())
     assert abs(marker.pop("time") - time.time()) < 60
-    assert marker == {"schema": 1, "attempt": 2, "restarts": 2, "node": "n1", "nodes": ["n1", "n2"], "job_id": "77"}
+    assert marker == {
+        "schema": 1, "attempt": 2, "restarts": 2, "node": "n1", "nodes": ["n1", "n2"], "job_id": "77",
+        "submitted_as": "77",
+    }  # fmt: skip
+    run_of_two.step("begin", node="n1", SLURM_ARRAY_JOB_ID="70", SLURM_ARRAY_TASK_ID="3")
+    assert json.loads(run_of_two.folder.started.read_text())["submitted_as"] == "70_3"
 
 
 def test_jobs_of_a_chain_count_their_starts_together(checked_run):

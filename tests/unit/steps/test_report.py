@@ -232,6 +232,28 @@ def test_a_run_of_a_sweep_says_its_values(swept: Path, fake_slurm: Any, hpcenv: 
     assert "  values    lr=3e-4, seed=\\x1b[2J\n" in done.stdout
 
 
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_what_runs_again_has_not_failed_yet(swept: Path, fake_slurm: Any, hpcenv: Any, state: str) -> None:
+    again = RunFolder(swept / "runs" / "sw" / "0001")
+    folders.write(again.started, attempt=0, nodes=["n1"], job_id="9", submitted_as="9_1", time=1.0)
+    folders.make_run(swept / "runs" / "sw", "0001", "12_1")
+    fake_slurm.answers("squeue", f"12_1|{state}|None|n1|0:01\n")
+    report = ("report", "sw", "--runs", "runs")
+    text = hpcenv(*report, cwd=swept, environ=fake_slurm.environ).stdout
+    row = next(line.split() for line in text.splitlines() if line.startswith("0001"))
+    assert row == ["0001", "1e-3", "1", state.lower(), "-", "0:01"]
+    assert "0001, first failure" not in text
+    alone = hpcenv("report", "sw/0001", "--runs", "runs", cwd=swept, environ=fake_slurm.environ).stdout
+    assert alone.startswith("attempt 0: node n1, rank 0, exit 7")
+    assert "of attempt 0, before it was queued again" in alone
+
+    fake_slurm.answers("squeue", "")
+    fake_slurm.answers("sacct", "12_1|CANCELLED|0:0|n1|00:00:00\n")
+    text = hpcenv(*report, cwd=swept, environ=fake_slurm.environ).stdout
+    assert "0001, first failure: the job was cancelled, before the training started" in text
+    assert "exit 7" not in text
+
+
 def test_a_value_cannot_steer_a_terminal(swept: Path, fake_slurm: Any, hpcenv: Any) -> None:
     path = swept / "runs" / "sw" / "sweep.json"
     path.write_text(path.read_text().replace('"3e-4"', '"\\u001b]0;x\\u0007"').replace('"seed"', '"\\u009b2J"'))
