@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -47,7 +48,7 @@ def command(
         _render.tell(f"{found.total - len(found.runs)} more: hpcenv list --all")
 
 
-_FRONT = ("STATE", "NODES", "ATTEMPT", "ELAPSED")
+_FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
 # A name is there to be typed again: a longer one makes its line longer instead.
@@ -57,13 +58,21 @@ _MOST_OF_A_VALUE = 20
 
 
 def table(
-    lines: Sequence[RunLine], *, names: Sequence[str] = (), failures: Mapping[str, FirstFailure] | None = None
+    lines: Sequence[RunLine],
+    *,
+    names: Sequence[str] = (),
+    failures: Mapping[str, FirstFailure] | None = None,
+    margin: int = 0,
 ) -> list[str]:
     """Return a table as wide as the terminal, 80 columns where there is none.
 
+    A reason for which a row has no room follows below it, whole.
+
     Args:
         names: of a sweep, whose values are shown.
-        failures: run -> what went wrong first, shown instead of the state's reason; None for a list without it.
+        failures: run -> what went wrong first, shown instead of the state's reason and cut to fit, for it is
+            told elsewhere; None for a list without it.
+        margin: columns that are kept free beside it.
     """
     if not lines:
         return []
@@ -73,8 +82,9 @@ def table(
     widths = [max(len(row[n]) for row in rows) for n in range(len(header) - 1)]
     widths[0] = min(widths[0], _MOST_OF_A_NAME)
     right = [name in _TO_THE_RIGHT and n > len(names) for n, name in enumerate(header[:-1])]
-    whole = shutil.get_terminal_size((80, 24)).columns
-    return [_row(row, widths, right, whole) for row in rows]
+    whole = shutil.get_terminal_size((80, 24)).columns - margin
+    cut = [True, *(line.run in (failures or {}) for line in lines)]
+    return [text for row, short in zip(rows, cut, strict=True) for text in _row(row, widths, right, whole, cut=short)]
 
 
 def _cells(
@@ -82,6 +92,7 @@ def _cells(
 ) -> tuple[str, ...]:
     failed = line.exit_status not in (None, 0)
     cells = {
+        "JOB": line.job_id or "-",
         "STATE": f"{line.state} ({line.exit_status})" if failed and "EXIT" not in columns else line.state,
         "NODES": "-" if line.nodes is None else str(line.nodes),
         "ATTEMPT": str(line.attempt),
@@ -94,11 +105,21 @@ def _cells(
     return tuple(harmless(cell) for cell in (line.run, *short, *(cells[name] for name in columns), reason))
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], whole: int) -> str:
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], whole: int, *, cut: bool) -> list[str]:
     front = "  ".join(
         cell.rjust(width) if to_the_right else cell.ljust(width)
         for cell, width, to_the_right in zip(cells[:-1], widths, right, strict=True)
     )
     room, reason = max(whole - len(front) - 2, 8), cells[-1]
-    shown = reason if len(reason) <= room else f"{reason[: room - 3]}..."
-    return f"{front}  {shown}".rstrip()
+    if len(reason) <= room:
+        return [f"{front}  {reason}".rstrip()]
+    if cut:
+        return [f"{front}  {reason[: room - 3]}..."]
+    # Paths are there to be copied: they are not taken apart at a dash.
+    below = textwrap.wrap(
+        reason, max(whole, 20), initial_indent=_BELOW, subsequent_indent=_BELOW, break_on_hyphens=False
+    )
+    return [front.rstrip(), *below]
+
+
+_BELOW = "      "

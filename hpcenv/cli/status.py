@@ -47,7 +47,7 @@ def _show_sweep(sweep: Sweep, *, as_json: bool) -> None:
         return
     _render.say(f"{whole.run}: {whole.detail}")
     _render.say(f"  job       {whole.job_id}")
-    for line in table(runs, names=sweep.names):
+    for line in table(runs, names=sweep.names, margin=2):
         _render.say(f"  {line}")
     _render.say(f"  folder    {whole.run_folder}")
 

@@ -40,7 +40,7 @@ def running(host_project: Project) -> Iterator[Project]:
 
 def test_the_list_and_the_status(running: Project) -> None:
     line = next(line for line in running.must("list").splitlines() if line.startswith("watched"))
-    assert line.split()[1:4] == ["running", "2", "0"]
+    assert line.split()[2:5] == ["running", "2", "0"]
     assert len(line) <= 80
     listed = running.json("list", "--state", "running")["data"]["runs"]
     assert [one["run"] for one in listed if one["run"] == "watched"] == ["watched"]

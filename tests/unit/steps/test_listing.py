@@ -60,6 +60,25 @@ def test_a_damaged_run_is_a_line_and_hides_no_other(tmp_path: Path, fake_slurm: 
     assert set(found) == {"good", "bad"}
 
 
+def test_a_reason_that_does_not_fit_follows_whole(tmp_path: Path, fake_slurm: Any, hpcenv: Any) -> None:
+    reason = "ReqNodeNotAvail, UnavailableNodes:" + ",".join(f"node{number:04}" for number in range(20))
+    for name, job_id in (("waits", "7"), ("runs-on", "123456")):
+        folders.make_run(tmp_path / "runs", name, job_id)
+    folders.make_run(tmp_path / "runs", "bad", "8").submission.write_text("{")
+    fake_slurm.answers("squeue", f"7|PENDING|{reason}||0:00\n123456|PENDING|Priority||0:00\n")
+    for columns in (80, 60):
+        environ = {**fake_slurm.environ, "COLUMNS": str(columns)}
+        done = hpcenv("list", "--runs", "runs", cwd=tmp_path, environ=environ)
+        lines = done.stdout.splitlines()
+        assert lines[0].split() == ["RUN", "JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED", "REASON"]
+        assert max(map(len, lines)) <= columns, done.stdout
+        place = next(number for number, line in enumerate(lines) if line.startswith("waits"))
+        below = [line for line in lines[place + 1 :] if line.startswith(" ")]
+        assert reason.replace(" ", "") in "".join(line.strip() for line in below).replace(" ", "")
+        assert f"`{tmp_path}/runs/bad/submission.json`isnotJSON" in "".join(done.stdout.split())
+    assert next(line for line in lines if line.startswith("runs-on")).split()[1] == "123456"
+
+
 def test_a_sweep_is_one_line_and_its_runs_are_found(tmp_path: Path, fake_slurm: Any) -> None:
     folders.make_sweep(tmp_path / "runs", "sw", ["9_0", "9_1", "9_2"], submitted=5.0)
     folders.make_run(tmp_path / "runs", "a", "7")

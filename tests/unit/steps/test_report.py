@@ -195,7 +195,8 @@ def swept(tmp_path: Path, fake_slurm: Any) -> Path:
 
 def test_a_sweep_is_a_table_of_its_values_and_what_became_of_them(swept: Path, fake_slurm: Any, hpcenv: Any) -> None:
     done = hpcenv("report", "sw", "--runs", "runs", cwd=swept, environ=fake_slurm.environ)
-    head, *rows = done.stdout.splitlines()[1:6]
+    head, *lines = done.stdout.splitlines()[1:7]
+    rows = [line for line in lines if not line.startswith(" ")]
     assert head.split() == ["RUN", "lr", "seed", "STATE", "EXIT", "ELAPSED", "FIRST", "FAILURE"]
     assert [row.split()[:6] for row in rows] == [
         ["0000", "1e-3", "0", "completed", "0", "00:00:00"],
@@ -204,7 +205,10 @@ def test_a_sweep_is_a_table_of_its_values_and_what_became_of_them(swept: Path, f
         ["0003", "3e-4", "1", "pending", "-", "0:00"],
     ]
     assert "node n1, rank 0, exit 7" in rows[1]
-    assert max(len(row) for row in rows) <= 80
+    assert lines[lines.index(rows[2]) + 1] == "      before training: a node is not as locked", (
+        "below, for it does not fit"
+    )
+    assert max(len(line) for line in lines) <= 80
     assert "0001, first failure: node n1, rank 0, exit 7, ValueError: lr" in done.stdout
 
 
