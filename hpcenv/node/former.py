@@ -6,6 +6,7 @@ Runs on: COMPUTE NODE (the batch node), as the batch script's first step. Standa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcenv.dataclass import dataclass
@@ -51,14 +52,26 @@ def look_back(manifest: Manifest, run: RunFolder, *, attempt: int) -> Former:
     if attempt == 0 and manifest.chain < 2:
         return Former(over=False)
     found = _finished(run.finished)
-    status = found.get("status")
-    if not isinstance(status, int) or isinstance(status, bool) or found.get("stopped") or found.get("again"):
-        return Former(over=False)  # no status: a node failed
+    if not is_over(found):
+        return Former(over=False)
+    status = found["status"]
+    assert isinstance(status, int)
     if status == 0:
         return Former(over=True, why="the run has completed: nothing is left to do")
     if attempt > 0 and not any(_was_queued_by_us(path) for path in sorted(run.attempts.glob("*/finished.json"))):
         return Former(over=False)
     return Former(over=True, status=status, why=f"the run has failed with status {status}: it is not started again")
+
+
+def is_over(finished: Mapping[str, object]) -> bool:
+    """Whether an attempt came to its end by itself, well or badly: a job that comes after it has nothing to do.
+
+    Args:
+        finished: `finished.json`; empty without it: a node failed.
+    """
+    status = finished.get("status")
+    known = isinstance(status, int) and not isinstance(status, bool)
+    return known and not finished.get("stopped") and not finished.get("again")
 
 
 def _was_queued_by_us(path: Path) -> bool:

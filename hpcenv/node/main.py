@@ -41,6 +41,9 @@ NOTHING_LEFT = 100
 _LASTING = ("begin", "former", "stopped", "outcome", "finish")
 
 
+# Of `finish`: the job ends with `requeue.CUT_OFF`, though its script ended with 0.
+NOT_DONE = 101
+
 # What asks a job to stop or to end; the first two are Slurm's warning and what a user may send.
 _REQUESTS = (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)
 
@@ -417,6 +420,8 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     """Record the batch script's own exit status, and queue the job again where that is wanted.
 
     For clusters without accounting, and for the next job of a chain.
+
+    Returns NOT_DONE where a training that has more to do is not gone on with.
     """
     from hpcenv.node import attempt, requeue
 
@@ -433,20 +438,37 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
         return 0
     by_slurm = ending.again and ending.stopped == "preemption" and requeue.slurm_does_it(environ)
     by = "" if not ending.again else "slurm" if by_slurm else "scontrol"
-    _write_finished(run, number, ending, by=by)
-    if number != 0 and (down := _down(run, manifest, place, environ)):
+    _write_finished(run, ending.status(number), ending, by=by)
+    down = _down(run, manifest, place, environ) if number != 0 else {}
+    if down:
         # Only after the status is safe: Slurm may be slow to answer, and kills this soon.
-        _write_finished(run, number, ending, by=by, down=down)
+        _write_finished(run, ending.status(number), ending, by=by, down=down)
     if ending.why:
         _say(f"hpcenv: {ending.why}")
     if ending.again and not by_slurm:
-        # Remembered first: a job that is queued again has seconds to live.
-        if ending.without:
-            requeue.note_retry(run, place, ending.without)
-        problem = requeue.queue_again(place, environ, without=ending.without)
-        if problem:
-            _say(f"hpcenv: {problem}")
-    return 0
+        refused = _queue_again(run, manifest, place, ending, environ)
+        if refused is not None:
+            ending = refused
+            _write_finished(run, ending.status(number), ending, down=down)
+    return NOT_DONE if ending.status(number) != number else 0
+
+
+def _queue_again(
+    run: RunFolder, manifest: Manifest, place: Place, ending: requeue.Ending, environ: Mapping[str, str]
+) -> requeue.Ending | None:
+    """Queue this job again; return how it ended where that was refused, else None."""
+    from hpcenv.node import requeue
+
+    # Remembered first: a job that is queued again has seconds to live.
+    if ending.without:
+        requeue.note_retry(run, place, ending.without)
+    queued = requeue.queue_again(place, environ, without=ending.without)
+    if queued.problem:
+        _say(f"hpcenv: {queued.problem}")
+    if queued.done:
+        return None
+    next_link = requeue.has_next_link(run, manifest, place.job_id)
+    return requeue.after_refusal(ending, queued.problem, next_link=next_link)
 
 
 def _ending(
@@ -512,4 +534,5 @@ def _write_finished(
     record: dict[str, object] = {"schema": SCHEMA, "status": status, "time": time.time()}
     record |= {"stopped": ending.stopped, "saved": ending.saved, "again": ending.again, "by": by}
     record |= {"before_training": ending.before, "cancelled": ending.cancelled, "down": dict(down or {})}
+    record |= {"unfinished": ending.unfinished, "not_again": ending.not_again}
     wire.write_text(json.dumps(record, indent=1) + "\n", run.finished)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -19,6 +20,9 @@ from hpcenv.node.place import Place
 from hpcenv.wire import SCHEMA, Manifest, NodeExit, RunFolder, Submission, Verdict
 
 Stopped = Literal["", "time-limit", "preemption", "unknown"]
+
+# The exit status of a training that has more to do: that of one which TERM ended at its time limit.
+CUT_OFF = 128 + signal.SIGTERM
 
 _SECONDS = 20.0
 # More nodes than this in a user's own list of excluded ones are damage, not a list.
@@ -34,7 +38,10 @@ class Ending:
         saved: the script said that it saved itself.
         before: it was stopped before the training began.
         cancelled: somebody cancelled it before the training began.
+        unfinished: its training has more to do, as far as can be told: it saved itself, or knows only signals
+            (`--requeue always`). One that ended when asked to, and said nothing, may have come to its end by itself.
         again: the job shall be queued again.
+        not_again: why an unfinished training is not gone on with; empty when it is.
         without: nodes that it shall not get again.
         why: one line for the log; empty when there is nothing to say.
     """
@@ -43,9 +50,15 @@ class Ending:
     saved: bool = False
     before: bool = False
     cancelled: bool = False
+    unfinished: bool = False
     again: bool = False
+    not_again: str = ""
     without: tuple[str, ...] = ()
     why: str = ""
+
+    def status(self, own: int) -> int:
+        """Return the exit status of the job: never 0, its script's own, for a training that is not gone on with."""
+        return CUT_OFF if own == 0 and self.not_again else own
 
 
 def judge(
@@ -82,9 +95,8 @@ def judge(
     saved = any(record.saved for record in exits)
     if not stopped:
         return Ending(saved=saved)
-    options, ending = manifest.stop, Ending(stopped=stopped, saved=saved)
-    wanted = options.requeue == "always" or (options.requeue == "saved" and saved)
-    if not wanted:
+    ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
+    if not ending.unfinished:
         return ending
     return _in_the_queue(manifest, ending, _WORDS[stopped], attempt=attempt, next_link=next_link)
 
@@ -97,25 +109,45 @@ def _after_no_training(manifest: Manifest, stopped: Stopped, *, attempt: int, ne
     ending, words = Ending(stopped=stopped, before=True), f"{_WORDS[stopped]}, before the training began"
     options = manifest.stop
     if next_link and stopped == "time-limit":
-        return _in_the_queue(manifest, ending, words, attempt=attempt, next_link=True)
+        return _followed(ending, words)
     if options.requeue == "always" or (options.requeue == "saved" and stopped != "time-limit"):
         return _in_the_queue(manifest, ending, words, attempt=attempt, next_link=next_link)
-    return _with(ending, why=words)
+    return replace(ending, why=words)
 
 
 def _in_the_queue(manifest: Manifest, ending: Ending, words: str, *, attempt: int, next_link: bool) -> Ending:
-    if next_link and ending.stopped == "time-limit":
-        return _with(ending, why=f"{words}: the next job of the chain goes on")
-    if attempt >= manifest.stop.max_requeues:
-        return _with(ending, why=f"{words}, and queued again {attempt} times before: no more (--max-requeues)")
-    return _with(ending, again=True, why=f"{words}: the job is queued again")
+    """Queue it again, unless another job goes on, or it was asked for no more jobs."""
+    options, at_limit = manifest.stop, ending.stopped == "time-limit"
+    if at_limit and next_link:
+        return _followed(ending, words)
+    refusal = ""
+    if options.requeue == "never":
+        refusal = "--requeue never"
+    elif at_limit and manifest.chain > 1:
+        refusal = "the last job of its chain"
+    elif attempt >= options.max_requeues:
+        refusal = "--max-requeues"
+    if not refusal:
+        return replace(ending, again=True, why=f"{words}: the job is queued again")
+    # A stopped run is gone on with by the next job, whatever stopped it (`former.is_over`).
+    return _followed(ending, words) if next_link else _not_again(ending, words, refusal)
+
+
+def _followed(ending: Ending, words: str) -> Ending:
+    return replace(ending, why=f"{words}: the next job of the chain goes on")
+
+
+def _not_again(ending: Ending, words: str, refusal: str) -> Ending:
+    why = f"{words}: the job is not queued again ({refusal})"
+    return replace(ending, not_again=refusal if ending.unfinished else "", why=why)
+
+
+def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
+    """Return how an attempt ended that should be queued again, and could not be."""
+    return replace(ending, again=False, not_again=refusal if ending.unfinished and not next_link else "")
 
 
 _WORDS = {"time-limit": "the time limit", "preemption": "preempted", "unknown": "asked to stop"}
-
-
-def _with(ending: Ending, *, why: str, again: bool = False) -> Ending:
-    return replace(ending, again=again, why=why)
 
 
 def _after_rejection(manifest: Manifest, verdict: Verdict | None, *, retried: int) -> Ending:
@@ -151,32 +183,45 @@ def slurm_does_it(environ: Mapping[str, str]) -> bool:
     return by_partition is not None and re.search(r"\bPreemptMode=\S*REQUEUE\b", shown) is not None
 
 
-def queue_again(place: Place, environ: Mapping[str, str], *, without: Sequence[str]) -> str:
-    """Queue this job again; return what is wrong, empty when nothing is.
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """What became of a request to queue a job again.
+
+    Attributes:
+        problem: what is wrong, though it may be queued; empty when nothing is.
+    """
+
+    done: bool
+    problem: str = ""
+
+
+def queue_again(place: Place, environ: Mapping[str, str], *, without: Sequence[str]) -> Queued:
+    """Queue this job again.
 
     The nodes to leave out can be changed only while a job is pending (22.05 to 24.11), which
     it is as soon as it is queued again; this process goes on for some seconds after that.
     """
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
-        return "scontrol is not on PATH"
+        return Queued(done=False, problem="scontrol is not on PATH")
     before = _excluded_already(scontrol, place.job_id, environ) if without else ""
     try:
         process.run([scontrol, "requeue", place.job_id], timeout=_SECONDS, env=environ)
     except HpcenvError as error:
         if not _is_pending(scontrol, place.job_id, environ):
-            return f"{error.what}: {error.why}"
+            return Queued(done=False, problem=f"{error.what}: {error.why}")
         # Slurm did it first: a preemption.
     if not without:
-        return ""
+        return Queued(done=True)
     nodes = ",".join(filter(None, (before, *without)))
     try:
         process.run(
             [scontrol, "update", f"JobId={place.job_id}", f"ExcNodeList={nodes}"], timeout=_SECONDS, env=environ
         )
     except HpcenvError as error:
-        return f"the job is queued again, but may get the same nodes: {error.what}: {error.why}"
-    return ""
+        problem = f"the job is queued again, but may get the same nodes: {error.what}: {error.why}"
+        return Queued(done=True, problem=problem)
+    return Queued(done=True)
 
 
 def _show(scontrol: str, job_id: str, environ: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hpcenv import wire
-from hpcenv.wire import Facts, NodeExit, NodeSettings, Setting, Verdict
+from hpcenv.wire import Facts, NodeExit, NodeSettings, Setting, StopOptions, Verdict
 
 
 def listing(folder):
@@ -451,6 +451,32 @@ def test_a_launch_that_slurm_lets_no_more_begin_was_stopped_before(run, ranks, b
     run.step("finish", "1", **tools)
     record = json.loads(run.folder.finished.read_text())
     assert (record["before_training"], record["stopped"]) == (before, "time-limit" if before else "")
+
+
+@pytest.mark.parametrize(
+    ("requeue", "scontrol", "status", "not_again", "again"),
+    [
+        ("never", 0, 143, "--requeue never", False),
+        ("saved", 0, 0, "", True),
+        ("saved", 1, 143, "ended with status 1", False),
+    ],
+)
+def test_a_job_whose_training_was_cut_off_does_not_end_as_completed(run, requeue, scontrol, status, not_again, again):
+    tool = run.base / "tools" / "scontrol"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\n[ "$1" != requeue ] || exit {scontrol}\n')
+    tool.chmod(0o755)
+    run.save(stop=StopOptions(requeue=requeue))
+    assert run.step("begin").returncode == 0
+    run.open_gate()
+    saved = dataclasses.replace(node_exit("n1", 0, 5.0), stopped="time-limit", saved=True)
+    wire.write(saved, run.folder.exit_of("n1"))
+    done = run.step("finish", "0", PATH=f"{tool.parent}:{os.environ['PATH']}")
+    record = json.loads(run.folder.finished.read_text())
+    assert (record["status"], record["unfinished"], record["again"]) == (status, True, again)
+    assert not_again in record["not_again"]
+    # The batch script then ends with 143.
+    assert done.returncode == (101 if status else 0)
 
 
 def test_a_note_of_an_earlier_attempt_says_nothing_of_this_one(run):

@@ -26,9 +26,20 @@ def verdict(**results):
 @pytest.fixture
 def judge(make_manifest):
     def judged(
-        *exits, status=0, attempt=0, retried=0, next_link=False, verdict=None, retry_excluding=0, before="", **options
+        *exits,
+        status=0,
+        attempt=0,
+        retried=0,
+        next_link=False,
+        verdict=None,
+        retry_excluding=0,
+        before="",
+        chain=0,
+        **options,
     ):
-        manifest = dataclasses.replace(make_manifest(), stop=StopOptions(**options), retry_excluding=retry_excluding)
+        manifest = dataclasses.replace(
+            make_manifest(), stop=StopOptions(**options), retry_excluding=retry_excluding, chain=chain
+        )
         return requeue.judge(
             *(manifest, exits, verdict),
             status=status,
@@ -65,6 +76,38 @@ def test_the_users_choice_counts(judge, requeues, saved, again):
     assert judge(record(stopped="preemption", saved=saved), requeue=requeues).again is again
 
 
+@pytest.mark.parametrize(
+    ("exits", "options", "not_again"),
+    [
+        (STOPPED, {"requeue": "never"}, "--requeue never"),
+        (STOPPED, {"attempt": 20}, "--max-requeues"),
+        # Who knows only signals says nothing; the user did.
+        ({"stopped": "preemption"}, {"requeue": "always", "attempt": 20}, "--max-requeues"),
+        # It may have come to its end by itself in that moment.
+        ({"stopped": "time-limit"}, {"requeue": "never"}, ""),
+        ({"stopped": "time-limit"}, {}, ""),
+        (STOPPED, {}, ""),
+        ({"saved": True}, {"requeue": "never"}, ""),
+    ],
+)
+def test_a_training_that_has_more_to_do_and_is_not_gone_on_with_never_ends_with_0(judge, exits, options, not_again):
+    ending = judge(record(**exits), **options)
+    assert ending.not_again == not_again
+    assert [ending.status(own) for own in (0, 3)] == [143 if not_again else 0, 3]
+    if not_again:
+        assert ending.why.endswith(f"the job is not queued again ({not_again})")
+
+
+def test_one_that_could_not_be_queued_again_has_not_ended_well_but_a_chain_goes_on(judge):
+    ending = judge(record(**STOPPED))
+    refused = requeue.after_refusal(ending, "scontrol says no", next_link=False)
+    assert (refused.again, refused.not_again, refused.status(0)) == (False, "scontrol says no", 143)
+    followed = requeue.after_refusal(ending, "scontrol says no", next_link=True)
+    assert (followed.again, followed.not_again, followed.status(0)) == (False, "", 0)
+    rejected = requeue.after_refusal(requeue.Ending(again=True, without=("n2",)), "no", next_link=True)
+    assert (rejected.again, rejected.not_again, rejected.status(90)) == (False, "", 90)
+
+
 def test_no_more_often_than_asked_for(judge):
     assert judge(record(**STOPPED), attempt=1, max_requeues=2).again is True
     last = judge(record(**STOPPED), attempt=2, max_requeues=2)
@@ -78,8 +121,24 @@ def test_one_node_that_knows_why_is_enough(judge):
 
 
 def test_at_the_time_limit_the_next_job_of_a_chain_goes_on_and_after_a_preemption_the_same(judge):
-    assert judge(record(**STOPPED), next_link=True).again is False
-    assert judge(record(stopped="preemption", saved=True), next_link=True).again is True
+    preempted = record(stopped="preemption", saved=True)
+    assert judge(record(**STOPPED), next_link=True, chain=2).again is False
+    assert judge(preempted, next_link=True, chain=2).again is True
+    for ending in (
+        judge(record(**STOPPED), next_link=True, chain=2, requeue="never"),
+        judge(preempted, next_link=True, chain=2, requeue="never"),
+        judge(preempted, next_link=True, chain=2, attempt=20),
+    ):
+        assert (ending.again, ending.not_again, ending.status(0)) == (False, "", 0)
+        assert ending.why.endswith("the next job of the chain goes on")
+
+
+def test_a_chain_is_no_more_jobs_than_asked_for(judge):
+    for requeues in ("saved", "always"):
+        last = judge(record(**STOPPED), chain=2, requeue=requeues)
+        assert (last.again, last.not_again, last.status(0)) == (False, "the last job of its chain", 143)
+    assert judge(record(stopped="preemption", saved=True), chain=2).again is True
+    assert judge(status=91, before="time-limit", requeue="always", chain=2).again is False
 
 
 def test_after_a_rejection_the_nodes_that_differ_are_left_out(judge):
@@ -156,20 +215,22 @@ PLACE = Place(node="n1", nodes=("n1", "n2"), attempt=0, job_id="77")
 
 
 def test_a_job_is_queued_again(scontrol, tmp_path):
-    assert requeue.queue_again(PLACE, scontrol(), without=()) == ""
+    assert requeue.queue_again(PLACE, scontrol(), without=()) == requeue.Queued(done=True)
     assert calls(tmp_path) == ["requeue 77"]
 
 
 def test_without_nodes_and_without_those_that_were_left_out_before(scontrol, tmp_path):
-    assert requeue.queue_again(PLACE, scontrol(excluded="n[7-8]"), without=("n1", "n2")) == ""
+    assert requeue.queue_again(PLACE, scontrol(excluded="n[7-8]"), without=("n1", "n2")).problem == ""
     assert calls(tmp_path) == ["requeue 77", "update JobId=77 ExcNodeList=n[7-8],n1,n2"]
 
 
 def test_a_refusal_is_told_unless_slurm_was_first(scontrol):
-    assert "ended with status 1" in requeue.queue_again(PLACE, scontrol(status=1), without=())
-    assert requeue.queue_again(PLACE, scontrol(status=1, state="PENDING"), without=()) == ""
-    assert requeue.queue_again(PLACE, scontrol(status=1, restarts=1), without=()) == ""
-    assert requeue.queue_again(PLACE, {"PATH": "/nowhere"}, without=()) == "scontrol is not on PATH"
+    refused = requeue.queue_again(PLACE, scontrol(status=1), without=())
+    assert (refused.done, "ended with status 1" in refused.problem) == (False, True)
+    for first in ({"state": "PENDING"}, {"restarts": 1}):
+        assert requeue.queue_again(PLACE, scontrol(status=1, **first), without=()) == requeue.Queued(done=True)
+    nowhere = requeue.queue_again(PLACE, {"PATH": "/nowhere"}, without=())
+    assert nowhere == requeue.Queued(done=False, problem="scontrol is not on PATH")
 
 
 @pytest.mark.parametrize(
