@@ -115,6 +115,8 @@ def first_failure(
     over: bool = True,
     down: Mapping[str, str] | None = None,
     stopped: str = "",
+    unfinished: str = "",
+    waited: bool = False,
 ) -> FirstFailure | None:
     """Return what went wrong first in one attempt; None where nothing is known to have gone wrong.
 
@@ -128,6 +130,8 @@ def first_failure(
         over: whether the attempt has ended; as long as it runs a missing record says nothing.
         down: node -> reason, of those that Slurm held for down when the attempt ended.
         stopped: why it was stopped before the training began, as `NodeExit.stopped` has it; else empty.
+        unfinished: in words, that the training was stopped and is not gone on with; else empty.
+        waited: it ended while it waited to go on with what an attempt before began.
     """
     if stopped:
         return _of_slurm((), (), nproc, "", (), stopped=stopped)
@@ -143,7 +147,9 @@ def first_failure(
         return _of_lost(lost, exits, nproc, notes)
     if missing and (state not in _BY_SLURM or state == "node-fail"):
         return _of_missing(missing, first, exits, nproc, state, notes)
-    return _of_slurm(exits, nodes, nproc, state, notes)
+    if unfinished:
+        return _of_unfinished(exits, nproc, unfinished, notes)
+    return _of_slurm(exits, nodes, nproc, state, notes, waited=waited)
 
 
 def first_status(exits: Sequence[NodeExit]) -> int | None:
@@ -279,13 +285,14 @@ def _of_slurm(
     notes: tuple[str, ...],
     *,
     stopped: str = "",
+    waited: bool = False,
 ) -> FirstFailure | None:
     """Return what Slurm says, or who was asked to end by whom."""
     stopped = next((record.stopped for record in exits if record.stopped), stopped)
     cause, words = _BY_SLURM.get(state) or _STOPPED.get(stopped) or (None, "")
     others = _count(exits, nproc)
     if cause is not None:
-        where = "" if nodes else ", before the training started"
+        where = ", while it waited to go on" if waited else "" if nodes else ", before the training started"
         ranks = f"; {others} rank{'s were' if others != 1 else ' was'} cleaned up" if others else ""
         saved = "; the script saved itself" if exits and all(record.saved for record in exits) else ""
         return FirstFailure(headline=f"{words}{where}{ranks}{saved}", cause=cause, others=others, notes=notes)
@@ -305,6 +312,20 @@ def _of_slurm(
         others=others,
         notes=notes,
     )
+
+
+def unfinished(stopped: str, *, saved: bool, not_again: str) -> str:
+    """Return in words that a training was stopped that has more to do, and why it is not gone on with."""
+    where = {"time-limit": " at the time limit", "preemption": " by a preemption"}.get(stopped, "")
+    after = " after it saved itself" if saved else ""
+    refusal = f" ({visible(' '.join(not_again.split()))[:_MESSAGE]})" if not_again else ""
+    return f"stopped{where}{after}; not queued again{refusal}"
+
+
+def _of_unfinished(exits: Sequence[NodeExit], nproc: int, words: str, notes: tuple[str, ...]) -> FirstFailure:
+    reason = next((record.stopped for record in exits if record.stopped), "")
+    cause: Cause = _STOPPED[reason][0] if reason in _STOPPED else "asked-to-end"
+    return FirstFailure(headline=words, cause=cause, others=_count(exits, nproc), notes=notes)
 
 
 def _count(exits: Sequence[NodeExit], nproc: int) -> int:

@@ -23,6 +23,7 @@ from hpcenv.errors import FileUnusable, HpcenvError, RecordInvalid, RunNotFound,
 from hpcenv.model import failure
 from hpcenv.model import sweep as sweep_model
 from hpcenv.model.failure import FirstFailure
+from hpcenv.node.former import is_over
 from hpcenv.node.place import expand_hostlist
 from hpcenv.wire import Manifest, NodeExit, RunFolder, Submission, SweepRecord, Verdict
 
@@ -598,10 +599,27 @@ def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
 
 def read_statuses(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunStatus]:
     """Return everything that is known of some runs: one call of squeue and of sacct for all of them."""
-    return [_detailed(run, job_id, state) for run, (job_id, state) in zip(runs, _states(runs, environ), strict=True)]
+    return [_detailed(run, found) for run, found in zip(runs, _states(runs, environ), strict=True)]
 
 
-def _detailed(run: Submitted, job_id: str, state: RunState) -> RunStatus:
+@dataclass(frozen=True, kw_only=True)
+class _Standing:
+    """Where a run stands, and by which records.
+
+    Attributes:
+        job_id: of a chain the job that says so.
+        finished: how that job's last attempt ended; empty while it has not.
+        waited: it was to go on, and ended before it did: what the folder holds is of the attempt before.
+    """
+
+    job_id: str
+    state: RunState
+    finished: Mapping[str, Any]
+    waited: bool = False
+
+
+def _detailed(run: Submitted, found: _Standing) -> RunStatus:
+    state = found.state
     verdict, problem = _verdict(run.folder)
     exits = _exits(run.folder)
     if state.quiet and _is_of_former_job(run, _record(run.folder.started)):
@@ -610,21 +628,22 @@ def _detailed(run: Submitted, job_id: str, state: RunState) -> RunStatus:
     return RunStatus(
         run=run.submission.run,
         run_folder=run.folder.path,
-        job_id=job_id,
+        job_id=found.job_id,
         cluster=run.submission.cluster,
         verdict=verdict,
         exits=exits,
         earlier=_earlier(run),
         chain=run.submission.chain,
-        failure=_failure(run, state, verdict, exits),
+        failure=_failure(run, found, verdict, exits),
         **{**vars(state), "detail": "; ".join(filter(None, (state.detail, problem, run.problem)))},
     )
 
 
 def _failure(
-    run: Submitted, state: RunState, verdict: Verdict | None, exits: tuple[NodeExit, ...]
+    run: Submitted, found: _Standing, verdict: Verdict | None, exits: tuple[NodeExit, ...]
 ) -> FirstFailure | None:
     """Return what went wrong first in this attempt, if something did."""
+    state = found.state
     # What is there is of the attempt before, or nothing of the training ran.
     if (
         state.waits_again
@@ -642,12 +661,23 @@ def _failure(
     else:
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
     told = state.state if state.state != "unknown" else ""
-    down = down_of(run.folder)
-    former = _is_of_former_job(run, _record(run.folder.started))
-    stopped = stopped_before_training(read_finished(run.folder)) if state.quiet and not former else ""
-    return failure.first_failure(
-        exits, nodes=nodes, nproc=nproc, state=told, over=state.quiet, down=down, stopped=stopped
+    if found.waited:
+        return failure.first_failure((), nodes=(), nproc=nproc, state=told, waited=True)
+    unfinished = _unfinished(found.finished) if state.quiet else ""
+    first = failure.first_failure(
+        exits,
+        nodes=nodes,
+        nproc=nproc,
+        state=told,
+        over=state.quiet,
+        down=_down(found.finished),
+        stopped=stopped_before_training(found.finished) if state.quiet else "",
+        unfinished=unfinished,
     )
+    if first is None or first.headline != unfinished:
+        return first
+    anew = f"to begin anew: hpcenv rerun {shlex.quote(str(run.folder.path))}"
+    return replace(first, notes=(*first.notes, anew))
 
 
 def read_finished(folder: RunFolder) -> Mapping[str, Any]:
@@ -657,51 +687,69 @@ def read_finished(folder: RunFolder) -> Mapping[str, Any]:
 
 def down_of(folder: RunFolder) -> dict[str, str]:
     """Return which nodes Slurm held for down when an attempt ended, each with the reason."""
-    down = read_finished(folder).get("down")
+    return _down(read_finished(folder))
+
+
+def _down(finished: Mapping[str, Any]) -> dict[str, str]:
+    down = finished.get("down")
     return {str(node): str(reason) for node, reason in down.items()} if isinstance(down, dict) else {}
 
 
 def read_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunState]:
     """Return where some runs stand: one call of squeue and of sacct, and the small records of each."""
-    return [state for _, state in _states(runs, environ)]
+    return [found.state for found in _states(runs, environ)]
 
 
-def _states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[tuple[str, RunState]]:
+def _states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[_Standing]:
     # Slurm first: what a job wrote before it ended is then there to be read.
     on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
     jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
     return [_state(run, jobs) for run in runs]
 
 
-def _state(run: Submitted, jobs: Mapping[str, JobState]) -> tuple[str, RunState]:
-    started, finished = _record(run.folder.started), _record(run.folder.finished)
+def _state(run: Submitted, jobs: Mapping[str, JobState]) -> _Standing:
+    started, left = _record(run.folder.started), _record(run.folder.finished)
     former = _is_of_former_job(run, started)
     if former:
-        finished = None
+        left = None
     if run.submission.cluster == "slurm":
-        job_id, job = _link(run, jobs, started, finished)
+        job_id, job = _link(run, jobs, started, left)
     else:
         job_id, job = run.submission.job_id, _local_state(run)
-    if _goes_on(job, finished):
+    if job_id == _ran(run, started, job_id) and _goes_on(job, left):
         job = replace(job, state="requeued", reason=job.reason or "the job is queued again")
+    waited = left is not None and (job_id != _ran(run, started, job_id) or _was_to_go_on(job, left))
+    finished = None if waited else left
     status = _exit_status(job, finished)
     state, detail = _explain(job, status, started, run, finished or {})
-    if finished is not None and not job.ended and (job.unconfirmed or (state == "unknown" and not job.gone)):
-        state, detail = _of_files(state, detail, finished)
-    why = stopped_before_training(finished or {})
-    if why and state in ("pending", "requeued"):
-        words = _BEFORE_TRAINING.get(why, ("", "asked to stop"))[1]
-        detail = "; ".join(filter(None, (f"stopped before the training began: {words}", detail)))
-    return job_id, RunState(
+    if left is not None and not job.ended and (job.unconfirmed or (state == "unknown" and not job.gone)):
+        state, detail = _of_files(state, detail, left)
+    if state in ("pending", "requeued"):
+        detail = "; ".join(filter(None, (_why_stopped(left or {}), detail)))
+    found = RunState(
         state=state,
         detail=detail,
         exit_status=status,
         attempt=_attempt(started),
         nodes=(() if former else _nodes(started)) or _allocated(job),
         elapsed=job.elapsed,
-        waits_again=_waits_again(state, former, started, finished),
+        waits_again=_waits_again(state, former, started, left),
         gone=job.gone and state == "unknown",
     )
+    return _Standing(job_id=job_id, state=found, finished=finished or {}, waited=waited and found.quiet)
+
+
+def _ran(run: Submitted, started: Mapping[str, Any] | None, otherwise: str) -> str:
+    """Return which job of a chain ran last; `otherwise` where that is not known, or it is no chain."""
+    ran = (started or {}).get("job_id")
+    return ran if isinstance(ran, str) and len(run.job_ids) > 1 and ran in run.job_ids else otherwise
+
+
+def _was_to_go_on(job: JobState, left: Mapping[str, Any]) -> bool:
+    """Whether a job ended, or is gone, while it was in the queue again: its last attempt does not say how."""
+    # One that completed was not queued again after all.
+    over = job.state != "completed" if job.ended else job.gone or job.no_slurm
+    return left.get("again") is True and over
 
 
 def _is_of_former_job(run: Submitted, started: Mapping[str, Any] | None) -> bool:
@@ -739,17 +787,18 @@ def _link(
 ) -> tuple[str, JobState]:
     """Return the job of a chain that says where the run stands, with its state."""
     ids = run.job_ids
-    if len(ids) == 1:
-        return ids[0], jobs[ids[0]]
-    ran = (started or {}).get("job_id")
-    last = ran if isinstance(ran, str) and ran in ids else ids[0]
+    last = _ran(run, started, ids[0])
     for job_id in ids:
         if not jobs[job_id].ended and jobs[job_id].state not in ("unknown", "pending", "requeued"):
             return job_id, jobs[job_id]
-    # Links that still wait have nothing left to do once one ended well.
-    done = finished is not None and finished.get("status") == 0
+    # Links that still wait have nothing left to do once one came to its end.
+    if is_over(finished or {}):
+        return last, jobs[last]
     waiting = [job_id for job_id in ids if jobs[job_id].state in ("pending", "requeued")]
-    return (last, jobs[last]) if done or not waiting else (waiting[0], jobs[waiting[0]])
+    # Else the next one was to go on, and did not.
+    after = ids[ids.index(last) + 1 :] if finished is not None else ()
+    chosen = next(iter((*waiting, *after)), last)
+    return chosen, jobs[chosen]
 
 
 def _allocated(job: JobState) -> tuple[str, ...]:
@@ -779,14 +828,8 @@ def _earlier(run: Submitted) -> tuple[str, ...]:
         verdict, problem = _verdict(attempt)
         ends = ", ".join(_ended(record) for record in _exits(attempt)) or "no node reported an end"
         said = verdict.result if verdict is not None else problem or "no verdict"
-        why = stopped_before_training(read_finished(attempt))
-        if why:
-            words = _BEFORE_TRAINING.get(why, ("", "asked to stop"))[1]
-            lines.append(
-                f"attempt {path.name}{f' ({link})' if link else ''}: stopped before the training began: {words}"
-            )
-            continue
-        lines.append(f"attempt {path.name}{f' ({link})' if link else ''}: {said}; {ends}")
+        told = _why_stopped(read_finished(attempt)) or f"{said}; {ends}"
+        lines.append(f"attempt {path.name}{f' ({link})' if link else ''}: {told}")
     return tuple(lines)
 
 
@@ -846,7 +889,8 @@ def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | Non
         # It may be queued again: that is known once squeue answers.
         return None
     if finished is not None and isinstance(finished.get("status"), int):
-        return int(finished["status"])
+        status: int | None = int(finished["status"])
+        return None if status == 0 and _unfinished(finished) else status
     status = 128 + job.exit_signal if job.exit_signal else job.exit_status
     # Accounting writes 0:0 for jobs that were cancelled, timed out or lost a node.
     return status if job.ended and (status != 0 or job.state == "completed") else None
@@ -868,8 +912,9 @@ def _explain(
     # A job that Slurm ended while its nodes were checked was not judged.
     by_slurm = job.state in ("cancelled", "timeout", "preempted", "node-fail", "out-of-memory")
     if stopped_before_training(finished) and (by_slurm or job.state == "failed"):
-        state, words = _BEFORE_TRAINING.get(str(finished.get("stopped")), ("failed", "asked to stop"))
-        return (job.state if by_slurm else state), f"stopped before the training began: {words}"
+        return (job.state if by_slurm else _stopped_state(finished)), _why_stopped(finished)
+    if _unfinished(finished) and (by_slurm or job.state in ("failed", "completed")):
+        return (job.state if by_slurm else _stopped_state(finished)), _unfinished(finished)
     # Who is ended because of `scancel` may have found time for a verdict: Slurm will say so.
     if status == 91 and job.state == "completing":
         return job.state, job.reason
@@ -881,14 +926,32 @@ def _explain(
     return job.state, job.reason
 
 
-# Why an attempt was stopped before its training: Slurm's word for such a job, and ours.
-_BEFORE_TRAINING = {"time-limit": ("timeout", "the time limit"), "preemption": ("preempted", "preempted")}
+# Why an attempt was stopped: Slurm's word for such a job, and ours.
+_STOPPED = {"time-limit": ("timeout", "the time limit"), "preemption": ("preempted", "preempted")}
+
+
+def _stopped_state(finished: Mapping[str, Any]) -> str:
+    return _STOPPED.get(str(finished.get("stopped")), ("failed", ""))[0]
+
+
+def _why_stopped(finished: Mapping[str, Any]) -> str:
+    """Return in words that an attempt was stopped before its training began, and why; empty when it was not."""
+    why = stopped_before_training(finished)
+    return f"stopped before the training began: {_STOPPED.get(why, ('', 'asked to stop'))[1]}" if why else ""
 
 
 def stopped_before_training(finished: Mapping[str, Any]) -> str:
     """Return why an attempt was stopped before its training began, as `NodeExit.stopped` has it; else empty."""
     why = finished.get("stopped")
     return why if finished.get("before_training") is True and isinstance(why, str) else ""
+
+
+def _unfinished(finished: Mapping[str, Any]) -> str:
+    """Return in words that a training was stopped that has more to do; empty of one that ended by itself."""
+    if finished.get("unfinished") is not True:
+        return ""
+    stopped, not_again = (str(finished.get(key) or "") for key in ("stopped", "not_again"))
+    return failure.unfinished(stopped, saved=finished.get("saved") is True, not_again=not_again)
 
 
 def _result(folder: RunFolder) -> str | None:

@@ -162,6 +162,68 @@ def test_who_does_not_listen_is_killed_and_who_knows_only_signals_is_queued_agai
     assert (finished["stopped"], finished["again"], finished["status"]) == ("unknown", False, 3)
 
 
+SAVER = """\
+import time
+from hpcenv import training
+print("began", flush=True)
+while not training.stop_requested():
+    time.sleep(0.1)
+training.saved()
+"""
+
+
+def test_who_saved_itself_and_is_not_gone_on_with_has_not_completed(host_project: Project, cluster: Cluster) -> None:
+    name = uuid.uuid4().hex[:6]
+    never, waits = f"never-{name}", f"waits-{name}"
+    cluster.write(f"{host_project.folder}/saver.py", SAVER)
+    first = submit(host_project, "saver.py", never, "--gpus", "1", "--requeue", "never")
+    second = submit(host_project, "saver.py", waits, "--gpus", "1")
+    after = cluster.must("sbatch", "--parsable", f"--dependency=afterok:{first}", "--output=/dev/null", "--wrap=true")
+    for run, job in ((never, first), (waits, second)):
+        wait_for_line(host_project, run, "began")
+        cluster.must("scancel", "--signal=USR2", job)
+
+    done = host_project.hpcenv("wait", never, timeout=60)
+    words = "stopped after it saved itself; not queued again (--requeue never)"
+    assert (done.status, done.stdout.startswith(f"first failure: {words}\n")) == (143, True), done.text
+    assert f"{never}: failed ({words}), exit status 143" in host_project.must("status", never)
+    # What follows does not go on with half a model.
+    assert "DependencyNeverSatisfied" in cluster.must("squeue", "-h", "-o", "%r", "-j", after.strip())
+    cluster.must("scancel", after.strip())
+
+    # Cancelled in the queue, where it is for the second time: its first attempt's 0 says nothing of that.
+    wait_until("its requeue", lambda: "PENDING" in cluster.run("squeue", "-h", "-o", "%T", "-j", second).stdout)
+    assert "cancelled" in host_project.must("cancel", waits)
+    done = host_project.hpcenv("wait", waits, timeout=60)
+    assert (done.status, "the job was cancelled, while it waited to go on" in done.text) == (1, True), done.text
+
+
+@pytest.mark.long
+def test_a_chain_waits_for_its_next_job_and_is_no_longer_than_asked_for(
+    host_project: Project, cluster: Cluster
+) -> None:
+    run = f"links-{uuid.uuid4().hex[:6]}"
+    cluster.write(f"{host_project.folder}/saver.py", SAVER)
+    first = submit(host_project, "saver.py", run, "--gpus", "1", "--grace", "10", "--chain", "2")
+    second = host_project.record(run, "submission.json")["chain"][1]
+    cluster.must("scontrol", "hold", second, user="root")
+    wait_for_line(host_project, run, "began")
+    end_in(cluster, first, 30)
+    wait_until("end of the first job", lambda: is_there(host_project, run, "finished.json"), seconds=120)
+    wait_until("Slurm's end of it", lambda: first not in cluster.run("squeue", "-h", "-o", "%i").stdout.split())
+    assert host_project.hpcenv("wait", run, "--timeout", "3s").status == 124
+    assert host_project.must("status", run).startswith(f"{run}: pending")
+    assert "it is pending" in host_project.hpcenv("clean", run, "--dry-run").text
+
+    cluster.must("scontrol", "release", second, user="root")
+    wait_until("its second job", lambda: log(host_project, run).count("began") == 4)
+    end_in(cluster, second, 30)
+    done = host_project.hpcenv("wait", run, timeout=150)
+    words = "stopped at the time limit after it saved itself; not queued again (the last job of its chain)"
+    assert (done.status, words in " ".join(done.stdout.split())) == (143, True), done.text
+    assert f"{run}: timeout" in host_project.must("status", run)
+
+
 # -- while the nodes are checked ----------------------------------------------------------
 
 # The environment's Python: its check lasts as long as the file `hold` is there.

@@ -12,6 +12,7 @@ import run_folders as folders
 from hpcenv.errors import RunNotFound, RunNotRunning, StillGoing, ToolFailed, UsageError
 from hpcenv.steps.attach import plan_attach
 from hpcenv.steps.cancel import cancel_all
+from hpcenv.steps.clean import CleanRequest, plan_clean
 from hpcenv.steps.logs import RankNodes, Selection, follow_selected, read_selected
 from hpcenv.steps.runs import find_all, find_run
 from hpcenv.steps.status import status
@@ -115,6 +116,30 @@ def test_the_first_failure_is_told(tmp_path: Path, fake_slurm: Any) -> None:
     found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
     assert found.failure is not None
     assert found.failure.headline.startswith("node n2, rank 1, exit 7, ValueError: no")
+
+
+def test_a_chain_whose_next_job_waits_has_not_ended_and_can_be_cancelled(tmp_path: Path, fake_slurm: Any) -> None:
+    run = folders.make_run(tmp_path / "runs", "a", "7", chain=("7", "8"))
+    folders.start(run, ["n1"])
+    folders.write(run.started, attempt=0, nodes=["n1"], job_id="7")
+    folders.write(run.finished, status=0, time=1.0, stopped="time-limit", saved=True, unfinished=True)
+    fake_slurm.answers("squeue", "7|COMPLETED|None|n1|1:00\n8|PENDING|JobHeldUser||0:00\n")
+    fake_slurm.answers("sacct")
+    where = {"environ": fake_slurm.environ, "runs": "runs"}
+    with pytest.raises(StillGoing):
+        found = find_all(tmp_path, ("a",), runs="runs")
+        wait_for(found, environ=fake_slurm.environ, pause=lambda _s: None, on_status=lambda _one: None, timeout=0.05)
+    named = CleanRequest(words=("a",), runs="runs")
+    assert [one.why for one in plan_clean(tmp_path, named, environ=fake_slurm.environ, now=9e9).kept] == [
+        "it is pending"
+    ]
+
+    def pause(_seconds: float) -> None:
+        fake_slurm.answers("squeue", "7|COMPLETED|None|n1|1:00\n8|CANCELLED|None||0:00\n")
+
+    (ended,) = cancel_all(tmp_path, ("a",), pause=pause, **where)
+    assert [call.argv for call in fake_slurm.calls("scancel")] == [("7", "8")]
+    assert (ended.state, ended.job_id, exit_status_of(ended)) == ("cancelled", "8", 1)
 
 
 # -- cancel -------------------------------------------------------------------------------

@@ -117,26 +117,43 @@ def test_a_job_id_that_is_none_spoils_nothing(tmp_path: Path, fake_slurm: Any) -
     assert not any("--me" in word for word in fake_slurm.calls("squeue")[0].argv)
 
 
+TWO_WAIT = "7|{}|None|n1|1:00\n8|PENDING|None||0:00\n9|PENDING|Dependency||0:00\n"
+SAVED = {"status": 0, "stopped": "time-limit", "saved": True, "unfinished": True}
+
+
 @pytest.mark.parametrize(
     ("squeue", "done", "state", "job"),
     [
         ("7|COMPLETED|None|n1|1:00\n8|RUNNING|None|n1|0:01\n9|PENDING|Dependency||0:00\n", None, "running", "8"),
-        ("7|TIMEOUT|None|n1|1:00\n8|PENDING|None||0:00\n9|PENDING|Dependency||0:00\n", 1, "pending", "8"),
-        ("7|COMPLETED|None|n1|1:00\n8|PENDING|None||0:00\n9|PENDING|Dependency||0:00\n", 0, "completed", "7"),
+        (TWO_WAIT.format("TIMEOUT"), {"status": 137, "stopped": "time-limit"}, "pending", "8"),
+        (TWO_WAIT.format("COMPLETED"), {"status": 0}, "completed", "7"),
+        # It has saved itself, and the next link goes on.
+        (TWO_WAIT.format("COMPLETED"), SAVED, "pending", "8"),
+        # What is over is over for the links that wait, too: they end at once.
+        (TWO_WAIT.format("FAILED"), {"status": 7}, "failed", "7"),
+        # A link that is back in the queue.
+        ("7|PENDING|BeginTime||0:00\n8|PENDING|Dependency||0:00\n", {**SAVED, "again": True}, "pending", "7"),
+        # Who was to go on was cancelled.
+        ("7|COMPLETED|None|n1|1:00\n8|CANCELLED|None||0:00\n9|CANCELLED|None||0:00\n", SAVED, "cancelled", "8"),
+        ("7|COMPLETED|None|n1|1:00\n", SAVED, "unknown", "8"),
     ],
 )
 def test_a_chain_stands_where_its_jobs_stand(
-    tmp_path: Path, fake_slurm: Any, squeue: str, done: int | None, state: str, job: str
+    tmp_path: Path, fake_slurm: Any, squeue: str, done: dict[str, Any] | None, state: str, job: str
 ) -> None:
     from hpcenv.steps.status import status
+    from hpcenv.steps.wait import exit_status_of
 
     run = folders.make_run(tmp_path / "runs", "a", "7", chain=("7", "8", "9"))
     folders.write(run.started, attempt=0, nodes=["n1"], job_id="7")
     if done is not None:
-        folders.write(run.finished, status=done, time=1.0)
+        folders.write(run.finished, time=1.0, **done)
     fake_slurm.answers("squeue", squeue)
     found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
     assert (found.state, found.job_id) == (state, job)
+    assert found.quiet is (state in ("completed", "failed", "cancelled", "unknown"))
+    if found.quiet:
+        assert (exit_status_of(found) == 0) is (state == "completed")
 
 
 def test_a_job_that_was_cancelled_while_its_nodes_were_checked_was_not_rejected(

@@ -22,7 +22,8 @@ from hpcenv.steps.logs import LogTail, Selection, follow_log, read_log, read_sel
 from hpcenv.steps.report import report
 from hpcenv.steps.runs import find_run, find_submitted, open_run, read_status
 from hpcenv.steps.status import status, wait
-from hpcenv.wire import Environment, Manifest, NodeVerdict, RunFolder, Submission, Verdict
+from hpcenv.steps.wait import exit_status_of
+from hpcenv.wire import Environment, Manifest, NodeExit, NodeVerdict, RunFolder, Submission, Verdict
 
 Make = Callable[..., RunFolder]
 
@@ -212,6 +213,58 @@ def test_stopped_before_the_training_and_queued_again_says_so(make: Make, tmp_pa
         path.rename(folder.attempts / "0" / path.name)
     found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
     assert found.earlier == ("attempt 0: stopped before the training began: preempted",)
+
+
+@pytest.mark.parametrize(
+    ("why", "state", "words"),
+    [("time-limit", "timeout", "stopped at the time limit"), ("preemption", "preempted", "stopped by a preemption"),
+     ("unknown", "failed", "stopped")],
+)  # fmt: skip
+@pytest.mark.parametrize("listed", ["7|FAILED|NonZeroExitCode|n1|0:01\n", "7|COMPLETED|None|n1|0:01\n", ""])
+def test_stopped_and_saved_and_not_gone_on_with_is_not_completed(
+    make: Make, tmp_path: Path, fake_slurm: Any, why: Any, state: str, words: str, listed: str
+) -> None:
+    folder = make("a")
+    verdict(folder, "match")
+    record = {"schema": 1, "run": "a", "node": "n1", "attempt": 0, "status": 0, "signal": "", "started": 1.0}
+    wire.write(NodeExit(**record, ended=2.0, stopped=why, saved=True), folder.exit_of("n1"))
+    end = {"stopped": why, "saved": True, "unfinished": True, "not_again": "--requeue never"}
+    write(folder.finished, status=143, time=1.0, **end)
+    fake_slurm.answers("squeue", listed)
+    fake_slurm.answers("sacct")
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
+    told = f"{words} after it saved itself; not queued again (--requeue never)"
+    assert (found.state, found.detail, exit_status_of(found), found.ended) == (state, told, 143, True)
+    assert found.failure is not None
+    assert found.failure.headline == told
+    assert found.failure.notes == (f"to begin anew: hpcenv rerun {folder.path}",)
+    # Recorded as going on, and Slurm did not queue it again: it has not completed either.
+    write(folder.finished, status=0, time=1.0, **{**end, "again": True})
+    fake_slurm.answers("squeue", "7|COMPLETED|None|n1|0:01\n")
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
+    assert (found.state, exit_status_of(found), found.ended) == (state, 1, True)
+
+
+@pytest.mark.parametrize("end", [
+    {"status": 0, "stopped": "preemption", "saved": True, "unfinished": True},
+    {"status": 91, "stopped": "preemption", "before_training": True}, {"status": 90},
+])  # fmt: skip
+@pytest.mark.parametrize("listed", ["7|CANCELLED|None||0:00\n", ""])
+def test_cancelled_when_it_was_back_in_the_queue_says_nothing_of_the_attempt_before(
+    make: Make, tmp_path: Path, fake_slurm: Any, end: dict[str, Any], listed: str
+) -> None:
+    folder = make("a")
+    write(folder.started, attempt=0, job_id="7", nodes=["n1"])
+    write(folder.finished, time=1.0, again=True, **end)
+    verdict(folder, "mismatch" if end["status"] == 90 else "match")
+    fake_slurm.answers("squeue", listed)
+    fake_slurm.answers("sacct", listed and "7|CANCELLED by 1001|0:0|None assigned|00:00:00\n")
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
+    assert (found.exit_status, exit_status_of(found), found.quiet) == (None, 1, True)
+    assert found.state == ("cancelled" if listed else "unknown")
+    if listed:
+        assert found.failure is not None
+        assert found.failure.headline == "the job was cancelled, while it waited to go on"
 
 
 @pytest.mark.parametrize(
