@@ -71,7 +71,7 @@ def is_over(finished: Mapping[str, object]) -> bool:
     """
     status = finished.get("status")
     known = isinstance(status, int) and not isinstance(status, bool)
-    return known and not finished.get("stopped") and not finished.get("again")
+    return known and not any(finished.get(key) for key in ("stopped", "again", "unfinished"))
 
 
 def _was_queued_by_us(path: Path) -> bool:

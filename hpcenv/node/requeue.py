@@ -93,6 +93,9 @@ def judge(
     # One node may know why where another got no answer.
     stopped: Stopped = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
+    if not stopped and saved and any(record.asked_to_end for record in exits):
+        # `scontrol requeue` or `scancel`, by hand: what it ends with then, and that is 0, is not the end of its work.
+        return Ending(saved=True, unfinished=True, not_again=_BY_HAND, why=f"{_BY_HAND}, and saved itself")
     if not stopped:
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
@@ -147,6 +150,7 @@ def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
     return replace(ending, again=False, not_again=refusal if ending.unfinished and not next_link else "")
 
 
+_BY_HAND = "told to end"
 _WORDS = {"time-limit": "the time limit", "preemption": "preempted", "unknown": "asked to stop"}
 
 

@@ -663,7 +663,8 @@ def _failure(
     told = state.state if state.state != "unknown" else ""
     if found.waited:
         return failure.first_failure((), nodes=(), nproc=nproc, state=told, waited=True)
-    unfinished = _unfinished(found.finished) if state.quiet else ""
+    # Of one that was cancelled that is what is to be said.
+    unfinished = _unfinished(found.finished) if state.quiet and state.state != "cancelled" else ""
     first = failure.first_failure(
         exits,
         nodes=nodes,
@@ -913,7 +914,7 @@ def _explain(
     by_slurm = job.state in ("cancelled", "timeout", "preempted", "node-fail", "out-of-memory")
     if stopped_before_training(finished) and (by_slurm or job.state == "failed"):
         return (job.state if by_slurm else _stopped_state(finished)), _why_stopped(finished)
-    if _unfinished(finished) and (by_slurm or job.state in ("failed", "completed")):
+    if _unfinished(finished) and job.state != "cancelled" and (by_slurm or job.state in ("failed", "completed")):
         return (job.state if by_slurm else _stopped_state(finished)), _unfinished(finished)
     # Who is ended because of `scancel` may have found time for a verdict: Slurm will say so.
     if status == 91 and job.state == "completing":

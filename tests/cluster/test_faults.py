@@ -30,9 +30,9 @@ SECONDS_TO_END = 60
 SLURMD_TIMEOUT, KILL_WAIT = 40, 30
 # Noticed at a look, every third of the timeout; then the job's end.
 SECONDS_TO_LOSE_A_NODE = SLURMD_TIMEOUT * 4 / 3 + KILL_WAIT + 30
-# The next look at the node, its registration, then the end of a job that Slurm gave up (55 s seen); an srun that nobody
-# tells of it ends by its own --wait=60.
-SECONDS_TO_COME_BACK = SLURMD_TIMEOUT / 3 + 60 + 2 * KILL_WAIT + 30
+# Until slurmctld has heard the node again and ends there what it had given up, the srun that waits there among it: 55 s
+# seen, and 160 s on a loaded machine, then KillWait. The ranks have ended long before.
+SECONDS_TO_COME_BACK = 240 + KILL_WAIT
 # Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (node/attempt.py, node/supervise.py).
 SECONDS_TO_GIVE_UP = 10 + 25 + 10
 

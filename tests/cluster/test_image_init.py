@@ -17,7 +17,6 @@ from .conftest import IMAGE, Cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
 
 CACHE = Path(os.environ.get("HPCENV_TESTBED_CACHE") or Path.home() / ".cache" / "hpcenv-testbed")
-WHEELS = ("typing_extensions", "filelock")
 DEBS = ("libibverbs1", "ibverbs-providers", "librdmacm1", "libnl-3-200", "libnl-route-3-200")
 
 # The lowest layer of the test image is Debian 12 with Python: pushed as an image of its own, it is a base.
@@ -49,6 +48,12 @@ digest = "sha256:" + hashlib.sha256(body).hexdigest()
 call("PUT", f"{url}/hpcenv/base/manifests/{digest}", data=body, **{"Content-Type": kind})
 print(digest)
 """
+
+
+def wheels() -> list[Path]:
+    """torch and what it needs: those of the testbed's own image."""
+    kept = next(place for place in CACHE.glob("wheels-torch-*") if place.is_dir())
+    return sorted(kept.glob("*.whl"))
 
 
 def fabric_packages() -> list[Path]:
@@ -90,11 +95,11 @@ def folder(cluster: Cluster) -> Iterator[str]:
     """A folder of alice's with a lock, and what her site would give: pip.conf, apt.sources, wheels and packages."""
     place = f"/home/alice/hpcenv-tests/init-{uuid.uuid4().hex[:6]}"
     pins = []
-    for name in WHEELS:
-        wheel = next(CACHE.glob(f"wheels-torch-*/{name}-*.whl"))
+    for wheel in wheels():
         cluster.write(f"{place}/site/wheels/{wheel.name}", os.fsdecode(wheel.read_bytes()))
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        pins.append(f"{name}=={wheel.name.split('-')[1]} --hash=sha256:{digest}\n")
+        name, version = wheel.name.split("-")[:2]
+        pins.append(f"{name}=={version} --hash=sha256:{digest}\n")
     packages = fabric_packages()
     for path in packages:
         cluster.write(f"{place}/site/debs/{path.name}", os.fsdecode(path.read_bytes()))
@@ -128,11 +133,12 @@ def test_alice_builds_what_init_wrote_and_it_passes_lint(cluster: Cluster, folde
     assert [one["kind"] for one in found["data"]["checked"]] == ["dockerfile", "definition", "sif"]
 
     look = (
-        "import sys, os, json, ctypes, typing_extensions; ctypes.CDLL('libibverbs.so.1')\n"
+        "import sys, os, json, ctypes, torch; ctypes.CDLL('libibverbs.so.1')\n"
         "report = json.load(open('/usr/share/hpcenv/pip-report.json'))\n"
         "print(json.dumps([sys.prefix, sys.version_info[:2], os.getuid(), os.listdir('/mnt'),"
-        " sorted(one['metadata']['name'] for one in report['install'])]))"
+        " torch.__version__, sorted(one['metadata']['name'].lower() for one in report['install'])]))"
     )
     run = ("apptainer", "-q", "exec", "--cleanenv", "image/tiny.sif", "python3", "-c", look)
     inside = json.loads(cluster.must(*run, cwd=folder))
-    assert inside == ["/opt/venv", [3, 11], 2001, [], ["filelock", "typing_extensions"]]
+    names = [wheel.name.split("-")[0].lower() for wheel in wheels()]
+    assert inside == ["/opt/venv", [3, 11], 2001, [], "2.13.0+cpu", sorted(names)]

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.cluster
 EACH = 25
 USERS = ("alice", "bob")
 SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "2", "--cpus", "2", "--time", "5")
-SCRIPT = (ROOT / "tests" / "kinds" / "plain_ddp.py").read_text(encoding="utf-8")
+# torch 2.13 may abort (SIGABRT) while Python is taken down with gloo's threads at work, more so with fifty jobs at once.
+SCRIPT = (ROOT / "tests" / "kinds" / "plain_ddp.py").read_text(encoding="utf-8") + "    os._exit(0)\n"
 # Starts the same submission so many times at once, and waits for all; what each said is in a file of its own.
 AT_ONCE = (
     'n=$1; shift; mkdir said; for i in $(seq "$n"); do "$@" >said/$i.json 2>said/$i.err & done; wait; cat said/*.err'

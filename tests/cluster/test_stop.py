@@ -74,7 +74,7 @@ def test_preempted_and_at_the_time_limit_both_end_with_the_loss_of_an_undisturbe
     job = submit(sif_project, "examples/train.py", limited, "--gpus", "1", "--grace", "30", *TRAIN)
 
     wait_for_line(sif_project, limited, "] step 10 ")
-    end_in(cluster, job, 55)
+    end_in(cluster, job, 35)
     wait_for_line(sif_project, preempted, "] step 10 ")
     needs_the_gpus_of(cluster, 5)
     for run in (still, preempted, limited):

@@ -98,6 +98,14 @@ def test_a_training_that_has_more_to_do_and_is_not_gone_on_with_never_ends_with_
         assert ending.why.endswith(f"the job is not queued again ({not_again})")
 
 
+def test_one_that_was_told_to_end_by_hand_and_saved_itself_has_more_to_do(judge):
+    """`scontrol requeue`: its script ends with 0, and the next start must go on with it."""
+    ending = judge(record(saved=True, asked_to_end="SIGTERM"), record("n2", asked_to_end="SIGTERM"))
+    assert (ending.stopped, ending.unfinished, ending.again, ending.status(0)) == ("", True, False, 143)
+    # Who says nothing may have come to its end in that moment.
+    assert judge(record(asked_to_end="SIGTERM")).status(0) == 0
+
+
 def test_one_that_could_not_be_queued_again_has_not_ended_well_but_a_chain_goes_on(judge):
     ending = judge(record(**STOPPED))
     refused = requeue.after_refusal(ending, "scontrol says no", next_link=False)
