@@ -1,7 +1,8 @@
-"""Measurements of hpcenv beside its peers: `python -m benchmarks.NAME [--json]`.
+"""Measurements of hpcenv beside its peers: `python -m benchmarks` runs all and brings up what they need.
 
-Runs on: any machine, outside the test command. Each module measures ours and the peer alternately in one run. With
-`--json` its last line is one object with the keys `name`, `ours_s`, `peer_s`, `ratio`, `must`.
+Runs on: any machine, outside the test command. Each module measures ours and the peer alternately in one run and runs
+alone as `python -m benchmarks.NAME [--json]`. With `--json` its last line is one object with the keys `name`, `ours_s`,
+`peer_s`, `ratio`, `must`, `met`.
 """
 
 import compileall

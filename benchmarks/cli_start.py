@@ -6,7 +6,7 @@ Both are started alternately with this Python, ten times each in a round: many k
 their clock's tick, which one start hardly sees. The kernel counts the time (wait4). User CPU, not wall time: it is
 what a login node that a hundred people share has to give.
 
-Must: at most 4.5 of the peer's, and none of pydantic, tomlkit, submitit, rich, requests and oras is loaded.
+Must: at most 4.5 of the peer's, and none of pydantic, tomlkit, submitit, rich and requests is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 RATIO = 4.5
 STARTS = 10
-HEAVY = ("oras", "pydantic", "requests", "rich", "submitit", "tomlkit", "torch")
+HEAVY = ("pydantic", "requests", "rich", "submitit", "tomlkit", "torch")
 HELP = [sys.executable, "-m", "hpcenv", "--help"]
 PEER = [sys.executable, "-c", "pass"]
 

@@ -80,12 +80,15 @@ def _measure(rounds: int) -> dict[str, Any]:
 
 def _write(place: Path, size: int, *, broken: bool) -> None:
     """Write a run folder with the manifest and the facts of `size` nodes."""
-    from hpcenv import wire
-    from hpcenv.wire import Difference, Expectation, Facts, Interface, Manifest, Network, Route, RunFolder
+    from hpcenv.records.codec import encode_record
+    from hpcenv.records.facts import Difference, Facts, Interface, Network, Route
+    from hpcenv.records.files import load_record, write_text
+    from hpcenv.records.manifest import Expectation, Manifest
+    from hpcenv.records.run_folder import RunFolder
 
     run = RunFolder(place)
-    seed = wire.read(Facts, next((SEEDS / "facts").iterdir()))
-    manifest = wire.read(Manifest, next((SEEDS / "manifest").iterdir()))
+    seed = load_record(Facts, next((SEEDS / "facts").iterdir()))
+    manifest = load_record(Manifest, next((SEEDS / "manifest").iterdir()))
     # What this very node reported is what is expected: then every other row is a difference that we made.
     values, unknown = seed.values, {name: why for name, why in seed.unknown.items() if name not in seed.values}
     expectations = tuple(
@@ -97,7 +100,7 @@ def _write(place: Path, size: int, *, broken: bool) -> None:
         manifest, run_folder=str(place), cluster="slurm", nodes=size, expectations=expectations,
         script_sha256=str(values["code.script-sha256"]),
     )  # fmt: skip
-    wire.write_text(wire.dumps(manifest), run.manifest)
+    write_text(encode_record(manifest), run.manifest)
     run.facts.mkdir(parents=True, exist_ok=True)
     first = "10.1.0.0"
     for number in range(size):
@@ -115,7 +118,7 @@ def _write(place: Path, size: int, *, broken: bool) -> None:
             seed, run=manifest.run, node=node, attempt=0, network=network, unknown=unknown,
             values={**values, "host.hostname": node}, differences=(difference,) if broken and number % 8 == 0 else (),
         )  # fmt: skip
-        run.facts_of(node).write_text(wire.dumps(facts))
+        run.facts_of(node).write_text(encode_record(facts))
 
 
 def _in_a_process(place: Path) -> dict[str, Any]:
@@ -125,17 +128,20 @@ def _in_a_process(place: Path) -> dict[str, Any]:
 
 def _judge(place: Path) -> dict[str, Any]:
     """What the batch node does between srun's end and the verdict, in this process."""
-    from hpcenv import wire
-    from hpcenv.node import decide, table
-    from hpcenv.wire import Facts, Manifest, RunFolder
+    from hpcenv.node.check import decide, verdict_table
+    from hpcenv.records.codec import encode_record
+    from hpcenv.records.facts import Facts
+    from hpcenv.records.files import load_record
+    from hpcenv.records.manifest import Manifest
+    from hpcenv.records.run_folder import RunFolder
 
     run = RunFolder(place)
     began = time.perf_counter()
-    manifest = wire.read(Manifest, run.manifest)
+    manifest = load_record(Manifest, run.manifest)
     nodes = sorted(path.stem for path in run.facts.iterdir())
-    facts = {node: wire.read(Facts, run.facts_of(node)) for node in nodes}
+    facts = {node: load_record(Facts, run.facts_of(node)) for node in nodes}
     verdict, _ = decide.judge(manifest, nodes, facts, {}, attempt=0, job_id="1")
-    text = wire.dumps(verdict) + table.render(verdict, lockfile=manifest.lockfile)
+    text = encode_record(verdict) + verdict_table.render(verdict, lockfile=manifest.lockfile)
     seconds = time.perf_counter() - began
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         nowhere.write(text)

@@ -3,7 +3,8 @@
     python -m benchmarks.facts [--json] [--python PYTHON] [--level LEVEL] [--rounds N]
 
 `--python` names the interpreter of an environment with torch; without it, HPCENV_TEST_TORCH_PYTHON. Warm: one round
-of both goes before and is not counted. Ours is started as hpcenv starts it (`python -B - --level LEVEL < probe.py`);
+of both goes before and is not counted. Ours is started as hpcenv starts it (`python -B - --level LEVEL`, with the
+program on standard input);
 level record is what nodes read of a SIF, full hashes every installed file as well.
 
 The peer imports torch and asks the system about 27 things; it reads no package's content.
@@ -24,6 +25,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hpcenv.node.check.probe_source import probe_source
+
+NEEDS = ("torch",)
 
 RATIO = 0.2
 SECONDS = 1.5
@@ -57,9 +62,7 @@ def main() -> int:
 
 
 def _measure(python: str, level: str, rounds: int) -> dict[str, Any]:
-    import hpcenv
-
-    probe = (Path(str(hpcenv.__file__)).parent / "incontainer" / "probe.py").read_bytes()
+    probe = probe_source().encode()
     ours_argv = [python, "-B", "-", "--level", level]
     peer_argv = [python, "-m", "torch.utils.collect_env"]
     ours, peer = [], []

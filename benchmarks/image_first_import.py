@@ -19,6 +19,8 @@ from pathlib import Path
 
 from benchmarks import _image
 
+NEEDS = ("login node",)
+
 MUST = 1.05
 LEAST_ROUNDS = 5
 

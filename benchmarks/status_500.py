@@ -42,7 +42,7 @@ for number in range(int(rounds) + 1):
     for path in counted.iterdir():
         path.unlink()
     began = time.perf_counter()
-    done = subprocess.run([*hpcenv.split(), "list", "--all", "--runs", folder + "/runs", "--json"], env=env,
+    done = subprocess.run([*hpcenv.split(), "list", "--all", "--runs-dir", folder + "/runs", "--json"], env=env,
                           capture_output=True, text=True)
     seconds = time.perf_counter() - began
     if done.returncode:
@@ -97,20 +97,23 @@ def _write(folder: Path, job_ids: list[str]) -> None:
     """Write the run folders: the manifest as a node meets it, and the records of a job that has begun."""
     from dataclasses import replace
 
-    from hpcenv import wire
-    from hpcenv.wire import Manifest, RunFolder, Submission
+    from hpcenv.records.codec import encode_record
+    from hpcenv.records.files import load_record
+    from hpcenv.records.manifest import Manifest
+    from hpcenv.records.outcome import Submission
+    from hpcenv.records.run_folder import RunFolder
 
-    seed = wire.read(Manifest, next((SEEDS / "manifest").iterdir()))
+    seed = load_record(Manifest, next((SEEDS / "manifest").iterdir()))
     for number, job_id in enumerate(job_ids):
         run = RunFolder(folder / "runs" / f"train-20261120-{number:06}")
         run.path.mkdir(parents=True)
         manifest = replace(seed, run=run.path.name, run_folder=str(run.path), cluster="slurm")
-        run.manifest.write_text(wire.dumps(manifest))
+        run.manifest.write_text(encode_record(manifest))
         command = ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8")
         record = Submission(
             schema=1, run=run.path.name, cluster="slurm", job_id=job_id, submitted=1.8e9 + number, command=command
         )
-        run.submission.write_text(wire.dumps(record))
+        run.submission.write_text(encode_record(record))
         started = {"schema": 1, "attempt": 0, "node": "n1", "nodes": ["n1", "n2"], "job_id": job_id, "time": 1.8e9}
         run.started.write_text(json.dumps(started))
         if number % 2:

@@ -26,7 +26,8 @@ import time
 import venv
 from pathlib import Path
 
-from hpcenv.adapters.wheels import Index, InstalledDist, WheelProof, find_wheels
+from hpcenv.locking.wheels.find import find_wheels
+from hpcenv.locking.wheels.proof import Index, InstalledDist, WheelProof
 
 COUNT = 60
 COLD_S = 15.0
@@ -69,7 +70,7 @@ def _install(folder: Path) -> str:
 def _dists(python: str) -> list[InstalledDist]:
     import hpcenv
 
-    probe = Path(str(hpcenv.__file__)).parent / "incontainer" / "probe.py"
+    probe = Path(str(hpcenv.__file__)).parent / "incontainer" / "probe"
     done = subprocess.run([python, "-B", str(probe)], check=True, capture_output=True, text=True, timeout=120)
     packages = json.loads(done.stdout.splitlines()[-1])["packages"]
     return [InstalledDist.from_probe(entry) for entry in packages if entry["record-sha256"]]

@@ -13,35 +13,33 @@ from hpcenv.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from hpcenv.api.environment import check_lock, init, lock
+    from hpcenv.api.executor import AutoExecutor, Executor
+    from hpcenv.api.function_job import FunctionJob
+    from hpcenv.api.job import Job, cancel, open_job, report, status
+    from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
-    from hpcenv.executor import Executor, FunctionJob
-    from hpcenv.job import Job, open_job, plan_job, submit, sweep
-    from hpcenv.steps.cancel import cancel
-    from hpcenv.steps.init import init
-    from hpcenv.steps.lock import check_lock, lock
-    from hpcenv.steps.report import report
-    from hpcenv.steps.status import status
-    from hpcenv.steps.workspace import open_workspace
 
 _WHERE = {
-    "Executor": "hpcenv.executor",
-    "FunctionJob": "hpcenv.executor",
+    "AutoExecutor": "hpcenv.api.executor",
+    "Executor": "hpcenv.api.executor",
+    "FunctionJob": "hpcenv.api.function_job",
     "HpcenvError": "hpcenv.errors",
-    "Job": "hpcenv.job",
-    "cancel": "hpcenv.steps.cancel",
-    "check_lock": "hpcenv.steps.lock",
-    "init": "hpcenv.steps.init",
-    "lock": "hpcenv.steps.lock",
-    "open_job": "hpcenv.job",
-    "open_workspace": "hpcenv.steps.workspace",
-    "plan_job": "hpcenv.job",
-    "report": "hpcenv.steps.report",
-    "status": "hpcenv.steps.status",
-    "submit": "hpcenv.job",
-    "sweep": "hpcenv.job",
+    "Job": "hpcenv.api.job",
+    "cancel": "hpcenv.api.job",
+    "check_lock": "hpcenv.api.environment",
+    "init": "hpcenv.api.environment",
+    "lock": "hpcenv.api.environment",
+    "open_job": "hpcenv.api.job",
+    "plan_job": "hpcenv.api.submit",
+    "report": "hpcenv.api.job",
+    "status": "hpcenv.api.job",
+    "submit": "hpcenv.api.submit",
+    "sweep": "hpcenv.api.submit",
 }
 
 __all__ = [
+    "AutoExecutor",
     "Executor",
     "FunctionJob",
     "HpcenvError",
@@ -52,7 +50,6 @@ __all__ = [
     "init",
     "lock",
     "open_job",
-    "open_workspace",
     "plan_job",
     "report",
     "status",
@@ -69,9 +66,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_WHERE[name])
     except ModuleNotFoundError as error:
-        if error.name != _WHERE[name]:
+        if not f"{_WHERE[name]}.".startswith(f"{error.name}."):
             raise
-        # The ranks have this file and `hpcenv.training`: steps/submit.py.
+        # The ranks have this file and `hpcenv.training`: submission/node_code.py.
         text = f"hpcenv.{name} is not there on the compute nodes, only hpcenv.training is: submit from elsewhere"
         raise ModuleNotFoundError(text, name=error.name) from None
     return getattr(module, name)

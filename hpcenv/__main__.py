@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import gc
-import os
+import signal
 import sys
 
-from hpcenv import ahead
+# Until the command line can report ^C itself, it ends the process without a traceback.
+_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from hpcenv.cli import main as _main  # noqa: E402
 
 
 def main() -> None:
-    """Run the command line; what takes long to load is started first."""
-    ahead.begin(sys.argv[1:], os.environ)
+    """Run the command line and exit with its status."""
+    # A parent may have ignored SIGINT (nohup, a job in the background): that stays.
+    if _handler is not signal.SIG_DFL:
+        signal.signal(signal.SIGINT, _handler)
     try:
-        from hpcenv.cli import main as run
-
-        run()
-    finally:
-        ahead.end()
-        # At its end Python looks for garbage among all that there is.
-        gc.freeze()
+        _main()
+    except KeyboardInterrupt:
+        sys.stderr.write("error[interrupted]: interrupted\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,114 +1,195 @@
-"""Every error hpcenv raises on purpose, with its code and its exit status.
+"""Every error hpcenv raises on purpose, and every exit status that has a meaning.
 
-Runs on: everywhere (login node, compute node). Imports nothing.
+Runs on: everywhere (login node, compute node). Standard library only.
 
-An error says *what* is wrong, *why* (with the origin of the offending value: file and
-key, flag or variable) and a *hint*: the next command to type. `code` is a stable
-kebab-case name, `exit_status` a stable number; both are listed in
-docs/reference/errors.md and tested for uniqueness.
+An error has three parts. *what* is wrong. *why*: the cause, with the origin of the value (file and
+key, flag or variable). *hint*: the next command to type. `code` is a stable kebab-case name and
+`exit_status` a stable number. Both are listed in docs/reference/errors.md; a test compares them.
 
-    HpcenvError
-    |- UsageError            2   the words on the command line
+    HpcenvError              1   a bug in hpcenv
+    |- UsageError            2   the arguments of a command or of an API call
     |- SpecError             3   hpcenv.toml
-    |- LockfileMissing       4   no lockfile yet
-    |- LockfileInvalid       5   unreadable, not TOML, wrong shape
-    |- LockfileNewer         6   written by a newer schema
-    |- LockfileStale         7   no longer what hpcenv.toml asks for
+    |- LockfileMissing       4   no lockfile of that name
+    |- LockfileInvalid       5   unreadable, not TOML, wrong structure
+    |- LockfileNewer         6   written with a newer schema
+    |- LockfileStale         7   hpcenv.toml asks for something else now
     |- ToolMissing           8   sbatch, apptainer ... not on PATH
-    |- ToolFailed            9   an outside tool failed or did not answer
+    |- ToolFailed            9   an outside program failed or did not answer
     |- ImageUnavailable     10   unknown image, registry down, access denied
     |- ImageMismatch        11   the SIF on disk is not the locked one
     |- EnvironmentUnreadable 12  facts could not be collected
     |- ScriptUnusable       13   the training script is missing, unreadable or broken
-    |- RunFolderNotShared   14   compute nodes could not see the run folder
+    |- RunFolderNotShared   14   compute nodes cannot see the run folder
     |- SubmitRejected       15   Slurm refused the job
     |- RunNotFound          16   no such run
     |- WouldOverwrite       17   a file is in the way
-    |- PinsDiffer           21   what is installed is not what a pins file says
-    |- LintFailed           22   `image lint` found trouble
     |- RecordInvalid        18   a manifest, facts or verdict file is damaged
     |- FileUnusable         19   a file or folder cannot be read or written
-    |- SubmitUncertain      20   sbatch did not say whether the job is queued
-    |- RunNotRunning        23   a shell was asked for in a run that does not run
+    |- SubmitUncertain      20   sbatch did not report whether the job is queued
+    |- PinsDiffer           21   installed packages differ from a pins file
+    |- LintFailed           22   `image lint` found problems
+    |- RunNotRunning        23   the command needs a running run
     |- JobFailed            24   a function's run ended without a result
-    |- StillGoing          124   `wait --timeout`: the time is over, the run is not
-    |- VerifyWarned         92   with --strict: something differs that is only warned of
-    |- NodesDisagree        93   nodes differ from each other, none from the lockfile
+    |- RunEndUnknown        25   a waited run ended, and its exit status is unknown
+    |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
     |- NodeRejected         90   in the job: a node differs from the lockfile
-    |- NodesUnknown         91   in the job: could not tell
+    |- NodesUnknown         91   in the job: a value that must match could not be read
+    |- VerifyWarned         92   `verify --strict`: only warnings differ
+    |- NodesDisagree        93   nodes differ from each other, none from the lockfile
+    |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
-90 and 91 lie in a band that training scripts are unlikely to use, so that the job's own
-exit status tells "the gate stopped it" from "the program failed".
+90 to 93 are numbers that training scripts are unlikely to use. So the job's own exit status tells
+whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
+end with the exit status of the run, which may be any number; their last line says so.
 """
 
 from __future__ import annotations
 
+import copy
+import shlex
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Status:
+    """Exit statuses that belong to no error."""
+
+    DIFFERENT = 26
+    """`hpcenv diff`: the two sides differ in a field that must match."""
+
+    SWEEP_FAILED = 27
+    """`hpcenv status` and `report` of a sweep: at least one run failed or cannot be read."""
+
+    RUN_HAS_ENDED = 100
+    """A step to the batch script: the run has ended already, in an earlier job of its chain."""
+
+    NOT_DONE = 101
+    """A step to the batch script: the training saved itself and has more to do, but is not queued again."""
+
+    PIPE_CLOSED = 141
+    """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
+
+    TERMINATED = 143
+    """A run was stopped by TERM, or stopped and saved itself without being queued again: 128 + SIGTERM."""
+
+
+class Command(tuple[str, ...]):
+    """A command in a hint, as a list of words; printed with shell quoting.
+
+    hint=Command("hpcenv", "status", run)
+    hint=("remove it first: ", Command("hpcenv", "image", "prune"))
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *argv: str) -> Self:
+        """Return the command of these words."""
+        return super().__new__(cls, argv)
+
+    def __str__(self) -> str:
+        return shlex.join(self)
+
+
+# Text without a command, one command, or text and commands in the order in which they are printed.
+Hint: TypeAlias = "str | Command | tuple[str | Command, ...]"
+
 
 class HpcenvError(Exception):
-    """What, why and what to do next.
+    """What is wrong, why, and what to do next.
+
+    An error is not changed after it was raised: raise `error.changed(...)` from it.
 
     Args:
         what: one sentence without a final full stop; quotes the offending value.
-        why: the cause and the origin of the value; may span lines.
+        why: the cause and the origin of the value; may have several lines.
         hint: the next command to type.
     """
 
     code = "internal"
     exit_status = 1
 
-    def __init__(self, what: str, *, why: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, what: str, *, why: str | None = None, hint: Hint | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.why = why
-        self.hint = hint
+        self.hint_parts = _parts(hint)
+
+    @property
+    def hint(self) -> str | None:
+        """The hint as text, its commands quoted for a shell; None without one."""
+        return render_hint(self.hint_parts) or None
+
+    def changed(self, *, what: str | None = None, why: str | None = None, hint: Hint | None = None) -> Self:
+        """Return a copy of this error with other texts; None keeps a text."""
+        error = copy.copy(self)
+        error.what = self.what if what is None else what
+        error.why = self.why if why is None else why
+        error.hint_parts = self.hint_parts if hint is None else _parts(hint)
+        error.args = (error.what,)
+        return error
 
     def __str__(self) -> str:
-        parts = [self.what]
+        lines = [self.what]
         if self.why:
-            parts.append(f"why: {self.why}")
+            lines.append(f"why: {self.why}")
         if self.hint:
-            parts.append(f"hint: {self.hint}")
-        return "\n".join(parts)
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+def _parts(hint: Hint | None) -> tuple[str | Command, ...]:
+    if hint is None:
+        return ()
+    return (hint,) if isinstance(hint, (str, Command)) else hint
+
+
+def render_hint(parts: tuple[str | Command, ...]) -> str:
+    """Return a hint as text: a command alone as it is typed, a command within text between backticks."""
+    if len(parts) == 1:
+        return str(parts[0])
+    return "".join(f"`{part}`" if isinstance(part, Command) else part for part in parts)
 
 
 class UsageError(HpcenvError):
-    """The words on the command line (or the arguments of an API call) make no sense."""
+    """The arguments of a command, or of a call of the Python API, are wrong."""
 
     code = "usage"
     exit_status = 2
 
 
 class SpecError(HpcenvError):
-    """hpcenv.toml is missing, unreadable or says something hpcenv does not know."""
+    """hpcenv.toml is missing, unreadable or not valid."""
 
     code = "spec-invalid"
     exit_status = 3
 
 
 class LockfileMissing(HpcenvError):
-    """There is no lockfile of that name yet."""
+    """No lockfile of that name exists."""
 
     code = "lockfile-missing"
     exit_status = 4
 
 
 class LockfileInvalid(HpcenvError):
-    """The lockfile cannot be read as one."""
+    """The file is not a valid lockfile."""
 
     code = "lockfile-invalid"
     exit_status = 5
 
 
 class LockfileNewer(HpcenvError):
-    """The lockfile was written with a newer major schema than this hpcenv knows."""
+    """The lockfile was written with a newer schema than this hpcenv knows."""
 
     code = "lockfile-newer"
     exit_status = 6
 
 
 class LockfileStale(HpcenvError):
-    """The lockfile no longer is what hpcenv.toml asks for."""
+    """hpcenv.toml asks for something else than the lockfile has."""
 
     code = "lockfile-stale"
     exit_status = 7
@@ -125,8 +206,8 @@ class ToolFailed(HpcenvError):
     """An outside program failed, or did not answer in time.
 
     Args:
-        argv: what was run.
-        status: its exit status, or None when it was stopped at the time limit.
+        argv: the program and its arguments.
+        status: its exit status, None if it was stopped at the time limit.
         stderr: the end of what it wrote to standard error.
     """
 
@@ -141,7 +222,7 @@ class ToolFailed(HpcenvError):
         status: int | None = None,
         stderr: str = "",
         why: str | None = None,
-        hint: str | None = None,
+        hint: Hint | None = None,
     ) -> None:
         super().__init__(what, why=why, hint=hint)
         self.argv = argv
@@ -157,7 +238,7 @@ class ImageUnavailable(HpcenvError):
 
 
 class ImageMismatch(HpcenvError):
-    """A SIF on disk is not the one the lockfile names."""
+    """A SIF on disk is missing, or is not the one that the lockfile names."""
 
     code = "image-mismatch"
     exit_status = 11
@@ -178,7 +259,7 @@ class ScriptUnusable(HpcenvError):
 
 
 class RunFolderNotShared(HpcenvError):
-    """The run folder lies where compute nodes cannot see it."""
+    """Compute nodes cannot see the run folder."""
 
     code = "run-folder-not-shared"
     exit_status = 14
@@ -192,7 +273,7 @@ class SubmitRejected(HpcenvError):
 
 
 class SubmitUncertain(SubmitRejected):
-    """sbatch did not say whether the job is queued; hpcenv looks for it and cancels it."""
+    """sbatch did not report whether the job is queued; hpcenv looks for the job and cancels it."""
 
     code = "submit-uncertain"
     exit_status = 20
@@ -213,7 +294,7 @@ class WouldOverwrite(HpcenvError):
 
 
 class RecordInvalid(HpcenvError):
-    """A record that crossed machines (manifest, facts, verdict) cannot be read."""
+    """A record of a run (manifest, facts, verdict) is damaged."""
 
     code = "record-invalid"
     exit_status = 18
@@ -227,21 +308,21 @@ class FileUnusable(HpcenvError):
 
 
 class PinsDiffer(HpcenvError):
-    """What is installed is not what pylock.toml, requirements.txt or uv.lock pinned."""
+    """The installed packages differ from the pins of pylock.toml, requirements.txt or uv.lock."""
 
     code = "pins-differ"
     exit_status = 21
 
 
 class LintFailed(HpcenvError):
-    """`image lint` found trouble in a recipe or an image."""
+    """`image lint` found problems in a recipe or an image."""
 
     code = "lint-failed"
     exit_status = 22
 
 
 class RunNotRunning(HpcenvError):
-    """What was asked for needs a run that is running; this one waits or has ended."""
+    """The command needs a running run; this one waits in the queue or has ended."""
 
     code = "run-not-running"
     exit_status = 23
@@ -254,10 +335,24 @@ class JobFailed(HpcenvError):
     exit_status = 24
 
 
-class StillGoing(HpcenvError):
-    """`wait --timeout`: the time is over and the run is not; 124 is what timeout(1) gives."""
+class RunEndUnknown(HpcenvError):
+    """`wait`, `submit --wait`: a run ended, and neither Slurm nor its run folder has its exit status."""
 
-    code = "still-going"
+    code = "run-end-unknown"
+    exit_status = 25
+
+
+class RebuildDiffers(HpcenvError):
+    """`image rebuild --build`: the new image differs from the lockfile in a field that must match."""
+
+    code = "rebuild-differs"
+    exit_status = 28
+
+
+class WaitTimeout(HpcenvError):
+    """`wait --timeout`: the time is over and the run goes on; timeout(1) ends with 124, too."""
+
+    code = "wait-timeout"
     exit_status = 124
 
 
@@ -269,28 +364,28 @@ class NodeRejected(HpcenvError):
 
 
 class NodesUnknown(HpcenvError):
-    """In the job: something that must match could not be read on a node."""
+    """In the job: a value that must match could not be read on a node."""
 
     code = "nodes-unknown"
     exit_status = 91
 
 
 class Interrupted(HpcenvError):
-    """The user interrupted; 130 is what a shell gives for SIGINT."""
+    """The user interrupted; a shell reports SIGINT as 130."""
 
     code = "interrupted"
     exit_status = 130
 
 
 class VerifyWarned(HpcenvError):
-    """`verify --strict`: nothing blocks, but something differs that is only warned of."""
+    """`verify --strict`: nothing blocks, but a field of severity `warn` differs."""
 
     code = "verify-warned"
     exit_status = 92
 
 
 class NodesDisagree(HpcenvError):
-    """Every node is as locked, but they differ from each other in something that must agree."""
+    """Every node is as locked, but the nodes differ from each other."""
 
     code = "nodes-disagree"
     exit_status = 93

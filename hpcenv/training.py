@@ -1,8 +1,8 @@
-"""For training scripts: stop in time, save, and go on where the last attempt ended.
+"""For training scripts: stop in time, save a checkpoint, and continue from it in the next attempt.
 
-Runs on: every rank, also inside an image. Standard library only, and torch where the script
-uses it anyway; Python >= 3.8. A run brings its own copy to the ranks, so an image needs no
-hpcenv. It is optional, and outside of a run everything in it answers harmlessly:
+Runs on: every rank, also inside an image. Standard library only, and torch if the script uses it;
+Python >= 3.8. A run brings a copy of this module to its ranks, so an image does not need hpcenv.
+Using it is optional. Outside a run, its functions do nothing and return False or None:
 
     try:
         from hpcenv import training
@@ -16,8 +16,9 @@ hpcenv. It is optional, and outside of a run everything in it answers harmlessly
             training.save({"model": model.state_dict(), "step": step}, step)
             break
 
-Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`).
-A script that then saves and ends is queued again, and finds its newest checkpoint.
+Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`). If the
+script then saves a checkpoint and ends, the job is requeued, and the next attempt finds the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -40,58 +41,68 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class _State:
-    """What this process knows of its stop."""
+    """Stop request of this process.
 
-    asked = False
-    listens = False
+    Attributes:
+        requested: whether a stop was requested.
+        handles_term: whether the handler for SIGTERM is installed.
+        looked: when the request file was looked for, in seconds of the monotonic clock.
+        calls: number of calls of `stop_requested`.
+    """
+
+    requested = False
+    handles_term = False
     looked = float("-inf")
     calls = 0
 
 
 def stop_requested(*, every: int = 1) -> bool:
-    """Whether the training shall save itself and end now.
+    """Return whether the training should save a checkpoint and end now.
 
-    Where torch.distributed is initialised this is a collective: call it on all ranks, at the
-    same place, once per step. All ranks then get the same answer, so all stop after the same
-    step. Once True it stays True.
+    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at
+    the same point, once per step. All ranks get the same answer, so all stop after the same step.
+    Once it returns True, it stays True.
 
     Args:
-        every: let only each N-th call ask the other ranks; the calls between answer False.
+        every: ask the other ranks only in every N-th call; the calls in between return False.
     """
-    _listen()
+    _handle_term()
     _State.calls += 1
     if (_State.calls - 1) % max(1, every):
         return False
     group = _ranks()
     if group is None:
-        return _asked_here()
-    _State.asked = _any_rank(group, _asked_here(looks=os.environ.get("LOCAL_RANK", "0") == "0"))
-    return _State.asked
+        return _requested_here()
+    _State.requested = _any_rank(group, _requested_here(looks=os.environ.get("LOCAL_RANK", "0") == "0"))
+    return _State.requested
 
 
 def resume_path() -> Path | None:
-    """Return the newest complete checkpoint of this run, None where there is none or no run.
+    """Return the newest complete checkpoint of this run; None without one, or outside a run.
 
-    With several nodes let one rank ask and tell the others: a shared file system may show a
-    new file to some nodes later than to others.
+    With several nodes, call it on one rank and broadcast the result: a shared file system may show
+    a new file to some nodes later than to others.
     """
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
     try:
-        found = [
+        checkpoints = [
             (int(match[1]), path) for path in folder.iterdir() for match in [_CHECKPOINT.match(path.name)] if match
         ]
     except OSError:
         return None
-    return max(found, default=(0, None), key=lambda item: (item[0], str(item[1])))[1]
+    return max(checkpoints, default=(0, None), key=lambda item: (item[0], str(item[1])))[1]
 
 
 def checkpoint_path(step: int) -> Path | None:
-    """Return where the complete checkpoint of a step is, or will be; None outside of a run.
+    """Return the path of the complete checkpoint of a step; None outside a run.
 
-    For scripts that write in their own way: write elsewhere in the same folder, rename, and
-    say so with `saved`.
+    For scripts that write checkpoints themselves: write to another name in the same folder, rename
+    the file to this path, then call `saved`.
+
+    Args:
+        step: number of the step.
     """
     folder = _folder("HPCENV_CHECKPOINTS")
     return None if folder is None else folder / f"step-{int(step):08d}.pt"
@@ -99,16 +110,19 @@ def checkpoint_path(step: int) -> Path | None:
 
 @contextlib.contextmanager
 def saving(step: int) -> Iterator[Path | None]:
-    """Give a path to write a checkpoint to: a file or a folder, which counts when the block has ended.
+    """Context manager with a path for a checkpoint, a file or a folder. It is complete at the end of the block.
 
         with training.saving(step) as path:
             torch.save(state, path)
 
-    What is not complete never has a checkpoint's name. One rank writes; outside of a run the
-    path is None.
+    An incomplete checkpoint never has the name of a checkpoint. Use it on one rank. Outside a run,
+    the path is None.
+
+    Args:
+        step: number of the step.
 
     Raises:
-        OSError: the checkpoint could not be written; those before it are still there.
+        OSError: the checkpoint could not be written; earlier checkpoints still exist.
     """
     final = checkpoint_path(step)
     if final is None:
@@ -132,14 +146,22 @@ def saving(step: int) -> Iterator[Path | None]:
         elif aside.exists():
             aside.unlink()
         raise
-    if _State.asked or _asked_here():
+    if _State.requested or _requested_here():
         saved()
 
 
 def save(state: Any, step: int) -> Path | None:
-    """Write `state` by torch.save as the checkpoint of a step; call it on one rank.
+    """Write `state` with torch.save as the checkpoint of a step. Call it on one rank.
 
-    Returns its path, None outside of a run.
+    Args:
+        state: object to save.
+        step: number of the step.
+
+    Returns:
+        The path of the checkpoint; None outside a run.
+
+    Raises:
+        OSError: the checkpoint could not be written; earlier checkpoints still exist.
     """
     with saving(step) as path:
         if path is None:
@@ -151,9 +173,9 @@ def save(state: Any, step: int) -> Path | None:
 
 
 def saved() -> None:
-    """Say that what is needed to go on is saved: the job may end and be queued again.
+    """Report that a checkpoint is saved, so that the job may end and be requeued.
 
-    `save` and `saving` say it themselves after a request to stop.
+    `save` and `saving` call it after a stop request.
     """
     folder = _folder("HPCENV_STOP_FOLDER")
     if folder is not None:
@@ -161,7 +183,7 @@ def saved() -> None:
         (folder / f"saved-{_node()}").touch()
 
 
-# -- how it knows -------------------------------------------------------------------------
+# -- the stop request ---------------------------------------------------------------------
 
 
 def _folder(name: str) -> Path | None:
@@ -173,39 +195,40 @@ def _node() -> str:
     return os.environ.get("HPCENV_NODE", "") or os.uname().nodename
 
 
-def _listen() -> None:
-    """Outlive TERM, which some sites' Slurm sends at a preemption: it is a request to stop."""
-    if _State.listens or _folder("HPCENV_STOP_FOLDER") is None:
+def _handle_term() -> None:
+    """Treat SIGTERM as a stop request: at some sites, Slurm sends it at a preemption."""
+    if _State.handles_term or _folder("HPCENV_STOP_FOLDER") is None:
         return
-    _State.listens = True
+    _State.handles_term = True
     with contextlib.suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _hear)
+            signal.signal(signal.SIGTERM, _on_term)
 
 
-def _hear(_number: int, _frame: Any) -> None:
-    _State.asked = True
+def _on_term(_number: int, _frame: Any) -> None:
+    _State.requested = True
 
 
-def _asked_here(*, looks: bool = True) -> bool:
-    """Look for this node's request, once a second: it is written by this node, so it is seen at once."""
+def _requested_here(*, looks: bool = True) -> bool:
+    """Look once a second for the request file of this node. This node writes it, so it is visible at once."""
     folder = _folder("HPCENV_STOP_FOLDER")
-    if not _State.asked and looks and folder is not None and time.monotonic() - _State.looked >= _SECONDS_BETWEEN_LOOKS:
+    due = time.monotonic() - _State.looked >= _SECONDS_BETWEEN_LOOKS
+    if not _State.requested and looks and folder is not None and due:
         _State.looked = time.monotonic()
-        _State.asked = (folder / f"{_node()}.json").exists()
-    return _State.asked
+        _State.requested = (folder / f"{_node()}.json").exists()
+    return _State.requested
 
 
 def _ranks() -> Any:
-    """Return torch.distributed where a script has initialised it."""
-    found = sys.modules.get("torch.distributed")
-    if found is None or not found.is_available() or not found.is_initialized() or found.get_world_size() < 2:
+    """Return torch.distributed if the script has initialised it with several ranks; else None."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized() or module.get_world_size() < 2:
         return None
-    return found
+    return module
 
 
 def _any_rank(group: Any, here: bool) -> bool:
-    """Return whether any rank says yes: one small collective, on the GPU only where NCCL leaves no choice."""
+    """Return whether any rank has a stop request: one small all-reduce, on the GPU only if gloo is not available."""
     import torch
 
     on_gpu = "gloo" not in str(group.get_backend()) and torch.cuda.is_available()

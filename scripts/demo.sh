@@ -52,7 +52,7 @@ say "train on 2 emulated nodes, each checked against the lockfile first"
 # The project is a copy in a folder that git ignores: there is no commit to take the code from.
 run=demo-$(date +%Y%m%d-%H%M%S)
 show hpcenv submit examples/train.py --cluster local --nodes 2 --gpus 0 --nproc 1 \
-  --run "$run" --no-snapshot --wait -- --steps 60
+  --name "$run" --workdir live --wait -- --steps 60
 
 say "what became of it"
 show hpcenv report "$run" --lines 1

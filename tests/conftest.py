@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from hypothesis import settings
 
 # Each push runs all of it; `python -m tests.fuzz.run` is there for the long search.
@@ -133,7 +134,8 @@ TORCH = {
         "from torch.distributed.elastic.multiprocessing.errors import ChildFailedError\n"
         "def main(args):\n"
         "    script = args[args.index('--') + 1:]\n"
-        "    child = subprocess.Popen([sys.executable, *script], env={**os.environ, 'RANK': '0', 'LOCAL_RANK': '0'})\n"
+        "    rank = {'RANK': '0', 'LOCAL_RANK': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_WORLD_SIZE': '1'}\n"
+        "    child = subprocess.Popen([sys.executable, *script], env={**os.environ, **rank})\n"
         "    if child.wait() != 0:\n"
         "        raise ChildFailedError(child)\n"
     ),
@@ -195,6 +197,21 @@ def project(locked_once: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     shutil.copytree(locked_once, folder)
     return folder
+
+
+@pytest.fixture
+def plugin_path(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with the entry points of pyproject.toml.
+
+    An editable installation may be older than the entry point for submitit.
+    """
+    table = tomlkit.parse((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["submitit"]
+    folder = tmp_path / "plugin" / "hpcenv_plugin-0.dist-info"
+    folder.mkdir(parents=True)
+    lines = [f"{name} = {value}" for name, value in table.items()]
+    (folder / "entry_points.txt").write_text("\n".join(["[submitit]", *lines, ""]))
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: hpcenv-plugin\nVersion: 0\n")
+    return folder.parent
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

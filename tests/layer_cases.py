@@ -24,7 +24,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from hpcenv.model.tree import Entry
+from hpcenv.image.convert.tree import TreeEntry
 
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
@@ -757,16 +757,18 @@ def _sparse_claim(size: int, pieces: bytes) -> bytes:
 
 
 HOSTILE: dict[str, Hostile] = {
-    "name-climbs": Hostile(blobs=_of(file(b"../../etc/passwd", b"x")), says="climbs out"),
-    "name-climbs-from-root": Hostile(blobs=_of(file(b"/../etc/passwd", b"x")), says="climbs out"),
-    "name-climbs-through-directories": Hostile(blobs=_of(file(b"a/b/../../../x", b"x")), says="climbs out"),
-    "name-climbs-in-pax": Hostile(
-        blobs=_raw(pax([(b"path", b"../../x")]), header(b"innocent", b"0")), says="climbs out"
+    "name-climbs": Hostile(blobs=_of(file(b"../../etc/passwd", b"x")), says="points outside the image"),
+    "name-climbs-from-root": Hostile(blobs=_of(file(b"/../etc/passwd", b"x")), says="points outside the image"),
+    "name-climbs-through-directories": Hostile(
+        blobs=_of(file(b"a/b/../../../x", b"x")), says="points outside the image"
     ),
-    "whiteout-climbs": Hostile(blobs=_of(file(b"../.wh.x")), says="climbs out"),
+    "name-climbs-in-pax": Hostile(
+        blobs=_raw(pax([(b"path", b"../../x")]), header(b"innocent", b"0")), says="points outside the image"
+    ),
+    "whiteout-climbs": Hostile(blobs=_of(file(b"../.wh.x")), says="points outside the image"),
     "whiteout-of-the-parent": Hostile(blobs=_of(file(b"a/.wh...")), says="names no file"),
     "whiteout-of-the-directory": Hostile(blobs=_of(file(b"a/.wh..")), says="names no file"),
-    "hard-link-climbs": Hostile(blobs=_of(hard_link(b"x", b"../../../etc/shadow")), says="climbs out"),
+    "hard-link-climbs": Hostile(blobs=_of(hard_link(b"x", b"../../../etc/shadow")), says="points outside the image"),
     "hard-link-outside": Hostile(blobs=_of(hard_link(b"x", b"/etc/shadow")), says="not in the image"),
     "hard-link-through-symlink-outside": Hostile(
         blobs=_of(symlink(b"out", b"/etc"), hard_link(b"x", b"out/shadow")), says="not in the image"
@@ -788,12 +790,12 @@ HOSTILE: dict[str, Hostile] = {
         blobs=_of(symlink(b"passwd", b"/etc/passwd"), file(b"passwd", b"own")), contained={b"passwd": b"own"}
     ),
     "symlinks-in-a-circle": Hostile(
-        blobs=_of(symlink(b"a", b"b"), symlink(b"b", b"a"), file(b"a/x", b"x")), says="circle"
+        blobs=_of(symlink(b"a", b"b"), symlink(b"b", b"a"), file(b"a/x", b"x")), says="circular"
     ),
-    "symlinks-that-grow": Hostile(blobs=_of(symlink(b"a", b"a/a/a/a/a/a/a/a"), file(b"a/x", b"x")), says="circle"),
+    "symlinks-that-grow": Hostile(blobs=_of(symlink(b"a", b"a/a/a/a/a/a/a/a"), file(b"a/x", b"x")), says="circular"),
     "entry-below-a-file": Hostile(blobs=_of(file(b"f", b"x"), file(b"f/x", b"x")), says="not a directory"),
-    "root-is-a-file": Hostile(blobs=_of(file(b"/", b"x")), says="root of a layer is no directory"),
-    "root-is-a-symlink": Hostile(blobs=_of(symlink(b".", b"/etc")), says="root of a layer is no directory"),
+    "root-is-a-file": Hostile(blobs=_of(file(b"/", b"x")), says="root of a layer is not a directory"),
+    "root-is-a-symlink": Hostile(blobs=_of(symlink(b".", b"/etc")), says="root of a layer is not a directory"),
     "many-empty-files": Hostile(blobs=lambda: empty_files(5_001), says="`entries`", limits=("entries=5000",)),
     "one-folder": Hostile(
         blobs=lambda: empty_files(3_001, folders=1), says="`folder_entries`", limits=("folder_entries=3000",)
@@ -818,19 +820,19 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "sparse-bomb": Hostile(blobs=_raw(_sparse_claim(2**60, b"0,512")), says="`unpacked_bytes`"),
     "sparse-pieces-overlap": Hostile(blobs=_raw(_sparse_claim(4096, b"0,400,100,112")), says="overlap"),
-    "sparse-pieces-outside": Hostile(blobs=_raw(_sparse_claim(100, b"0,512")), says="outside"),
-    "sparse-map-of-words": Hostile(blobs=_raw(_sparse_claim(4096, b"0,many")), says="no number"),
+    "sparse-pieces-outside": Hostile(blobs=_raw(_sparse_claim(100, b"0,512")), says="outside the file"),
+    "sparse-map-of-words": Hostile(blobs=_raw(_sparse_claim(4096, b"0,many")), says="not a number"),
     "cut-plain": Hostile(blobs=_cut("plain"), says="truncated|digest"),
-    "cut-gzip": Hostile(blobs=_cut("gzip"), says="cannot be unpacked|truncated"),
+    "cut-gzip": Hostile(blobs=_cut("gzip"), says="cannot be decompressed|truncated"),
     # zstd's reader takes a frame that is cut off for an end; then the digest tells.
-    "cut-zstd": Hostile(blobs=_cut("zstd"), says="cannot be unpacked|truncated|digest"),
+    "cut-zstd": Hostile(blobs=_cut("zstd"), says="cannot be decompressed|truncated|digest"),
     "cut-in-a-file": Hostile(blobs=as_blobs(tar(file(b"a", b"x" * 5000))[:1024]), says="truncated"),
     "cut-in-a-header": Hostile(blobs=as_blobs(base()[:700]), says="truncated"),
     "cut-after-an-extension": Hostile(blobs=as_blobs(pax([(b"path", b"x")])), says="truncated"),
     "size-negative": Hostile(
         blobs=_raw(header(b"a", b"0", size=b"\xff" * 12, magic=b"ustar  \0")), says="size is negative"
     ),
-    "size-with-a-minus": Hostile(blobs=_raw(header(b"a", b"0", size=b"-0000000001\0")), says="no octal number"),
+    "size-with-a-minus": Hostile(blobs=_raw(header(b"a", b"0", size=b"-0000000001\0")), says="not an octal number"),
     "size-of-exabytes": Hostile(
         blobs=_raw(header(b"a", b"0", size=b"\x80" + (2**61).to_bytes(11, "big"), magic=b"ustar  \0")), says="truncated"
     ),
@@ -854,8 +856,12 @@ HOSTILE: dict[str, Hostile] = {
     "xattr-too-large": Hostile(
         blobs=_raw(pax([(b"SCHILY.xattr.user.x", bytes(70_000))]), header(b"a", b"0")), says="extended attribute"
     ),
-    "owner-too-large": Hostile(blobs=_raw(pax([(b"uid", b"4294967296")]), header(b"a", b"0")), says="cannot have"),
-    "device-numbers-too-large": Hostile(blobs=_raw(header(b"a", b"3", major=b"7777777\0")), says="cannot have"),
+    "owner-too-large": Hostile(
+        blobs=_raw(pax([(b"uid", b"4294967296")]), header(b"a", b"0")), says="impossible on Linux|the limit of Linux"
+    ),
+    "device-numbers-too-large": Hostile(
+        blobs=_raw(header(b"a", b"3", major=b"7777777\0")), says="impossible on Linux|the limit of Linux"
+    ),
     "checksum-wrong": Hostile(blobs=as_blobs(base()[:1024] + b"X" + base()[1025:]), says="checksum is wrong"),
     "zeros-between-members": Hostile(blobs=_raw(bytes(512), header(b"a", b"0")), says="single block of zeros"),
     "unknown-type": Hostile(blobs=_raw(header(b"a", b"V")), says="unknown type"),
@@ -875,7 +881,7 @@ def write_hostile(folder: Path, hostile: Hostile) -> str:
 # -- what others make of them -------------------------------------------------------------
 
 
-def umoci_unpacks(layers: list[bytes], folder: Path) -> list[Entry]:
+def umoci_unpacks(layers: list[bytes], folder: Path) -> list[TreeEntry]:
     """Return the tree that umoci unpacks as root; gzip and OCI's media types, since 0.4.7 knows no others."""
     write_layout(folder / "layout", layers)
     argv = ["umoci", "raw", "unpack", "--image", f"{folder}/layout:latest", str(folder / "root")]
@@ -883,7 +889,7 @@ def umoci_unpacks(layers: list[bytes], folder: Path) -> list[Entry]:
     return from_folder(folder / "root")
 
 
-def from_folder(root: Path) -> list[Entry]:
+def from_folder(root: Path) -> list[TreeEntry]:
     """A file system's tree as entries."""
     kinds = {
         stat.S_IFREG: "file",
@@ -906,7 +912,7 @@ def from_folder(root: Path) -> list[Entry]:
         names = sorted(os.fsencode(name) for name in os.listxattr(full, follow_symlinks=False))
         content = Path(os.fsdecode(full)).read_bytes() if kind == "file" else b""
         found.append(
-            Entry(
+            TreeEntry(
                 path=path,
                 kind=kind,
                 mode=stat.S_IMODE(told.st_mode),

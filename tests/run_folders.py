@@ -7,20 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcenv import wire
-from hpcenv.wire import (
-    Environment,
-    Manifest,
-    NodeExit,
-    NodeSettings,
-    NodeVerdict,
-    Rendezvous,
-    RunFolder,
-    Submission,
-    SweepElement,
-    SweepRecord,
-    Verdict,
-)
+from hpcenv.records.files import save_record, write_text
+from hpcenv.records.manifest import Environment, Manifest
+from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.sweep import SweepElement, SweepRecord
+from hpcenv.records.verdict import NodeSettings, NodeVerdict, Rendezvous, Verdict
 
 COMMAND = ("hpcenv", "submit", "train.py", "--nproc", "1")
 
@@ -44,11 +36,11 @@ def make_run(
         "script": "/s.py", "script_sha256": "0", "args": (), "workdir": "/", "settings": (), "expectations": (), "packages": (),
         "probe_level": "full", "lockfile": "l", "lockfile_sha256": "0", "hpcenv_version": "0",
     }  # fmt: skip
-    wire.write(Manifest(**{**values, **manifest}), folder.manifest)
+    save_record(Manifest(**{**values, **manifest}), folder.manifest)
     record = Submission(
         schema=1, run=name, cluster=cluster, job_id=job_id, submitted=submitted, command=tuple(command), chain=tuple(chain)
     )  # fmt: skip
-    wire.write(record, folder.submission)
+    save_record(record, folder.submission)
     return folder
 
 
@@ -72,13 +64,13 @@ def make_sweep(
         schema=1, run=name, run_folder=str(parent / name), names=tuple(swept[0]),
         elements=tuple(SweepElement(index=n, folder=f"{n:04}", values=dict(own)) for n, own in enumerate(swept)),
     )  # fmt: skip
-    wire.write(record, RunFolder(parent / name).sweep)
+    save_record(record, RunFolder(parent / name).sweep)
     return parent / name
 
 
 def write(path: Path, **record: Any) -> None:
     """Write a small record."""
-    wire.write_text(json.dumps({"schema": 1, **record}), path)
+    write_text(json.dumps({"schema": 1, **record}), path)
 
 
 def start(folder: RunFolder, nodes: Sequence[str], *, nproc: int = 1, attempt: int = 0, job_id: str = "7") -> None:
@@ -90,13 +82,13 @@ def start(folder: RunFolder, nodes: Sequence[str], *, nproc: int = 1, attempt: i
         schema=1, run=run, attempt=attempt, result="match", rendezvous=rendezvous, findings=(), settings={},
         nodes=tuple(NodeVerdict(node=node, result="match", compared=3) for node in nodes),
     )  # fmt: skip
-    wire.write(verdict, folder.verdict)
+    save_record(verdict, folder.verdict)
     for rank, node in enumerate(nodes):
         settings = NodeSettings(
             schema=1, run=run, node=node, attempt=attempt, node_rank=rank, local_address=f"10.0.0.{rank + 1}",
             rendezvous=rendezvous, settings=(),
         )  # fmt: skip
-        wire.write(settings, folder.env_of(node))
+        save_record(settings, folder.env_of(node))
 
 
 def end(folder: RunFolder, node: str, status: int, **more: Any) -> None:
@@ -104,4 +96,4 @@ def end(folder: RunFolder, node: str, status: int, **more: Any) -> None:
     record = NodeExit(
         schema=1, run=folder.path.name, node=node, attempt=0, status=status, signal="", started=1.0, ended=2.0, **more
     )
-    wire.write(record, folder.exit_of(node))
+    save_record(record, folder.exit_of(node))

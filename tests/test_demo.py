@@ -42,7 +42,7 @@ def test_the_demo_trains_and_reports_a_match(checkout: Path, tmp_path: Path) -> 
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "verdict   match" in done.stdout
+    assert "hpcenv verdict: match" in done.stdout
     assert "2 nodes" in done.stdout
     first, last = _losses(done.stdout)
     assert last < first

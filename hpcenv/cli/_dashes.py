@@ -1,4 +1,4 @@
-"""A verb whose words after `--` are not its own, also where the words before it are optional."""
+"""A command that keeps the arguments after `--` apart from its own optional arguments."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _KEY = "hpcenv.after-dashes"
 
 
 class WithDashes(click.Command):
-    """Keeps what stands after `--` apart: click alone would fill the verb's arguments with it."""
+    """Keeps the arguments after `--` apart: click alone would use them for the command's optional arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
-            place = args.index("--")
-            ctx.meta[_KEY] = tuple(args[place + 1 :])
-            args = args[:place]
+            index = args.index("--")
+            ctx.meta[_KEY] = tuple(args[index + 1 :])
+            args = args[:index]
         return super().parse_args(ctx, args)
 
 
 def after_dashes() -> tuple[str, ...] | None:
-    """Return the words after `--`; None where there is no `--`."""
-    found: tuple[str, ...] | None = click.get_current_context().meta.get(_KEY)
-    return found
+    """Return the arguments after `--`; None without `--`."""
+    arguments: tuple[str, ...] | None = click.get_current_context().meta.get(_KEY)
+    return arguments

@@ -1,19 +1,17 @@
-"""Lengths of time on the command line: `90s`, `30min`, `12h`, `30d`, `8w`."""
+"""The type of options that are lengths of time: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`."""
 
 from __future__ import annotations
 
-import re
-
 import click
 
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+from hpcenv.project import duration
 
 
 def parse_seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds that an option's value stands for; None without one."""
+    """Return the seconds of an option's value, a plain number being seconds; None without a value."""
     if value is None:
         return None
-    match = re.fullmatch(r"([0-9]{1,9})(s|min|h|d|w)", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a length of time, for example 90s, 30min, 12h, 30d or 8w")
-    return float(int(match[1]) * _SECONDS[match[2]])
+    try:
+        return float(duration.parse(value, number="seconds"))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} {error}") from error

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hpcenv.cli import _render
+from hpcenv.cluster.node_types import estimate_start
 from hpcenv.errors import UsageError
+from hpcenv.project.context import Context
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
 
-if TYPE_CHECKING:
-    from hpcenv.steps.request import Asked, Surroundings
 
-
-def show(asked: Asked, around: Surroundings, *, alone: bool, as_json: bool) -> int:
+def show(options: SubmitOptions, context: Context, *, alone: bool, as_json: bool) -> int:
     """Print Slurm's estimate; nothing is queued and nothing is written.
 
     Args:
-        alone: whether `--test-only` is the only word about what to do.
+        alone: whether neither --dry-run nor --wait is given.
 
     Raises:
-        UsageError: it is not, or it is not one job for Slurm.
+        UsageError: one of them is given, or this is not a single job for Slurm.
     """
-    from hpcenv.adapters.slurm_cluster import estimate_start
-    from hpcenv.steps.plan import plan_job
-
     if not alone:
-        raise UsageError("`--test-only` submits nothing", why="--dry-run and --wait ask for something else")
-    if asked.sweep or asked.array is not None:
-        raise UsageError("`--test-only` is for one run", hint="leave out --sweep or --array: each asks the same")
-    plan = plan_job(_render.open_project(), asked, around)
+        raise UsageError("`--test-only` cannot be combined with --dry-run or --wait", why="it submits nothing")
+    if options.sweep or options.array is not None:
+        raise UsageError("`--test-only` is for one run", hint="leave out --sweep or --array")
+    plan = plan_job(_render.open_project(), options, context)
     if plan.manifest.cluster == "local":
         raise UsageError("`--test-only` asks Slurm", why="on this machine a run starts at once (--cluster local)")
-    found = estimate_start(plan.script, around.environ)
+    found = estimate_start(plan.script, context.environ)
     if as_json:
         _render.success("submit", {"estimate": found, "shape": plan.request.shape, "notes": plan.notes})
         return 0
@@ -38,5 +34,5 @@ def show(asked: Asked, around: Surroundings, *, alone: bool, as_json: bool) -> i
         _render.tell(f"note: {note}")
     where = f" in partition {found.partition}" if found.partition else ""
     _render.say(f"{plan.request.shape}: would start at {found.start} on {found.nodes}{where}")
-    _render.tell("an estimate of Slurm's, as the queue is now; nothing is submitted")
+    _render.tell("Slurm's estimate for the queue as it is now; nothing is submitted")
     return 0

@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hpcenv.cli import _render
+from hpcenv.cli import _render, _streams
+from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Interrupted
-from hpcenv.model.progress import Event, OnEvent
+from hpcenv.progress import Event, OnEvent
 
 # In a log: the start of a phase, its end, and where it is every this many seconds.
 _EVERY_SECONDS = 10.0
@@ -52,7 +53,7 @@ def shown(*, as_json: bool) -> Iterator[OnEvent]:
             with _bars() as show:
                 yield show
         else:
-            yield _Lines()
+            yield _PlainLines()
 
 
 class _Ended(KeyboardInterrupt):
@@ -90,7 +91,7 @@ def _label(event: Event) -> str:
     what = event.what
     if what.startswith("sha256:"):
         what = f"layer {what[7:19]}" if event.phase in ("fetch", "index") else what[7:19]
-    return f"{_WORDS.get(event.phase, event.phase)} {what}"
+    return escape_control(f"{_WORDS.get(event.phase, event.phase)} {what}")
 
 
 def _amount(event: Event) -> str:
@@ -101,7 +102,7 @@ def _amount(event: Event) -> str:
     return f"{event.done}{total} {event.unit}".rstrip()
 
 
-class _Lines:
+class _PlainLines:
     """Plain lines: a phase's start, now and then where it is, its end with the seconds it took."""
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class _Lines:
 
     def __call__(self, event: Event) -> None:
         if event.phase in ("note", "wait"):
-            _render.tell(event.what)
+            _render.tell(escape_control(event.what))
             return
         key, now = (event.phase, event.what), time.monotonic()
         began = self._began.setdefault(key, now)
@@ -142,11 +143,13 @@ def _bars() -> Iterator[OnEvent]:
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
     )
     tasks: dict[tuple[str, str], Any] = {}
-    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
+    # Bars move the cursor. So the texts are cleaned here, not by the stream.
+    console = Console(file=_streams.unchanged(sys.stderr))
+    with Progress(*columns, console=console, expand=True) as progress:
 
         def show(event: Event) -> None:
             if event.phase in ("note", "wait"):
-                progress.console.print(event.what, markup=False, highlight=False)
+                progress.console.print(escape_control(event.what), markup=False, highlight=False)
                 return
             key = (event.phase, event.what)
             if key not in tasks:

@@ -1,48 +1,45 @@
-"""Results and errors as text or JSON, and what every verb's options share.
+"""Results as text or JSON, and the options that several commands share.
 
 Data goes to stdout, everything else to stderr; nothing needs colour or a terminal.
-
-The JSON envelope has exactly these keys: `schema`, `command`, `ok`, `data`, `error`;
-`error` is null or has `code`, `what`, `why`, `hint`, `exit_status`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import io
 import os
-import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import click
 
-from hpcenv.cli._words import option
-from hpcenv.errors import FileUnusable, HpcenvError, Interrupted, UsageError
+from hpcenv.cli import _errors
+from hpcenv.cli._terminal import clean_text
+from hpcenv.errors import Command as HintCommand
+from hpcenv.errors import HpcenvError, Interrupted, UsageError, render_hint
+from hpcenv.project import context as project_context
+from hpcenv.project import document
+from hpcenv.project.store_config import StorePlace
+from hpcenv.project.workspace import SPEC_NAME, Workspace, open_workspace
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpcenv.adapters.store import StorePlace
-    from hpcenv.steps.workspace import Workspace
-
-ENVELOPE_SCHEMA = 1
-
+Error = TypeVar("Error", bound=HpcenvError)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def json_option(command: Command) -> Command:
-    """Give a verb `--json`."""
-    with_json = option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+    """Give a command `--json`."""
+    with_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
     return with_json(command)
 
 
 def run_argument(command: Command) -> Command:
-    """Give a verb the run it is about, and where to look for it."""
+    """Give a command the argument RUN and the option --runs-dir."""
     argument = click.argument("run", required=False)
-    runs = option("--runs", metavar="DIR", help="Folder of runs, if not the project's.")
+    runs = click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
     return argument(runs(command))
 
 
@@ -50,13 +47,13 @@ def consent(what: str, *, as_json: bool) -> None:
     """Ask whether `what` may be removed.
 
     Raises:
-        UsageError: nobody can be asked.
+        UsageError: the user cannot be asked.
         Interrupted: the answer is no.
     """
     if as_json or not sys.stdin.isatty():
         raise UsageError(
             f"{what} would be removed",
-            why="nobody can be asked: stdin is no terminal",
+            why="hpcenv cannot ask for consent: standard input is not a terminal",
             hint="add --yes, or --dry-run",
         )
     if not click.confirm("Remove them?", err=True):
@@ -64,28 +61,17 @@ def consent(what: str, *, as_json: bool) -> None:
 
 
 def success(command: str, data: Any) -> None:
-    """Print the JSON envelope of a verb that succeeded."""
-    _envelope(command, ok=True, data=to_plain(data), problem=None)
+    """Print the JSON envelope of a command that succeeded."""
+    _errors.envelope(command, ok=True, data=to_plain(data))
 
 
 def verdict_on(command: str, data: Any, *, ok: bool, problem: HpcenvError | None = None) -> None:
-    """Print the JSON envelope of a verb whose answer may be bad news."""
-    _envelope(command, ok=ok, data=to_plain(data), problem=None if problem is None else _body(problem))
-
-
-def _envelope(command: str, *, ok: bool, data: Any, problem: dict[str, Any] | None) -> None:
-    body = {"schema": ENVELOPE_SCHEMA, "command": command, "ok": ok, "data": data, "error": problem}
-    import json
-
-    print(json.dumps(body, indent=1, sort_keys=True), flush=True)
+    """Print the JSON envelope of a command whose result may be a failure."""
+    _errors.envelope(command, ok=ok, data=to_plain(data), problem=problem)
 
 
 def to_plain(value: Any) -> Any:
-    """Return a result as JSON can hold it."""
-    import dataclasses
-
-    from hpcenv.model import document
-
+    """Return a result as plain data for JSON."""
     if isinstance(value, document.Document):
         return document.plain(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -100,176 +86,89 @@ def to_plain(value: Any) -> Any:
 
 
 def say(line: str = "") -> None:
-    """Print a line of the answer."""
-    print(line, flush=True)
+    """Print a line of the result to standard output; control characters as escapes."""
+    print(clean_text(line), flush=True)
+
+
+def put(data: str) -> None:
+    """Print text that another program may read, byte for byte into a pipe."""
+    print(data, end="", flush=True)
 
 
 def tell(line: str) -> None:
-    """Print a line about what is going on (stderr, so that stdout stays data)."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def _body(problem: HpcenvError) -> dict[str, Any]:
-    return {
-        "code": problem.code,
-        "what": problem.what,
-        "why": problem.why,
-        "hint": problem.hint,
-        "exit_status": problem.exit_status,
-    }
-
-
-def error(problem: HpcenvError, *, as_json: bool, command: str) -> int:
-    """Print an error and return its exit status."""
-    if as_json:
-        _envelope(command, ok=False, data=None, problem=_body(problem))
-        return problem.exit_status
-    tell(f"error[{problem.code}]: {problem.what}")
-    if problem.why:
-        tell("  why: " + problem.why.replace("\n", "\n       "))
-    if problem.hint:
-        tell(f"\nhint: {problem.hint}")
-    return problem.exit_status
-
-
-def from_click(problem: click.ClickException) -> HpcenvError:
-    """Return a parsing error in our own form; click knows the nearest option's name."""
-    context = getattr(problem, "ctx", None)
-    # click 8.1 has no such class: it prints the help itself.
-    if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
-        verbs = ", ".join(context.command.list_commands(context))
-        return UsageError("which verb?", why=f"one of {verbs}", hint="hpcenv --help")
-    hint = None if context is None else f"{context.command_path} --help"
-    if isinstance(problem, click.NoSuchOption) and context is not None:
-        return _no_such_option(problem.option_name, context)
-    return UsageError(problem.format_message().rstrip("."), hint=hint)
-
-
-def _no_such_option(typed: str, context: click.Context) -> UsageError:
-    """Name the nearest option, and what to do with one of the script's."""
-    import difflib
-
-    known = [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
-    # Without the dashes, which every option shares.
-    names = {name.lstrip("-"): name for name in known if name.startswith("--")}
-    close = difflib.get_close_matches(typed.lstrip("-"), names, n=1, cutoff=0.75)
-    near = names[close[0]] if close else None
-    what = f"no such option `{typed}`" + (f", perhaps you meant `{near}`" if near else "")
-    hint = f"{context.command_path} --help"
-    if context.info_name != "submit":
-        return UsageError(what, hint=f"{context.command_path} {near}" if near else hint)
-    after = f"an option of the script goes after `--`: hpcenv submit SCRIPT ... -- {typed}"
-    return UsageError(what, why=after if near else None, hint=f"hpcenv submit SCRIPT ... {near}" if near else after)
-
-
-def from_os(problem: OSError) -> HpcenvError:
-    """Return what the operating system refused in our own form."""
-    reason = problem.strerror or str(problem)
-    if problem.filename is None:
-        return FileUnusable(reason)
-    return FileUnusable(f"cannot use `{os.fsdecode(problem.filename)}`", why=reason)
-
-
-def unexpected(problem: Exception) -> HpcenvError:
-    """Return a bug of hpcenv in our own form, its traceback on stderr."""
-    import traceback
-
-    traceback.print_exception(problem)
-    return HpcenvError(
-        f"this is a bug in hpcenv: {type(problem).__name__}: {problem}",
-        hint="please report it with the lines above",
-    )
-
-
-def prepare_streams() -> None:
-    """Let no character of a path or log end hpcenv: what the terminal cannot show is escaped."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def close_streams() -> None:
-    """Turn away from a pipe that nobody reads; Python would else complain once more at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
+    """Print a line about the work to standard error, control characters as escapes; standard output is for results."""
+    print(clean_text(line), file=sys.stderr, flush=True)
 
 
 def cwd() -> Path:
-    """Return the user's folder as they see it, through links."""
-    from pathlib import Path
-
-    logical = os.environ.get("PWD", "")
-    if logical and os.path.isabs(logical) and os.path.exists(logical) and os.path.samefile(logical, "."):
-        return Path(logical)
-    return Path.cwd()
+    """Return the user's folder as the user sees it, through links."""
+    return project_context.user_folder(os.environ)
 
 
 def cache_folder() -> Path:
-    """Return where hpcenv keeps what it can find again (XDG Base Directory Specification 0.8)."""
-    from pathlib import Path
-
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcenv"
+    """Return the folder of files that hpcenv can compute again."""
+    return project_context.cache_folder(os.environ)
 
 
-# The verbs of `hpcenv image` that `store_option` is given to.
-_WITH_STORE = ("build", "inspect", "list", "path", "prune", "pull", "verify")
+# The commands of `hpcenv image` that have `store_option`.
+_WITH_STORE = ("build", "inspect", "list", "prune", "pull", "verify")
+
+
+def _with_options(part: str | HintCommand, options: tuple[str, ...]) -> str | HintCommand:
+    takes_store = isinstance(part, HintCommand) and part[:2] == ("hpcenv", "image") and part[2] in _WITH_STORE
+    return HintCommand(*part[:3], *options, *part[3:]) if takes_store and "--store" not in part else part
 
 
 class Where:
-    """What was typed about the place of blobs and SIFs."""
+    """The store of blobs and SIFs, as named on the command line."""
 
     def __init__(self, *, store: str | None = None, trust: tuple[str, ...] = ()) -> None:
         self.store, self.trust = store, trust
 
     def project(self, start: Path | None = None) -> Workspace:
         """Return the project around a folder, the user's if none is named, with the store that applies."""
-        from hpcenv.adapters.accepted import Accepted
-        from hpcenv.steps.workspace import open_workspace
-
         return open_workspace(
             start or cwd(),
             store=self._named(),
             default_store=cache_folder() / "store",
             trusted_owners=self._owners(),
-            accepted=Accepted(folder=cache_folder() / "validated"),
         )
 
     def place(self) -> StorePlace:
         """Return where images are kept: `--store`, HPCENV_STORE, the project's `[paths] store`, the cache."""
-        from hpcenv.adapters.store import StorePlace
-        from hpcenv.steps.workspace import SPEC_NAME
-
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
             return self.project().store_place
         return StorePlace(root=named or cache_folder() / "store", trusted_owners=self._owners())
 
-    def words(self) -> tuple[str, ...]:
-        """Return what another command needs on its line to find the same store."""
+    def options(self) -> tuple[str, ...]:
+        """Return the options with which another command finds the same store."""
         named = self.store or os.environ.get("HPCENV_STORE")
         owners = (word for user in self.trust for word in ("--trust", user))
         return (*(("--store", named) if named else ()), *owners)
 
-    def in_commands(self, text: str) -> str:
-        """Return a text whose `hpcenv image ...` commands name the store that was named here."""
-        more, known = quoted(self.words()), "|".join(_WITH_STORE)
-        if not more or "--store " in text.replace("(--store, HPCENV_STORE)", ""):
-            return text
-        return re.sub(rf"\bhpcenv image (?:{known})\b", lambda match: f"{match[0]} {more}", text)
+    def with_options(self, error: Error) -> Error:
+        """Return an error whose hint names the store in each command that takes `--store`."""
+        return error.changed(hint=self._with_options(error.hint_parts))
+
+    def text(self, *parts: str | HintCommand) -> str:
+        """Return text whose commands name the store."""
+        return render_hint(self._with_options(parts))
+
+    def _with_options(self, parts: tuple[str | HintCommand, ...]) -> tuple[str | HintCommand, ...]:
+        options = self.options()
+        return tuple(_with_options(part, options) for part in parts)
 
     def _owners(self) -> tuple[str, ...]:
         return (*self.trust, *os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split())
 
     def _named(self) -> Path | None:
-        from pathlib import Path
-
         named = self.store or os.environ.get("HPCENV_STORE")
         return Path(os.path.abspath(cwd() / Path(named).expanduser())) if named else None
 
 
 def store_option(command: Command) -> Command:
-    """Give a verb the place of blobs and SIFs, as `where`."""
+    """Give a command --store and --trust; it gets them as `where`."""
 
     @functools.wraps(command)
     def with_place(*args: Any, store: str | None, trust: tuple[str, ...], **words: Any) -> Any:
@@ -277,12 +176,11 @@ def store_option(command: Command) -> Command:
         try:
             return command(*args, where=where, **words)
         except HpcenvError as problem:
-            # Who raised it knows the folder, not how the user came to name it.
-            problem.hint = where.in_commands(problem.hint) if problem.hint else problem.hint
-            raise
+            # The code that raised it knows the folder, but not whether an option named it.
+            raise where.with_options(problem) from problem
 
-    store = option("--store", metavar="DIR", help="Where images are kept, if not HPCENV_STORE or the project's.")
-    owners = option("--trust", metavar="USER", multiple=True, help="... also if this user owns that folder.")
+    store = click.option("--store", metavar="DIR", help="Where images are kept, if not HPCENV_STORE or the project's.")
+    owners = click.option("--trust", metavar="USER", multiple=True, help="... also if this user owns that folder.")
     return cast("Command", store(owners(with_place)))
 
 
@@ -307,8 +205,6 @@ def command_line() -> tuple[str, ...]:
 
 def quoted(words: tuple[str, ...]) -> str:
     """Return a command line that can be typed again."""
-    import shlex
-
     return shlex.join(words)
 
 

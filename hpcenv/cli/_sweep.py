@@ -5,77 +5,80 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcenv.cli import _render
-from hpcenv.errors import Interrupted
+from hpcenv.cli._wait import Wait
+from hpcenv.errors import Command, Interrupted, RunEndUnknown, Status
+from hpcenv.project.context import Context
+from hpcenv.records.codec import encode_record
+from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.sweep_job import (
+    SweepPlan,
+    SweepResult,
+    SweepStatus,
+    counts,
+    element_plan,
+    plan_sweep,
+    submit_sweep,
+    wait_for_sweep,
+)
 
-if TYPE_CHECKING:
-    from hpcenv.steps.request import Asked, Surroundings
-    from hpcenv.steps.sweep import SweepPlan, SweepResult, SweepStatus
-
-# A terminal's height; `--json` has them all.
+# As many rows as a terminal shows; `--json` has all of them.
 _ROWS = 40
 
 
-def submit(asked: Asked, around: Surroundings, *, runs: str | None, dry_run: bool, wait: bool, as_json: bool) -> int:
-    """Plan a sweep, submit it, and follow it where that is asked for; return the exit status."""
-    from hpcenv.steps.sweep import plan_sweep
-
-    plan = plan_sweep(_render.open_project(), asked, around)
-    return carry_out(plan, around, by_name=runs is None, dry_run=dry_run, wait=wait, as_json=as_json)
+def submit(options: SubmitOptions, context: Context, *, dry_run: bool, wait: Wait | None, as_json: bool) -> int:
+    """Plan a sweep, submit it, and follow it with `wait`; return the exit status."""
+    plan = plan_sweep(_render.open_project(), options, context)
+    return carry_out(plan, context, by_name=options.runs_dir is None, dry_run=dry_run, wait=wait, as_json=as_json)
 
 
 def carry_out(
     plan: SweepPlan,
-    around: Surroundings,
+    context: Context,
     *,
     by_name: bool,
     dry_run: bool,
-    wait: bool,
+    wait: Wait | None,
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a planned sweep, or show it, and follow it where that is asked for; return the exit status.
+    """Submit a planned sweep, or show it with `dry_run`, and follow it with `wait`; return the exit status.
 
     Args:
-        by_name: whether the sweep is found by its name alone, which is not so with --runs.
-        verb: which one this is, for the JSON envelope.
+        by_name: whether commands find the sweep by its name; with --runs-dir they need its folder.
+        verb: name of the command, for the JSON envelope.
     """
-    from hpcenv.steps.sweep import submit_sweep
-
     if dry_run:
         _show_plan(plan, as_json=as_json, verb=verb)
         return 0
-    return go_on(submit_sweep(plan, around), by_name=by_name, wait=wait, as_json=as_json, verb=verb)
+    return go_on(submit_sweep(plan, context), by_name=by_name, wait=wait, as_json=as_json, verb=verb)
 
 
 def go_on(
-    result: SweepResult, *, by_name: bool, wait: bool, as_json: bool, verb: str = "submit", again: bool = False
+    result: SweepResult, *, by_name: bool, wait: Wait | None, as_json: bool, verb: str = "submit", again: bool = False
 ) -> int:
-    """Say what was submitted, and follow it where that is asked for; return the exit status.
+    """Print what was submitted, and follow it with `wait`; return the exit status.
 
     Args:
-        again: only some runs of it were, in their own folders.
+        again: only some of its runs were submitted, in their folders.
     """
     word = result.run if by_name else str(result.run_folder)
-    if as_json and not wait:
+    if as_json and wait is None:
         _render.success(verb, result)
     elif not as_json:
         _show_submitted(result, word, again=again)
-    if not wait:
+    if wait is None:
         return 0
     try:
-        return follow(result, word, as_json=as_json, verb=verb)
+        return follow(result, word, wait, as_json=as_json, verb=verb)
     except KeyboardInterrupt as stop:
-        hint = _render.quoted(("hpcenv", "cancel", word))
-        raise Interrupted(f"interrupted; {result.run} goes on", hint=hint) from stop
+        hint = Command("hpcenv", "cancel", word)
+        raise Interrupted(f"interrupted; {result.run} continues", hint=hint) from stop
 
 
 def _show_plan(plan: SweepPlan, *, as_json: bool, verb: str) -> None:
-    from hpcenv import wire
-    from hpcenv.steps.sweep import element_plan
-
     first = element_plan(plan, plan.record.elements[0])
     if as_json:
         _render.success(
@@ -99,11 +102,11 @@ def _show_plan(plan: SweepPlan, *, as_json: bool, verb: str) -> None:
     ]
     _render.tell(table(["element", *plan.record.names, "arguments"], rows))
     _render.tell("---- job.sbatch")
-    print(plan.script, end="", flush=True)
+    _render.put(plan.script)
     _render.tell(f"---- {first.manifest.run}: job.sbatch")
-    print(first.script, end="", flush=True)
+    _render.put(first.script)
     _render.tell(f"---- {first.manifest.run}: manifest.json")
-    print(wire.dumps(first.manifest), end="", flush=True)
+    _render.put(encode_record(first.manifest))
 
 
 def _show_submitted(result: SweepResult, word: str, *, again: bool) -> None:
@@ -119,35 +122,42 @@ def _show_submitted(result: SweepResult, word: str, *, again: bool) -> None:
     _render.tell("\nnext: " + "    ".join(commands))
 
 
-def follow(result: SweepResult, word: str, *, as_json: bool, verb: str = "submit") -> int:
-    """Say what changes until all elements have ended; return the status of the first that failed."""
-    from hpcenv.steps.sweep import counts, wait_for_sweep
+def follow(result: SweepResult, word: str, wait: Wait, *, as_json: bool, verb: str = "submit") -> int:
+    """Print each change until all elements have ended; return the status of the first failed element.
+
+    Raises:
+        WaitTimeout: an element has not ended in time. The sweep continues.
+    """
 
     def on_change(status: SweepStatus) -> None:
         if not as_json:
             _render.tell(f"{status.run}: {counts(status)}")
 
-    status = wait_for_sweep(result.run_folder, environ=os.environ, pause=time.sleep, on_change=on_change)
-    code = 1 if status.exit_status is None else status.exit_status
+    status = wait_for_sweep(
+        result.run_folder, environ=os.environ, pause=time.sleep, on_change=on_change, timeout=wait.timeout
+    )
+    code = RunEndUnknown.exit_status if status.exit_status is None else status.exit_status
     if as_json:
         _render.verdict_on(verb, {"submitted": result, "status": _as_data(status)}, ok=code == 0)
     else:
         show(status)
         if code != 0:
-            # Where an element only cannot be read, none has failed.
+            # If an element cannot be read, no element may have failed.
             first = f"{word}/{status.failed[0].element}" if status.failed else word
             _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", first)))
+        source = f"{status.run}/{status.failed[0].element}" if status.failed else status.run
+        _render.tell(f"exit status {code}: from run {source}")
     return code
 
 
 def report(status: SweepStatus, *, command: str, as_json: bool) -> int:
-    """Print where a sweep stands, for `status` and `report`; return 0 unless an element failed or cannot be read."""
+    """Print the state of a sweep, for `status` and `report`; return 0 unless an element failed or cannot be read."""
     code = status.exit_status or 0
     if as_json:
         _render.verdict_on(command, _as_data(status), ok=code == 0)
     else:
         show(status)
-    return 1 if code else 0
+    return Status.SWEEP_FAILED if code else 0
 
 
 def _as_data(status: SweepStatus) -> dict[str, Any]:
@@ -162,9 +172,7 @@ def _as_data(status: SweepStatus) -> dict[str, Any]:
 
 
 def show(status: SweepStatus) -> None:
-    """Print the table of a sweep: what failed first, as far as a terminal is high."""
-    from hpcenv.steps.sweep import counts
-
+    """Print the table of a sweep: failed elements first, at most as many rows as a terminal shows."""
     runs = "1 run" if len(status.elements) == 1 else f"{len(status.elements)} runs"
     _render.say(f"{status.run}: {runs}: {counts(status)}")
     failed = {element.element for element in status.failed}
@@ -188,7 +196,7 @@ def show(status: SweepStatus) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = _ROWS) -> str:
-    """Return columns of text; the last one is as long as it is. Values are shown as a terminal can."""
+    """Return columns of text; the last column is not padded. Control characters are escaped."""
     cells = [[_shown(cell) for cell in row] for row in (head, *rows[:most])]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

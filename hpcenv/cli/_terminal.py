@@ -1,8 +1,11 @@
-"""What may reach a terminal: text of others without the characters that steer it.
+"""Text of other programs, without the control characters that a terminal would act upon.
 
-A log, a host name or a message of a failed rank is written by anybody's program. On a
-terminal, control characters could move the cursor, hide lines or answer for the user;
-they are shown as escapes there. Colours (SGR, ECMA-48 section 8.3.117) stay.
+Logs, host names, keys of a lockfile and messages of failed ranks come from others. In a terminal, their control
+characters could move the cursor, hide lines or send answers in the user's name, so they are printed
+as escapes. Colours (SGR, ECMA-48 section 8.3.117) of logs stay.
+
+`clean_text` is for what a command says, into a pipe too. `_streams.prepare` puts `escape_stream` before a terminal, so
+that also data, help and tracebacks are clean there.
 """
 
 from __future__ import annotations
@@ -22,60 +25,76 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Whether to colour what is printed: on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb says no."""
+    """Whether to print colours: on a terminal, unless NO_COLOR (no-color.org) is set or TERM is `dumb`."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def harmless(text: str) -> str:
-    """Return text in one line, every character that a terminal would act upon as an escape."""
-    return "".join(_shown(character) for character in text)
+def escape_control(text: str) -> str:
+    """Return text in one line, with each control character as an escape."""
+    return "".join(_escaped(character) for character in text)
 
 
-def _shown(character: str) -> str:
+def clean_text(text: str) -> str:
+    """Return text with each control character as an escape, but for the ends of lines and tabs."""
+    return text if text.isprintable() else "".join(c if c in "\n\t" else _escaped(c) for c in text)
+
+
+def escape_stream(text: str) -> str:
+    """Return text for a terminal: as `clean_text`, but colours stay. It may be a piece of a line."""
+    if text.isprintable():
+        return text
+    parts, position = [], 0
+    for match in _COLOURS.finditer(text):
+        parts += [clean_text(text[position : match.start()]), match[0]]
+        position = match.end()
+    return "".join([*parts, clean_text(text[position:])])
+
+
+def _escaped(character: str) -> str:
     if character.isprintable() or character == "\u00a0":
         return character
     return ascii(character)[1:-1]
 
 
 class Cleaner:
-    """Makes the text of a log harmless, piece by piece: a piece may end within an escape sequence."""
+    """Escapes control characters in the text of a log, piece by piece; a piece may end within an escape sequence."""
 
     def __init__(self, *, colours: bool = True) -> None:
         self._colours = colours
-        self._held = ""
+        self._pending = ""
         self._coloured = False
 
     def feed(self, text: str) -> str:
-        """Return what can be shown of the text so far."""
-        text = self._held + text
+        """Return the text so far, without an unfinished escape sequence at its end."""
+        text = self._pending + text
         cut = _UNFINISHED.search(text)
-        text, self._held = (text, "") if cut is None else (text[: cut.start()], text[cut.start() :])
+        text, self._pending = (text, "") if cut is None else (text[: cut.start()], text[cut.start() :])
         return self._clean(text)
 
     def rest(self) -> str:
-        """Return what is left at the end, and end its colours."""
-        text, self._held = self._held, ""
+        """Return the rest of the text at the end of the log, and reset the colour."""
+        text, self._pending = self._pending, ""
         return self._clean(text) + (_RESET if self._coloured else "")
 
     def _clean(self, text: str) -> str:
-        # A progress bar's carriage return would let a line overwrite what stands there.
+        # A carriage return, as of a progress bar, would overwrite the line.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         parts, position = [], 0
-        for found in _COLOURS.finditer(text):
-            parts.append(self._plain(text[position : found.start()]))
+        for match in _COLOURS.finditer(text):
+            parts.append(self._plain(text[position : match.start()]))
             if self._colours:
-                parts.append(found[0])
-                self._coloured = found[0] not in ("\x1b[m", _RESET)
-            position = found.end()
+                parts.append(match[0])
+                self._coloured = match[0] not in ("\x1b[m", _RESET)
+            position = match.end()
         parts.append(self._plain(text[position:]))
         return "".join(parts)
 
     def _plain(self, text: str) -> str:
         if text.isprintable():
             return text
-        shown = "".join(c if c in "\n\t" else _shown(c) for c in text)
+        shown = "".join(c if c in "\n\t" else _escaped(c) for c in text)
         if self._coloured and "\n" in shown:
-            # A colour ends with its line: the next one may be of another rank.
+            # A colour ends with its line: the next line may come from another rank.
             self._coloured = False
             return shown.replace("\n", f"{_RESET}\n", 1)
         return shown

@@ -1,4 +1,4 @@
-"""`hpcenv attach`."""
+"""`hpcenv attach`: a shell or a command in a running run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._dashes import WithDashes, after_dashes
+from hpcenv.runs.attach import attach, plan_attach
 
 
 @click.command("attach", cls=WithDashes, options_metavar="[OPTIONS]")
 @_render.run_argument
-@click.option("--node", metavar="NODE", help="Which of its nodes, if not the first one.")
-@click.option("--secrets", is_flag=True, help="Give it the run's secrets too.")
+@click.option("--node", metavar="NODE", help="Node of the run. Default: its first node.")
+@click.option("--secrets", is_flag=True, help="Also set the run's secrets in the shell or command.")
 @_render.json_option
 def command(run: str | None, runs: str | None, node: str | None, secrets: bool, as_json: bool) -> int:
     """Open a shell in a running run, or run a command there.
 
-    It has the SIF or host environment, the binds and the variables that the ranks on that
-    node have, and shares the job's CPUs, GPUs and memory. RUN as in `hpcenv status`; a
-    command stands after --, and hpcenv ends with its exit status:
+    The shell has the same SIF or host environment, binds and variables as the ranks on that
+    node, and shares the job's CPUs, GPUs and memory. RUN is a run folder, a run name or a job
+    id; the default is the latest run. Write a command after --; hpcenv ends with its exit
+    status:
 
     \b
         hpcenv attach
         hpcenv attach first --node n2 -- nvidia-smi
 
-    With --json it only says which command would be started.
+    With --json, hpcenv only prints the command that would be started.
     """  # noqa: D301  (click's mark for "do not wrap")
-    from hpcenv.steps.attach import attach, plan_attach
-
-    words = after_dashes() or ()
+    argv = after_dashes() or ()
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     planned = plan_attach(
         _render.cwd(),
         run,
         environ=os.environ,
         node=node,
-        command=words,
+        command=argv,
         secrets=secrets,
-        tty=tty or (as_json and not words),
+        tty=tty or (as_json and not argv),
         runs=runs,
     )
     if as_json:
         _render.success("attach", {"run": planned.run, "node": planned.node, "argv": planned.argv})
         return 0
-    if not words:
-        _render.tell(f"{planned.run}, node {planned.node}; the run goes on when you leave")
+    if not argv:
+        _render.tell(f"{planned.run}, node {planned.node}; the run continues when you leave this shell")
     return attach(planned)

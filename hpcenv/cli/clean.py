@@ -1,30 +1,34 @@
-"""`hpcenv clean`."""
+"""`hpcenv clean`: remove old run folders. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 import click
 
+from hpcenv import size
 from hpcenv.cli import _duration, _render
-from hpcenv.cli._terminal import harmless
+from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import FileUnusable
-from hpcenv.model import size
-
-if TYPE_CHECKING:
-    from hpcenv.steps.clean import Cleaned, CleanPlan
+from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clean
 
 
 @click.command("clean")
 @click.argument("run", nargs=-1)
-@click.option("--runs", metavar="DIR", help="Folder of runs, if not the project's.")
-@click.option("--older-than", metavar="AGE", callback=_duration.parse_seconds, help="Ended 12h, 30d, 8w ago or longer.")
-@click.option("--state", "states", metavar="STATE", multiple=True, help="Only failed, cancelled ...; repeatable.")
-@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Leave the newest N runs alone.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    callback=_duration.parse_seconds,
+    help="Remove runs that ended at least 12h, 30d ... ago.",
+)
+@click.option(
+    "--state", "states", metavar="STATE", multiple=True, help="Remove only failed, cancelled ... runs; repeatable."
+)
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N runs.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking for confirmation.")
 @_render.json_option
 def command(
     run: tuple[str, ...],
@@ -36,14 +40,13 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Remove run folders that are no longer wanted, and packed data that no run needs.
+    """Remove run folders, and packed data that no run needs any more.
 
-    RUN as in `hpcenv status`, or a sweep; without one, all runs to which the options apply.
-    Says first what it would remove, and asks. What waits, runs, or may still run stays; so
-    does a run with checkpoints, unless it is named.
+    RUN is a run folder, a run name, a job id or a sweep. Without RUN, all runs that match the
+    options are removed. What will be removed is shown first, beginning with the files that
+    scripts made in their copies of the project, and you are asked for confirmation. Runs that
+    wait, run, or may still run are kept. Runs with checkpoints are kept unless you name them.
     """
-    from hpcenv.steps.clean import CleanRequest, clean, plan_clean
-
     wanted = tuple(word for state in states for word in state.split(","))
     request = CleanRequest(words=run, older_than=older_than, states=wanted, keep=keep, runs=runs)
     plan = plan_clean(_render.cwd(), request, environ=os.environ, now=time.time())
@@ -58,20 +61,25 @@ def command(
     if as_json:
         _render.verdict_on("clean", {"plan": plan, "done": done}, ok=not failed)
     elif done is not None:
-        _answer(done)
+        _show_done(done)
     return FileUnusable.exit_status if failed else 0
 
 
 def _show(plan: CleanPlan) -> None:
     for kept in plan.kept:
-        _render.tell(f"stays: {harmless(kept.name)}: {harmless(kept.why)}")
-    width = max((len(one.name) for one in plan.removals), default=0)
-    for one in plan.removals:
-        _render.say(f"{harmless(one.name):<{min(width, 40)}}  {size.shown(one.size):>10}  {one.why}")
+        _render.tell(f"kept: {escape_control(kept.name)}: {escape_control(kept.why)}")
+    for removal in plan.removals:
+        if removal.outputs:
+            more = removal.outputs - len(removal.some_outputs)
+            named = ", ".join(map(escape_control, removal.some_outputs)) + (f" and {more} more" if more else "")
+            _render.say(f"{escape_control(removal.name)} holds what its script made: {named}")
+    width = max((len(removal.name) for removal in plan.removals), default=0)
+    for removal in plan.removals:
+        _render.say(f"{escape_control(removal.name):<{min(width, 40)}}  {size.shown(removal.size):>10}  {removal.why}")
     _render.say(f"{len(plan.removals)} to remove: {size.shown(plan.frees)} in {plan.folder}")
 
 
-def _answer(done: Cleaned) -> None:
+def _show_done(done: Cleaned) -> None:
     for kept in done.kept:
-        _render.tell(f"left: {harmless(kept.name)}: {harmless(kept.why)}")
+        _render.tell(f"not removed: {escape_control(kept.name)}: {escape_control(kept.why)}")
     _render.say(f"removed {len(done.removed)}, {size.shown(done.freed)}")

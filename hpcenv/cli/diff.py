@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from hpcenv.cli import _render
-
-if TYPE_CHECKING:
-    from hpcenv.model.diff import Change
-
-# Found by `diff`, and by nothing else: the two sides differ in something that matters.
-DIFFERENT = 1
+from hpcenv.cli._terminal import escape_control
+from hpcenv.errors import Status
+from hpcenv.locking.diff import diff
+from hpcenv.locking.difference import Change
+from hpcenv.node.check.verdict_table import shorten
+from hpcenv.project.fields import Profile
 
 _TITLES = {
     "hardware": "other hardware",
@@ -36,27 +36,27 @@ _TITLES = {
 @click.option(
     "--profile",
     type=click.Choice(["default", "bitwise"]),
-    default="default",
-    show_default=True,
-    help="How strict: bitwise for runs that shall agree in every bit.",
+    help="Judge both sides by this profile, instead of the ones in their lockfiles.",
 )
-@click.option("--runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
-def command(left: str, right: str, profile: str, runs: str | None, as_json: bool) -> int:
-    """Say what differs between two lockfiles, two runs, or a lockfile and a run.
+def command(left: str, right: str, profile: Profile | None, runs: str | None, as_json: bool) -> int:
+    """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, or a run (folder, name, job id).
-    What is hardest to repair comes first. Ends with 1 when something that must match
-    differs, else with 0.
+    What is hardest to repair comes first. Each side is judged by [policy] and profile of
+    its lockfile; the stricter side counts. Ends with 26 when a field that must match
+    differs, or when a run has no result, otherwise with 0.
     """
-    from hpcenv.steps.diff import diff
-
-    result = diff(_render.cwd(), left, right, profile="bitwise" if profile == "bitwise" else "default", runs=runs)
+    result = diff(_render.cwd(), left, right, profile=profile, runs=runs)
+    status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)
-        return DIFFERENT if result.blocking else 0
+        return status
     if not result.changes:
-        _render.say(f"{left} and {right} are the same")
+        same = "are the same" if not result.not_compared else "are the same in all that is recorded"
+        _render.say(f"{left} and {right} {same}")
+        _not_compared(result.not_compared)
         return 0
     for repair, group in itertools.groupby(result.changes, key=lambda change: change.repair):
         _render.say(f"{_TITLES[repair]}:")
@@ -66,16 +66,21 @@ def command(left: str, right: str, profile: str, runs: str | None, as_json: bool
     count = len(result.changes)
     plural = "" if count == 1 else "s"
     _render.say(f"{count} difference{plural}, {len(result.blocking)} that must match")
-    return DIFFERENT if result.blocking else 0
+    _not_compared(result.not_compared)
+    return status
+
+
+def _not_compared(missing: Sequence[str]) -> None:
+    for text in missing:
+        _render.say(textwrap.fill(f"not compared: {text}", 80, subsequent_indent="  "))
 
 
 def _show(change: Change) -> None:
-    from hpcenv.node.table import shorten
-
     mark = {"must": "!!", "warn": " !", "info": "  "}[change.severity]
-    _render.say(f"{mark} {change.field}: {shorten(change.left)} -> {shorten(change.right)}")
+    left, right = escape_control(shorten(change.left)), escape_control(shorten(change.right))
+    _render.say(f"{mark} {escape_control(change.field)}: {left} -> {right}")
     if change.severity == "info":
         return
-    for word, text in (("why", change.why), ("do", change.remedy)):
+    for label, text in (("why", change.why), ("do", change.remedy)):
         if text:
-            _render.say(textwrap.fill(f"{word}: {text}", 80, initial_indent="     ", subsequent_indent="          "))
+            _render.say(textwrap.fill(f"{label}: {text}", 80, initial_indent="     ", subsequent_indent="          "))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
 import click
 
 from hpcenv.cli import _render
-
-if TYPE_CHECKING:
-    from hpcenv.steps.doctor import Diagnosis
+from hpcenv.cli.submit import context_of
+from hpcenv.doctor.report import Diagnosis, doctor
+from hpcenv.doctor.site_profile import write
 
 
 @click.command("doctor")
@@ -30,16 +29,11 @@ def command(write_to: str | None, force: bool, as_json: bool) -> None:
     With --write the answers become a site profile, by default in
     ~/.config/hpcenv/sites, which every later submit on this cluster uses.
     """
-    from hpcenv.cli.submit import surroundings
-    from hpcenv.steps.doctor import doctor
-
-    around = surroundings()
-    found = doctor(around, store=_render.Where().place().root)
+    context = context_of()
+    found = doctor(context, store=_render.Where().place().root)
     written = None
     if write_to is not None:
-        from hpcenv.steps.site_write import write
-
-        written = write(found, around, path=write_to, force=force)
+        written = write(found, context, path=write_to, force=force)
     if as_json:
         facts = ("facts", "partitions", "troubles", "cluster", "accounts")
         _render.success("doctor", {**{name: getattr(found, name) for name in facts}, "written": written})

@@ -7,40 +7,55 @@ import textwrap
 import click
 
 from hpcenv.cli import _render
+from hpcenv.locking.explain import Explanation, explain
+from hpcenv.project import fields
 
 
 @click.command("explain")
 @click.argument("field", required=False)
-@click.option("--lock", "lock_name", default="default", show_default=True, help="Which lockfile's value to show.")
+@click.option(
+    "--lock",
+    "lock",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Which lockfile's value to show: lockfiles/NAME.lock.toml.",
+)
 @_render.json_option
-def command(field: str | None, lock_name: str, as_json: bool) -> None:
-    """Say what FIELD is, where it comes from and why it matters; without FIELD, list all."""
-    from hpcenv.model import fields
-    from hpcenv.steps.explain import explain
-
+def command(field: str | None, lock: str, as_json: bool) -> None:
+    """Explain FIELD: what it is, where it comes from and why it matters; without FIELD, list all."""
     if field is None:
-        if as_json:
-            _render.success("explain", list(fields.FIELDS))
-            return
-        width = max(len(f.name) for f in fields.FIELDS)
-        for known in fields.FIELDS:
-            _render.say(f"{known.name:<{width}}  {known.default or '-':<4}  {known.what}")
+        _list(as_json=as_json)
         return
-    found = explain(_render.cwd(), field, lock=lock_name)
+    explanation = explain(_render.cwd(), field, lock=lock)
     if as_json:
-        _render.success("explain", found)
+        _render.success("explain", explanation)
         return
-    default, bitwise = found.field.default or "not compared", found.field.bitwise or "not compared"
-    lines = [
-        ("what", found.field.what),
-        ("from", found.field.source),
-        ("why", found.field.why),
-        ("severity", f"{default}; profile bitwise: {bitwise}"),
-        ("override", f"{found.override}, by [policy]" if found.override else ""),
-        ("locked", found.locked or (f"unknown: {found.unknown}" if found.unknown else "")),
-        ("to do", found.field.remedy),
-    ]
-    _render.say(found.name)
-    for word, text in lines:
+    _render.say(explanation.name)
+    for label, text in _lines(explanation):
         if text:
-            _render.say(textwrap.fill(text, 80, initial_indent=f"  {word:<9} ", subsequent_indent=" " * 12))
+            _render.say(textwrap.fill(text, 80, initial_indent=f"  {label:<9} ", subsequent_indent=" " * 12))
+
+
+def _list(*, as_json: bool) -> None:
+    if as_json:
+        _render.success("explain", list(fields.FIELDS))
+        return
+    width = max(len(field.name) for field in fields.FIELDS)
+    for field in fields.FIELDS:
+        _render.say(f"{field.name:<{width}}  {field.default:<4}  {field.what}")
+
+
+def _lines(explanation: Explanation) -> list[tuple[str, str]]:
+    field = explanation.field
+    unknown = f"unknown: {explanation.unknown}" if explanation.unknown else ""
+    return [
+        ("what", field.what),
+        ("from", field.source),
+        ("why", field.why),
+        ("severity", f"{field.default}; profile bitwise: {field.bitwise}"),
+        ("fixed", f"[policy] cannot change it: {field.fixed}" if field.fixed else ""),
+        ("override", f"{explanation.override}, by [policy]" if explanation.override else ""),
+        ("locked", explanation.locked or unknown),
+        ("to do", field.remedy),
+    ]

@@ -4,55 +4,46 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from hpcenv.cli import _render
-from hpcenv.errors import UsageError
+from hpcenv.locking.export import export
+from hpcenv.locking.exporter import exporters
 
-if TYPE_CHECKING:
-    from hpcenv.model.export import Format
+_FORMATS = exporters()
+_HELP = """Write the lockfile in another tool's format.
 
+\b
+FORMAT is one of
+{formats}
 
-_FORMATS = ("pylock", "requirements", "cyclonedx", "environment")
+What a format cannot hold is left out, with the reason in a comment. Formats that do not
+ask pip's index need nothing but the lockfile.
 
-
-class _Export(click.Command):
-    """The formats of a lockfile; `sbatch` after the verb leads to a command with the flags of `submit`."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] == ["sbatch"]:
-            from hpcenv.cli._handover import command as sbatch
-
-            return sbatch.make_context(f"{info_name} sbatch", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
+To export a job instead, as a folder that anyone can submit: `hpcenv submit --export DIR`.
+"""
 
 
-@click.command("export", cls=_Export)
-@click.argument("kind", metavar="FORMAT", type=click.Choice([*_FORMATS, "sbatch"]))
-@click.option("--name", default="default", show_default=True, help="Which lockfile: its name, or its path.")
-@click.option("-o", "--output", metavar="FILE", help="Write a file; without it, or with `-`, print.")
+def _list_formats() -> str:
+    return "\n".join(f"  {exporter.name:<14}{exporter.help}" for exporter in _FORMATS.values())
+
+
+@click.command("export", help=_HELP.format(formats=_list_formats()))
+@click.argument("kind", metavar="FORMAT", type=click.Choice(list(_FORMATS)))
+@click.option(
+    "--lock",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Which lockfile: lockfiles/NAME.lock.toml, or the path of any lockfile.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write a file. Without it, or with `-`, print the export.")
 @_render.json_option
-def command(kind: Format | Literal["sbatch"], name: str, output: str | None, as_json: bool) -> None:
-    """Write the lockfile in another tool's format.
-
-    FORMAT is pylock (PEP 751, for pip and uv), requirements (with hashes, for pip
-    --require-hashes), cyclonedx (a bill of materials, version 1.6) or environment (for
-    conda). What the format cannot hold is left out, with the reason in a comment. Only
-    pylock asks pip's index, for URLs; the others need nothing but the lockfile.
-
-    `hpcenv export sbatch SCRIPT` writes a folder instead, with a job that anyone can
-    submit; it takes the flags of `hpcenv submit`.
-    """
-    from hpcenv.steps.export import export
-
-    if kind == "sbatch":  # the class above sees it where it comes first
-        raise UsageError("`sbatch` comes before every flag", hint="hpcenv export sbatch SCRIPT ... -o DIR")
-    place = None if output in (None, "-") else Path(os.path.abspath(_render.cwd() / str(output)))
-    result = export(_render.cwd(), kind, environ=os.environ, name=name, output=place)
+def command(kind: str, lock: str, output: str | None, as_json: bool) -> None:
+    """Export a lockfile; the help text is above."""
+    path = None if output in (None, "-") else Path(os.path.abspath(_render.cwd() / str(output)))
+    result = export(_render.cwd(), kind, environ=os.environ, lock=lock, output=path)
     if as_json:
         data = {
             "format": result.kind,
@@ -70,8 +61,8 @@ def command(kind: Format | Literal["sbatch"], name: str, output: str | None, as_
     for note in result.notes:
         _render.tell(f"note: {note}")
     if result.path is None:
-        _render.say(result.text.removesuffix("\n"))
+        _render.put(result.text.removesuffix("\n") + "\n")
         return
-    for one in result.left_out:
-        _render.tell(f"left out: {one.name} {one.version}: {one.reason}")
+    for package in result.left_out:
+        _render.tell(f"left out: {package.name} {package.version}: {package.reason}")
     _render.say(f"{'replaced' if result.replaced else 'wrote'} {result.path} ({result.count} packages)")

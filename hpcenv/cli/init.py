@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hpcenv.cli import _render
+from hpcenv.project.init import init
 
 
 @click.command("init")
@@ -14,8 +15,6 @@ from hpcenv.cli import _render
 @_render.json_option
 def command(image: str, python: str | None, plain_http: tuple[str, ...], as_json: bool) -> None:
     """Write a commented hpcenv.toml into the current folder."""
-    from hpcenv.steps.init import init
-
     result = init(_render.cwd(), image=image, python=python, plain_http=plain_http)
     if as_json:
         _render.success("init", result)

@@ -1,4 +1,4 @@
-"""`hpcenv list`."""
+"""`hpcenv list`: one line for each run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -10,51 +10,55 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcenv.cli import _render
-from hpcenv.cli._terminal import harmless
+from hpcenv.cli._terminal import escape_control
+from hpcenv.node.launch.first_failure import FirstFailure
+from hpcenv.runs.listing import RunLine, list_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from hpcenv.model.failure import FirstFailure
-    from hpcenv.steps.listing import RunLine
 
 _LINES = 20
 
 
 @click.command("list")
 @click.argument("sweep", required=False)
-@click.option("--runs", metavar="DIR", help="Folder of runs, if not the project's.")
-@click.option("--state", "states", metavar="STATE", multiple=True, help="Only these: running, failed ...; repeatable.")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help=f"How many. Default: {_LINES}.")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--state", "states", metavar="STATE", multiple=True, help="Show only running, failed ... runs; repeatable."
+)
+@click.option(
+    "-n", "--lines", "count", type=click.IntRange(min=1), metavar="N", help=f"Runs to show. Default: {_LINES}."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all runs.")
 @_render.json_option
 def command(
     sweep: str | None, runs: str | None, states: tuple[str, ...], count: int | None, everything: bool, as_json: bool
 ) -> None:
-    """List the runs of the project, the newest first; or those of SWEEP."""
-    from hpcenv.steps.listing import list_lines
+    """List the runs of the project, one line each, the newest first.
 
+    With SWEEP, list the runs of that sweep.
+    """
     wanted = tuple(word for state in states for word in state.split(","))
     limit = count or (None if everything or sweep is not None or as_json else _LINES)
-    found = list_lines(_render.cwd(), environ=os.environ, sweep=sweep, runs=runs, states=wanted, limit=limit)
+    listing = list_lines(_render.cwd(), environ=os.environ, sweep=sweep, runs=runs, states=wanted, limit=limit)
     if as_json:
-        _render.success("list", found)
+        _render.success("list", listing)
         return
-    for line in table(found.runs, names=found.names):
+    for line in table(listing.runs, names=listing.names):
         _render.say(line)
-    if not found.total:
-        _render.tell(f"no runs in {found.folder}" + (f" that are {' or '.join(wanted)}" if wanted else ""))
-    elif len(found.runs) < found.total:
-        _render.tell(f"{found.total - len(found.runs)} more: hpcenv list --all")
+    if not listing.total:
+        _render.tell(f"no runs in {listing.folder}" + (f" that are {' or '.join(wanted)}" if wanted else ""))
+    elif len(listing.runs) < listing.total:
+        _render.tell(f"{listing.total - len(listing.runs)} more: hpcenv list --all")
 
 
 _FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
-# A name is there to be typed again: a longer one makes its line longer instead.
-_MOST_OF_A_NAME = 34
-# `--json` has a value whole.
-_MOST_OF_A_VALUE = 20
+# Width of the column of names. A longer name is not cut, so that it can be copied.
+_NAME_WIDTH = 34
+# Longer values are cut. `--json` has the full value.
+_VALUE_WIDTH = 20
 
 
 def table(
@@ -64,27 +68,28 @@ def table(
     failures: Mapping[str, FirstFailure] | None = None,
     margin: int = 0,
 ) -> list[str]:
-    """Return a table as wide as the terminal, 80 columns where there is none.
+    """Return the lines of a table as wide as the terminal; 80 columns without a terminal.
 
-    A reason for which a row has no room follows below it, whole.
+    A reason that does not fit into its row follows below the row.
 
     Args:
-        names: of a sweep, whose values are shown.
-        failures: run -> what went wrong first, shown instead of the state's reason and cut to fit, for it is
-            told elsewhere; None for a list without it.
-        margin: columns that are kept free beside it.
+        lines: the runs.
+        names: parameter names of a sweep, one column each.
+        failures: run -> first failure, shown instead of the reason and cut to the width; None for
+            a table with reasons.
+        margin: number of columns to leave free.
     """
     if not lines:
         return []
     columns = _FRONT if failures is None else _OF_A_SWEEP
-    header = ("RUN", *map(harmless, names), *columns, "REASON" if failures is None else "FIRST FAILURE")
+    header = ("RUN", *map(escape_control, names), *columns, "REASON" if failures is None else "FIRST FAILURE")
     rows = [header, *(_cells(line, names, columns, failures or {}) for line in lines)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(header) - 1)]
-    widths[0] = min(widths[0], _MOST_OF_A_NAME)
+    widths[0] = min(widths[0], _NAME_WIDTH)
     right = [name in _TO_THE_RIGHT and n > len(names) for n, name in enumerate(header[:-1])]
-    whole = shutil.get_terminal_size((80, 24)).columns - margin
+    total = shutil.get_terminal_size((80, 24)).columns - margin
     cut = [True, *(line.run in (failures or {}) for line in lines)]
-    return [text for row, short in zip(rows, cut, strict=True) for text in _row(row, widths, right, whole, cut=short)]
+    return [text for row, short in zip(rows, cut, strict=True) for text in _row(row, widths, right, total, cut=short)]
 
 
 def _cells(
@@ -100,24 +105,24 @@ def _cells(
         "ELAPSED": line.elapsed or "-",
     }
     values = [line.values.get(name, "-") for name in names]
-    short = [value if len(value) <= _MOST_OF_A_VALUE else f"{value[: _MOST_OF_A_VALUE - 3]}..." for value in values]
+    short = [value if len(value) <= _VALUE_WIDTH else f"{value[: _VALUE_WIDTH - 3]}..." for value in values]
     reason = failures[line.run].headline if line.run in failures else line.detail
-    return tuple(harmless(cell) for cell in (line.run, *short, *(cells[name] for name in columns), reason))
+    return tuple(escape_control(cell) for cell in (line.run, *short, *(cells[name] for name in columns), reason))
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], whole: int, *, cut: bool) -> list[str]:
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], total: int, *, cut: bool) -> list[str]:
     front = "  ".join(
         cell.rjust(width) if to_the_right else cell.ljust(width)
         for cell, width, to_the_right in zip(cells[:-1], widths, right, strict=True)
     )
-    room, reason = max(whole - len(front) - 2, 8), cells[-1]
+    room, reason = max(total - len(front) - 2, 8), cells[-1]
     if len(reason) <= room:
         return [f"{front}  {reason}".rstrip()]
     if cut:
         return [f"{front}  {reason[: room - 3]}..."]
-    # Paths are there to be copied: they are not taken apart at a dash.
+    # Do not break at a dash, so that paths can be copied.
     below = textwrap.wrap(
-        reason, max(whole, 20), initial_indent=_BELOW, subsequent_indent=_BELOW, break_on_hyphens=False
+        reason, max(total, 20), initial_indent=_BELOW, subsequent_indent=_BELOW, break_on_hyphens=False
     )
     return [front.rstrip(), *below]
 

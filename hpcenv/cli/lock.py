@@ -10,49 +10,65 @@ import click
 
 from hpcenv.cli import _progress, _render
 from hpcenv.errors import LockfileStale, UsageError
+from hpcenv.locking.lock import check_lock, lock
+from hpcenv.progress import Event
+from hpcenv.project import stale
 
 
 @click.command("lock")
-@click.option("--name", default="default", show_default=True, help="Which lockfile: lockfiles/NAME.lock.toml.")
-@click.option("--check", is_flag=True, help="Only say whether it is stale, and why; with --from, against the pins.")
-@click.option("--upgrade", is_flag=True, help="Ask the registry again what the tag means.")
-@click.option("--deep", is_flag=True, help="Import torch too, and lock the libraries that really load.")
-@click.option("--from", "pins", metavar="FILE", help="pylock.toml, requirements.txt or uv.lock to agree with.")
-@click.option("--no-wheels", is_flag=True, help="Do not ask the package index for the wheels' hashes.")
-@click.option("--allow-floating", is_flag=True, help="Accept `latest` or no tag, as allow-floating in hpcenv.toml.")
+@click.option(
+    "--lock",
+    "name",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Which lockfile: lockfiles/NAME.lock.toml.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; say whether the lockfile is stale, and why.")
+@click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
+@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that really load.")
+@click.option(
+    "--from",
+    "pins",
+    metavar="FILE",
+    help="A pylock.toml, requirements.txt or uv.lock that the installed packages must agree with.",
+)
+@click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
+@click.option(
+    "--allow-floating",
+    is_flag=True,
+    help="Accept an image without a tag or with the tag `latest`. Same as allow-floating in hpcenv.toml.",
+)
 @_render.json_option
-def command(name: str, check: bool, as_json: bool, pins: str | None, **words: Any) -> int:
+def command(name: str, check: bool, as_json: bool, pins: str | None, **options: Any) -> int:
     """Resolve the environment and write its lockfile.
 
     Resolves the image's tag to digests, makes the SIF, and reads Python, torch, libraries
     and every package inside. For image = "host" it reads the Python environment of this
-    machine. --check writes nothing and ends with 7 when the lockfile is stale, with 21
-    when something else is installed than --from pins.
+    machine. With --check it writes nothing, and ends with 7 when the lockfile is stale, or
+    with 21 when the installed packages differ from those in --from FILE.
     """
     path = None if pins is None else Path(os.path.abspath(_render.cwd() / pins))
     if not check:
-        return _lock(name, as_json, pins=path, **words)
-    _refuse_with_check(words)
+        return _lock(name, as_json, pins=path, **options)
+    _refuse_with_check(options)
     return _check(name, as_json, path)
 
 
-def _refuse_with_check(words: dict[str, Any]) -> None:
-    """Let nobody believe that a flag was heeded which only has a meaning when a lockfile is written."""
-    given = [f"--{name.replace('_', '-')}" for name, value in words.items() if value]
+def _refuse_with_check(options: dict[str, Any]) -> None:
+    """Refuse options that only matter when a lockfile is written: they would be ignored silently."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
-            why="it compares what is locked with what is there: it writes nothing, and asks no registry and no index",
-            hint="leave one of the two out; with --check there can be --name, --from and --json",
+            why="--check only compares: it writes nothing, and asks no registry and no index",
+            hint="leave out one of the two; --check goes with --lock, --from and --json",
         )
 
 
 def _lock(
     name: str, as_json: bool, *, upgrade: bool, deep: bool, pins: Path | None, no_wheels: bool, allow_floating: bool
 ) -> int:
-    from hpcenv.model.progress import Event
-    from hpcenv.steps.lock import lock
-
     workspace = _render.open_project()
     with _progress.shown(as_json=as_json) as on_event:
         result = lock(
@@ -94,8 +110,6 @@ def _lock(
 
 
 def _check(name: str, as_json: bool, pins: Path | None) -> int:
-    from hpcenv.steps.lock import check_lock
-
     workspace = _render.open_project()
     result = check_lock(workspace, environ=os.environ, name=name, pins=pins)
     problem = None
@@ -103,7 +117,7 @@ def _check(name: str, as_json: bool, pins: Path | None) -> int:
         problem = LockfileStale(
             f"`{workspace.shown(result.path)}` is stale",
             why="\n".join(str(reason) for reason in result.reasons),
-            hint="hpcenv lock" if name == "default" else f"hpcenv lock --name {name}",
+            hint=stale.remedy(result.reasons, path=workspace.shown(result.path), name=name),
         )
     if as_json:
         data = {"path": result.path, "reasons": result.reasons, "notes": result.notes}

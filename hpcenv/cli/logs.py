@@ -1,4 +1,4 @@
-"""`hpcenv logs`."""
+"""`hpcenv logs`: print or follow the log of a run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import os
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import click
 
 from hpcenv.cli import _render, _terminal
-
-if TYPE_CHECKING:
-    from hpcenv.steps.runs import Run
+from hpcenv.runs.entries import Run
+from hpcenv.runs.find import find_run
+from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
+from hpcenv.runs.state import read_states
 
 
 @click.command("logs")
 @_render.run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended, also through a requeue.")
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Lines of this rank; repeatable.")
-@click.option("--node", metavar="NODE", help="Lines of the ranks on this node.")
-@click.option("--err", is_flag=True, help="What ranks wrote to standard error, from their own files.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended, also through a requeue.")
+@click.option(
+    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Print only lines of this rank; repeatable."
+)
+@click.option("--node", metavar="NODE", help="Print only lines of the ranks on this node.")
+@click.option("--err", is_flag=True, help="Print only standard error of the ranks, from the files of each rank.")
 @_render.json_option
 def command(
     run: str | None, runs: str | None, follow: bool, ranks: tuple[int, ...], node: str | None, err: bool, as_json: bool
 ) -> None:
-    """Print a run's log: RUN is a folder, a name or a job id; default the latest.
+    """Print the log of a run.
 
-    On a terminal each rank's number has the colour of its node (not with NO_COLOR), and
-    control characters are shown as escapes; into a pipe or file the text goes as it is.
+    RUN is a run folder, a run name or a job id; the default is the latest run. On a terminal,
+    the number of each rank has the colour of its node (unless NO_COLOR is set), and control
+    characters are shown as escapes. The text in a pipe or file is unchanged.
     """
-    from hpcenv.steps.logs import Selection, follow_selected, read_selected
-    from hpcenv.steps.runs import find_run, read_states
-
-    found = find_run(_render.cwd(), run, runs=runs)
+    opened = find_run(_render.cwd(), run, runs=runs)
     selection = Selection(ranks=ranks, node=node, err=err)
     if follow:
         pieces = follow_selected(
-            found, selection, ended=lambda: read_states([found], os.environ)[0].quiet, pause=time.sleep
+            opened, selection, ended=lambda: read_states([opened], os.environ)[0].quiet, pause=time.sleep
         )
     else:
-        pieces = read_selected(found, selection, word=run if runs is None else None)
+        pieces = read_selected(opened, selection, word=run if runs is None else None)
     if as_json:
         text = "".join(pieces)
         lines = text.removesuffix("\n").split("\n") if text else []
-        _render.success("logs", {"run": found.manifest.run, "path": found.folder.log, "lines": lines})
+        _render.success("logs", {"run": opened.manifest.run, "path": opened.folder.log, "lines": lines})
         return
-    show = LogPrinter(found)
+    show = LogPrinter(opened)
     for piece in pieces:
         show(piece)
     show.end()
@@ -59,11 +59,9 @@ _PREFIX = re.compile(r"^\[([0-9]{1,6})\] ", re.MULTILINE)
 
 
 class LogPrinter:
-    """Prints a log piece by piece: as it is into a pipe, harmless and with its nodes' colours on a terminal."""
+    """Prints a log in pieces: unchanged into a pipe; with colours and escaped control characters on a terminal."""
 
     def __init__(self, run: Run) -> None:
-        from hpcenv.steps.logs import RankNodes
-
         self._cleaner: _terminal.Cleaner | None = None
         self._paint: _Paint | None = None
         if _terminal.is_terminal():
@@ -77,7 +75,7 @@ class LogPrinter:
         self._print(text if self._cleaner is None else self._cleaner.feed(text))
 
     def end(self) -> None:
-        """Print what was held back."""
+        """Print the rest of the text."""
         if self._cleaner is not None:
             self._print(self._cleaner.rest())
 
@@ -86,7 +84,7 @@ class LogPrinter:
 
 
 class _Paint:
-    """Colours the rank at the start of a line; a piece may begin within one."""
+    """Colours the rank number at the start of each line. A piece may begin inside a line."""
 
     def __init__(self, node_of: Callable[[int], str | None]) -> None:
         self._node_of = node_of

@@ -5,126 +5,151 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpcenv.cli import _render
-from hpcenv.errors import UsageError
-
-if TYPE_CHECKING:
-    from hpcenv.model.fields import Level
-    from hpcenv.steps.workspace import Workspace
-    from hpcenv.wire import Verdict
+from hpcenv.cli.submit import context_of
+from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
+from hpcenv.node.check import verdict_table
+from hpcenv.project.fields import Level
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+from hpcenv.runs.cancel import cancel
+from hpcenv.runs.wait import wait
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.submit import SubmitResult, submit
+from hpcenv.submission.verify import outcome, verify, with_notes
 
 
 @click.command("verify")
-@click.option("--name", default="default", show_default=True, help="Which lockfile: lockfiles/NAME.lock.toml.")
-@click.option("--deep", is_flag=True, help="Hash every file, import torch, and see what the loader maps.")
-@click.option("--strict", is_flag=True, help="End with 92 when something differs that is only warned of.")
+@click.option(
+    "--lock",
+    "lock",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Which lockfile: lockfiles/NAME.lock.toml.",
+)
+@click.option("--deep", is_flag=True, help="Hash every file, import torch, and read which libraries the loader maps.")
+@click.option("--strict", is_flag=True, help="End with 92 when a field of severity `warn` differs.")
 @click.option("--sif", metavar="PATH", help="Verify this SIF instead of the project's own.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Verify this many nodes, through Slurm.")
-@click.option("--gpus", type=click.IntRange(min=0), default=0, help="GPUs that each machine must offer.")
-@click.option("--partition", help="As sbatch, with --nodes.")
-@click.option("--account", help="As sbatch, with --nodes.")
-@click.option("--time", "time_limit", help="As sbatch, with --nodes.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Verify this many nodes, in a Slurm job.")
+@click.option(
+    "--gpus", type=click.IntRange(min=0), help="GPUs that each machine must offer. Default: as for `hpcenv submit`."
+)
+@click.option("--partition", help="Slurm partition of the job, with --nodes.")
+@click.option("--account", help="Slurm account of the job, with --nodes.")
+@click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
 @_render.json_option
-def command(nodes: int | None, as_json: bool, strict: bool, **words: Any) -> int:
+def command(nodes: int | None, as_json: bool, strict: bool, **options: Any) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
-    Exit status: 0 match, 90 mismatch, 91 could not tell, 92 warnings under --strict,
-    93 nodes disagree with each other, 4 to 7 no usable lockfile.
+    Exit status: 0 match; 90 a field that must match differs; 91 such a field could not be
+    read; 92 with --strict, a field of severity `warn` differs; 93 the nodes differ from
+    each other; 4 to 7 there is no usable lockfile.
     """
-    from hpcenv.node import table
-    from hpcenv.steps.verify import outcome
-
-    _require_heeded(nodes, words)
+    _refuse_without_effect(nodes, options)
     workspace = _render.open_project()
-    level: Level | None = "deep" if words["deep"] else None
+    level: Level | None = "deep" if options["deep"] else None
     started = time.monotonic()
     if nodes is None:
-        verdict, seconds = _here(workspace, words, level)
+        verdict, seconds = _verify_here(workspace, options, level)
     else:
-        verdict, seconds = _on_nodes(workspace, nodes, words, level)
-    word, status = outcome(verdict, strict=strict)
+        verdict, seconds = _verify_nodes(workspace, nodes, options, level)
+    result, status = outcome(verdict, strict=strict)
     if as_json:
-        data = {"outcome": word, "verdict": verdict, "seconds": seconds}
+        data = {"outcome": result, "verdict": verdict, "seconds": seconds}
         _render.verdict_on("verify", data, ok=status == 0)
         return status
-    shown = workspace.shown(workspace.lockfile_path(words["name"]))
-    _render.say(table.render(verdict, lockfile=shown, settings=False).rstrip())
-    for node, parts in seconds.items():
-        _render.tell(f"{node}: " + ", ".join(f"{part} {took:.2f} s" for part, took in sorted(parts.items())))
-    _render.tell(f"{word}, in {time.monotonic() - started:.1f} s")
+    shown = workspace.shown(workspace.lockfile_path(options["lock"]))
+    _render.say(verdict_table.render(verdict, lockfile=shown, settings=False).rstrip())
+    _tell_seconds(seconds)
+    _render.tell(f"{result}, in {time.monotonic() - started:.1f} s")
     return status
 
 
-def _require_heeded(nodes: int | None, words: dict[str, Any]) -> None:
-    """Let nobody believe that a flag was heeded which means nothing with, or without, --nodes."""
-    if nodes is not None and words["sif"] is not None:
+def _tell_seconds(seconds: dict[str, dict[str, float]]) -> None:
+    """Say how long each part took: of two nodes on each, of more on the slowest one."""
+    slowest = sorted(seconds, key=lambda node: sum(seconds[node].values()), reverse=True)
+    for node in list(seconds) if len(seconds) <= 2 else slowest[:1]:
+        parts = ", ".join(f"{part} {took:.2f} s" for part, took in sorted(seconds[node].items()))
+        _render.tell(f"{node}{'' if len(seconds) <= 2 else f', the slowest of {len(seconds)} nodes'}: {parts}")
+
+
+def _refuse_without_effect(nodes: int | None, options: dict[str, Any]) -> None:
+    """Refuse options that have no effect with, or without, --nodes."""
+    if nodes is not None and options["sif"] is not None:
         raise UsageError(
             "`--sif` does not go with `--nodes`",
             why="nodes are checked with the project's own SIF, as for a job",
-            hint="leave --nodes out to verify that SIF here",
+            hint="leave out --nodes to verify that SIF on this machine",
         )
     of_jobs = {"--partition": "partition", "--account": "account", "--time": "time_limit"}
-    given = [flag for flag, name in of_jobs.items() if words[name] is not None]
+    given = [flag for flag, name in of_jobs.items() if options[name] is not None]
     if nodes is None and given:
         raise UsageError(
             f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
         )
 
 
-def _here(
-    workspace: Workspace, words: dict[str, Any], level: Level | None
+def _verify_here(
+    workspace: Workspace, options: dict[str, Any], level: Level | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
-    from hpcenv.steps.verify import verify
-
     verdict, facts = verify(
         workspace,
         environ=os.environ,
-        name=words["name"],
+        lock=options["lock"],
         level=level,
-        sif=None if words["sif"] is None else Path(os.path.abspath(_render.cwd() / words["sif"])),
-        gpus=words["gpus"],
+        sif=None if options["sif"] is None else Path(os.path.abspath(_render.cwd() / options["sif"])),
+        gpus=options["gpus"],
     )
     return verdict, {facts.node: facts.seconds}
 
 
-def _on_nodes(
-    workspace: Workspace, nodes: int, words: dict[str, Any], level: Level | None
+def _cancelled(result: SubmitResult) -> Interrupted:
+    """Cancel the job of an interrupted `hpcenv verify --nodes`; return the error that says so."""
+    job = f"job {result.job_id}"
+    try:
+        cancel(_render.cwd(), str(result.run_folder), environ=os.environ, pause=time.sleep)
+    except (HpcenvError, KeyboardInterrupt):
+        left = f"interrupted; {job} may still hold its nodes"
+        return Interrupted(left, hint=Command("hpcenv", "cancel", str(result.run_folder)))
+    return Interrupted(f"interrupted; {job} is cancelled")
+
+
+def _verify_nodes(
+    workspace: Workspace, nodes: int, options: dict[str, Any], level: Level | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
     """Submit a job that only checks its nodes, and wait for it."""
-    from hpcenv import wire
-    from hpcenv.cli.submit import surroundings
-    from hpcenv.errors import SubmitRejected
-    from hpcenv.steps.plan import plan_job
-    from hpcenv.steps.request import Asked
-    from hpcenv.steps.status import wait
-    from hpcenv.steps.submit import submit
-    from hpcenv.steps.verify import with_notes
-    from hpcenv.wire import Facts, RunFolder
-
-    around = surroundings()
-    asked = Asked(
+    context = context_of()
+    request = SubmitOptions(
         script=None,
         level=level,
         nodes=nodes,
-        gpus=words["gpus"],
+        gpus=options["gpus"],
         nproc=1,
-        partition=words["partition"],
-        account=words["account"],
-        time=words["time_limit"],
-        lock=words["name"],
+        partition=options["partition"],
+        account=options["account"],
+        time=options["time_limit"],
+        lock=options["lock"],
     )
-    result = submit(plan_job(workspace, asked, around), around)
+    result = submit(plan_job(workspace, request, context), context)
     _render.tell(f"checking {nodes} nodes, job {result.job_id}, {result.run_folder}")
-    status = wait(result.run_folder, environ=os.environ, pause=time.sleep, on_status=lambda _status: None)
+    try:
+        status = wait(result.run_folder, environ=os.environ, pause=time.sleep, on_status=lambda _status: None)
+    except KeyboardInterrupt as stop:
+        raise _cancelled(result) from stop
     if status.verdict is None:
         raise SubmitRejected(
             f"the job {result.job_id} ended without a verdict: {status.state}",
             why=status.detail or None,
-            hint=f"hpcenv logs {result.run}",
+            hint=Command("hpcenv", "logs", result.run),
         )
-    found = [wire.read(Facts, path) for path in sorted(RunFolder(result.run_folder).facts.glob("*.json"))]
-    return with_notes(status.verdict, workspace, words["name"]), {facts.node: facts.seconds for facts in found}
+    found = [load_record(Facts, path) for path in sorted(RunFolder(result.run_folder).facts.glob("*.json"))]
+    return with_notes(status.verdict, workspace, options["lock"]), {facts.node: facts.seconds for facts in found}

@@ -1,75 +1,93 @@
-"""`hpcenv wait`, and how `submit --wait` tells the end of a run."""
+"""`hpcenv wait`, and what `submit --wait` prints at the end of a run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from hpcenv.cli import _duration, _render
-from hpcenv.cli._terminal import harmless
-from hpcenv.errors import Interrupted
-
-if TYPE_CHECKING:
-    from hpcenv.steps.runs import RunStatus
+from hpcenv.cli._terminal import escape_control
+from hpcenv.errors import Command, Interrupted, RunEndUnknown
+from hpcenv.node.launch import first_failure
+from hpcenv.runs.find import find_all
+from hpcenv.runs.status import RunStatus
+from hpcenv.runs.wait import exit_status_of, wait_for
 
 
 @click.command("wait")
 @click.argument("run", nargs=-1)
-@click.option("--runs", metavar="DIR", help="Folder of runs, if not the project's.")
-@click.option("--timeout", metavar="TIME", callback=_duration.parse_seconds, help="At most 30min, 12h, 2d; then 124.")
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--timeout",
+    metavar="TIME",
+    callback=_duration.parse_seconds,
+    help="Wait at most this long, then end with exit status 124: 90 (seconds), 30m, 2h, 1d, HH:MM:SS.",
+)
 @_render.json_option
 def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_json: bool) -> int:
-    """Wait until runs have ended; end with the run's own exit status.
+    """Wait until runs have ended, and end with the exit status of the run.
 
-    RUN as in `hpcenv status`, or a sweep. Of several runs it is the status of the first
-    one, in the order given, that did not end well.
+    RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. With
+    several runs, the exit status is that of the first one, in the given order, that did not
+    end well. The last line says which run the exit status is from.
     """
-    from hpcenv.steps.runs import find_all
-    from hpcenv.steps.wait import exit_status_of, wait_for
-
-    found = find_all(_render.cwd(), run, runs=runs)
+    entries = find_all(_render.cwd(), run, runs=runs)
 
     def on_status(status: RunStatus) -> None:
         if not as_json:
             tell_state(status)
 
     try:
-        ended = wait_for(found, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)
+        statuses = wait_for(entries, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)
     except KeyboardInterrupt as stop:
-        raise Interrupted("interrupted; the runs go on", hint=_render.quoted(("hpcenv", "cancel", *run))) from stop
-    code = next((code for one in ended if (code := exit_status_of(one)) != 0), 0)
+        raise Interrupted("interrupted; the runs continue", hint=Command("hpcenv", "cancel", *run)) from stop
+    decisive = decisive_status(statuses)
+    code = exit_status_of(decisive)
     if as_json:
-        _render.verdict_on("wait", ended[0] if len(ended) == 1 else {"runs": ended}, ok=code == 0)
+        _render.verdict_on("wait", statuses[0] if len(statuses) == 1 else {"runs": statuses}, ok=code == 0)
         return code
-    for status in ended:
-        say_end(status, alone=len(ended) == 1)
+    for status in statuses:
+        _show_end(status, alone=len(statuses) == 1)
+    tell_exit_status(decisive)
     return code
 
 
+def decisive_status(statuses: Sequence[RunStatus]) -> RunStatus:
+    """Return the status of the first run that did not end well, or of the first run."""
+    return next((status for status in statuses if exit_status_of(status) != 0), statuses[0])
+
+
 def tell_state(status: RunStatus) -> None:
-    """Say that a run's state changed (stderr)."""
-    detail = f" ({harmless(status.detail)})" if status.detail else ""
+    """Print the new state of a run to stderr."""
+    detail = f" ({escape_control(status.detail)})" if status.detail else ""
     _render.tell(f"{status.run}: {status.state}{detail}")
 
 
-def say_end(status: RunStatus, *, alone: bool) -> None:
-    """Say how a run ended, its first failure first; of one among several without its traceback."""
+def tell_exit_status(status: RunStatus) -> None:
+    """Print to stderr where hpcenv's own exit status comes from: the last line of commands that wait."""
+    code = exit_status_of(status)
+    if code == RunEndUnknown.exit_status and status.exit_status is None:
+        _render.tell(f"exit status {code}: run {status.run} ended, and its exit status is unknown")
+    else:
+        _render.tell(f"exit status {code}: from run {status.run}")
+
+
+def _show_end(status: RunStatus, *, alone: bool) -> None:
+    """Print how a run ended, its first failure first; with the traceback only for a single run."""
     if alone:
         say_failure(status)
     elif status.failure is not None:
         _render.say(f"first failure: {status.failure.headline}")
-    ended = f", exit status {status.exit_status}" if status.exit_status is not None else ""
-    _render.say(f"{status.run}: {status.state}{ended}")
+    exit_status = f", exit status {status.exit_status}" if status.exit_status is not None else ""
+    _render.say(f"{status.run}: {status.state}{exit_status}")
     if status.state != "completed":
         _render.tell("hint: " + _render.quoted(("hpcenv", "report", str(status.run_folder))))
 
 
 def say_failure(status: RunStatus) -> None:
-    """Say what went wrong first, if something did."""
+    """Print the first failure of a run, if there is one."""
     if status.failure is not None:
-        from hpcenv.model import failure
-
-        _render.say(failure.render(status.failure, folder=str(status.run_folder)))
+        _render.say(first_failure.render(status.failure, folder=str(status.run_folder)))

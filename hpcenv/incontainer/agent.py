@@ -1,24 +1,27 @@
-"""Start torchrun, and write down how each of its ranks ended.
+"""Start torchrun, and record how each of its ranks ended.
 
-Runs on: inside the image (or in a bare host environment), alone: stdlib and torch only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
 
-    python3 agent.py [--door FIFO] RECORD -- TORCHRUN-WORDS...
+    python3 agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...
+    python3 agent.py [--start-gate FIFO] RECORD --tasks ARGUMENTS...     # tasks.py starts the program, not torchrun
 
-With --door (and Python's -S) it first waits until FIFO says `go`, and ends with 90 if it says anything else
-(node/door.py); only then it looks for site-packages.
-It calls what `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13) and ends with the status of the rank that
-failed first, 128 + N for signal N; torchrun itself would end with 1 whatever happened. Which one was first it sees for
-itself: torch only looks ten times a second, and for a rank without an error file it takes the time of looking, in whole
-seconds (torch 2.13, elastic/multiprocessing/errors). Where something of this cannot be had it behaves as torchrun does,
-and the record leaves it out.
+With --start-gate (and Python's -S) it first reads FIFO, and ends with 90 unless FIFO contains `go`
+(node/container/start_gate.py). Python searches for site-packages only after that.
 
-RECORD is JSON: `status`, `error` (what torchrun itself failed of), `asked` (name of the signal that it was told to end
-with), and `ranks`, each with `rank`, `local_rank`, `pid`, `status`, `ended`, `error_file`, in the order of their ends.
+It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
+the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
+which rank was first. torch checks its ranks only ten times a second, and the time that it gives for a rank without an
+error file is that of the check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order cannot be
+found out, the agent behaves as torchrun does, and the record leaves the times out.
+
+RECORD is JSON, written after a failure, and if no rank joined a process group (`joined` is 0 then): `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end),
+and `ranks`, each with `rank`, `local_rank`, `pid`, `status`, `ended`, `error_file`, in the order of their ends.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -30,20 +33,21 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-_LOOK_FOR_RANKS = 0.02
-_LOOK_AT_ENDED = 0.005
+_CHECK_SECONDS = 0.02
+_CHECK_ENDED_SECONDS = 0.005
 _SECONDS_TO_KNOW_RANKS = 60.0
 
-# What the launch step writes into the pipe that it gives as standard input, and then keeps open.
-LEASH = b"hpcenv leash\n"
+# The first bytes in the pipe that the launch step gives as standard input (PARENT_PIPE in node/launch/launch.py). It
+# keeps the pipe open as long as it runs.
+PARENT_PIPE = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
 
-# With which torchrun ends the other ranks when one has failed: TERM, then KILL.
+# The statuses of ranks that torchrun ended because another rank had failed: TERM, then KILL.
 _ENDED_BY_TORCHRUN = (143, 137)
 
 
 class Ends(threading.Thread):
-    """Notes when the children of this process end, without taking their status from whoever waits for them.
+    """Record when the children of this process end. torchrun, which waits for them, still gets their status.
 
     Attributes:
         ended: pid -> (seconds since the epoch, exit status or 128 + number of the signal).
@@ -58,7 +62,7 @@ class Ends(threading.Thread):
         self._looked_until: Optional[float] = None
 
     def run(self) -> None:
-        """Look until the process ends: asleep while all ranks are known and run."""
+        """Watch the children until this process ends. The thread sleeps while all ranks are known and running."""
         while True:
             children = self._note_ranks()
             try:
@@ -69,33 +73,33 @@ class Ends(threading.Thread):
             except ChildProcessError:
                 some = False
                 self._looked_until = None
-            # One that ended is seen again and again until torchrun takes its status.
-            time.sleep(_LOOK_AT_ENDED if some else _LOOK_FOR_RANKS)
+            # A child that ended is reported again and again until torchrun takes its status.
+            time.sleep(_CHECK_ENDED_SECONDS if some else _CHECK_SECONDS)
 
     def _looks_for_ranks(self) -> bool:
-        """Whether a rank may not yet be known as one: it is told by its environment, after it has begun."""
+        """Return whether a child may be a rank that is not yet known: its environment says so only after its start."""
         if self._looked_until is None:
             self._looked_until = time.monotonic() + _SECONDS_TO_KNOW_RANKS
         known = sum(1 for pid in self.ranks if pid not in self.ended)
         return known < self._nproc and time.monotonic() < self._looked_until
 
     def _note(self, kind: int, pid: int, block: bool) -> bool:
-        """Note a child that has ended; return whether there is one."""
+        """Record a child that has ended; return whether one has."""
         flags = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
         try:
-            found = os.waitid(kind, pid, flags)  # type: ignore[arg-type,unused-ignore]
+            result = os.waitid(kind, pid, flags)  # type: ignore[arg-type,unused-ignore]
         except ChildProcessError:
             if kind == os.P_ALL:
                 raise
             return False
-        if found is None or found.si_pid == 0:
+        if result is None or result.si_pid == 0:
             return False
-        status = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
-        self.ended.setdefault(found.si_pid, (time.time(), status))
+        status = result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
+        self.ended.setdefault(result.si_pid, (time.time(), status))
         return True
 
     def _note_ranks(self) -> List[int]:
-        """Return the children, and note which ranks they are."""
+        """Return the children, and record which ranks they are."""
         children = _children()
         for pid in children:
             if pid not in self.ranks and pid not in self.ended:
@@ -106,57 +110,58 @@ class Ends(threading.Thread):
 
 
 def _children(pid: str = "self") -> List[int]:
-    """Return the children of a process: proc_pid_task_tid_children(5)."""
-    found: List[int] = []
+    """Return the children of a process (proc_pid_task_tid_children(5))."""
+    children: List[int] = []
     try:
         for thread in os.listdir("/proc/%s/task" % pid):
             with open("/proc/%s/task/%s/children" % (pid, thread), encoding="ascii") as file:
-                found += [int(word) for word in file.read().split()]
+                children += [int(word) for word in file.read().split()]
     except (OSError, ValueError):
         pass
-    return found
+    return children
 
 
 # -- the launch step outside --------------------------------------------------------------
 
 
 def _follow_launch_step() -> None:
-    """End with the launch step, also when it is killed: nobody is left then who would end or record the ranks.
+    """End when the launch step ends, even if it is killed: no other process would then end or record the ranks.
 
-    Slurm does not always: where it follows processes by their parents (proctrack/linuxproc) it loses those whose
-    parent died. The launch step holds the other end of our standard input; the ranks get an empty one, as ever.
+    Slurm does not always do it: if it tracks processes by their parents (proctrack/linuxproc), it loses those whose
+    parent died. The launch step has the other end of our standard input. The ranks get an empty standard input.
     """
     try:
-        leash = os.dup(0)
+        pipe = os.dup(0)
         empty = os.open(os.devnull, os.O_RDONLY)
-        if not stat.S_ISFIFO(os.fstat(leash).st_mode):
-            os.close(leash)
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            os.close(pipe)
             return
         os.dup2(empty, 0)
         os.close(empty)
     except OSError:
         return
-    threading.Thread(target=_wait_for_end, args=(leash,), name="hpcenv-leash", daemon=True).start()
+    threading.Thread(target=_end_with_pipe, args=(pipe,), name="hpcenv-parent-pipe", daemon=True).start()
 
 
-def _wait_for_end(leash: int) -> None:
-    said = b""
+def _end_with_pipe(pipe: int) -> None:
+    """Wait until the pipe is closed, then kill everything below this process, and end."""
+    received = b""
     try:
-        while len(said) < len(LEASH):
-            more = os.read(leash, len(LEASH) - len(said))
+        while len(received) < len(PARENT_PIPE):
+            more = os.read(pipe, len(PARENT_PIPE) - len(received))
             if not more:
-                return  # somebody else's pipe
-            said += more
-        if said != LEASH:
+                return  # not a pipe of the launch step
+            received += more
+        if received != PARENT_PIPE:
             return
-        while os.read(leash, 1):
+        while os.read(pipe, 1):
             pass
     except OSError:
         return
     until = time.monotonic() + _SECONDS_TO_KILL
     while True:
-        # Again and again: what is killed has children, and torchrun may start ranks anew.
-        left = _below("self")
+        # Repeated: a killed process may have children, and torchrun may start ranks again.
+        left = _descendants("self")
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -164,15 +169,15 @@ def _wait_for_end(leash: int) -> None:
                 pass
         if not left or time.monotonic() > until:
             os._exit(128 + signal.SIGKILL)
-        time.sleep(_LOOK_FOR_RANKS)
+        time.sleep(_CHECK_SECONDS)
 
 
-def _below(pid: str) -> List[int]:
+def _descendants(pid: str) -> List[int]:
     """Return the children of a process that still run, their children and so on."""
-    found: List[int] = []
+    descendants: List[int] = []
     for child in _children(pid):
-        found += [child, *_below(str(child))]
-    return [one for one in found if not _is_zombie(one)]
+        descendants += [child, *_descendants(str(child))]
+    return [descendant for descendant in descendants if not _is_zombie(descendant)]
 
 
 def _is_zombie(pid: int) -> bool:
@@ -202,7 +207,7 @@ def _status_of(code: Any) -> Optional[int]:
 
 
 def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
-    """Return one of ChildFailedError's failures; its own time is that of the last look, so ours goes first."""
+    """Return the record of a failure in ChildFailedError. Our own time is better than the failure's, see above."""
     pid = getattr(failure, "pid", -1)
     file = getattr(failure, "error_file", "")
     has_file = isinstance(file, str) and os.path.isfile(file)
@@ -210,8 +215,8 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
     seen = ends.ended.get(pid)
     time_of_torch = getattr(failure, "timestamp", None)
     ended = seen[0] if seen else None
-    # The time in an error file is that of an exception, in whole seconds. One that torchrun ended may have met one
-    # before, as others had failed: its own end, which nobody saw, came after theirs.
+    # The time in an error file is that of an exception, in whole seconds. It is not used for a rank that torchrun
+    # ended: that rank may have had an exception earlier, because of others, but it ended after them.
     if ended is None and has_file and status not in _ENDED_BY_TORCHRUN and isinstance(time_of_torch, (int, float)):
         ended = float(time_of_torch)
     return {
@@ -227,7 +232,7 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
 def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
     """Return the ranks that failed, the first one first.
 
-    Of those whose end nobody saw, the ones that torchrun ended itself (TERM, then KILL) go last.
+    Ranks without a time follow; those that torchrun ended itself (TERM, then KILL) are last.
     """
     ranks = [_rank(rank, failure, ends) for rank, failure in dict(failures).items()]
     known = {rank["pid"] for rank in ranks}
@@ -239,15 +244,29 @@ def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
             )
     newest: Dict[int, Dict[str, Any]] = {}
     for rank in ranks:
-        # With --max_restarts a rank may have failed before: its last end is what counts.
+        # With --max_restarts a rank may have failed before: only its last end counts.
         other = newest.get(rank["rank"])
         if other is None or (rank["ended"] or 0) >= (other["ended"] or 0):
             newest[rank["rank"]] = rank
+    return _in_order(list(newest.values()))
+
+
+def _in_order(ranks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Return the ranks in the order of their ends.
+
+    torchrun may take the status of a rank before this process has seen its end. Such a rank has no time. But torch
+    (1.10 to 2.13) lists the ranks that it finds ended before those that it ends then. So the rank ended before each
+    rank that is listed after it and got TERM or KILL.
+    """
     unseen = float("inf")
-    return sorted(
-        newest.values(),
-        key=lambda rank: (unseen if rank["ended"] is None else rank["ended"], rank["status"] in _ENDED_BY_TORCHRUN),
-    )
+
+    def key(number: int) -> Tuple[float, bool]:
+        own = ranks[number]["ended"]
+        later = [rank["ended"] for rank in ranks[number + 1 :] if rank["status"] in _ENDED_BY_TORCHRUN]
+        before = min([time for time in later if time is not None], default=unseen)
+        return before if own is None else own, ranks[number]["status"] in _ENDED_BY_TORCHRUN
+
+    return [ranks[number] for number in sorted(range(len(ranks)), key=key)]
 
 
 def _write(path: str, record: Dict[str, Any]) -> None:
@@ -266,7 +285,7 @@ def _write(path: str, record: Dict[str, Any]) -> None:
 
 
 def _exception(module: str, name: str) -> Any:
-    """Return an exception class of torch; an empty tuple, which catches nothing, where it is not there."""
+    """Return an exception class of torch, or an empty tuple, which catches nothing, if torch does not have it."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
@@ -274,9 +293,9 @@ def _exception(module: str, name: str) -> Any:
 
 
 def _own_import_path() -> None:
-    """Let ranks import what hpcenv offers them, and this process nothing of it.
+    """Make hpcenv.training importable for the ranks, and nothing of hpcenv for this process.
 
-    Last, so that it hides nothing of the image's or the user's PYTHONPATH.
+    The folder is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and os.path.abspath(sys.path[0]) == here:
@@ -287,62 +306,99 @@ def _own_import_path() -> None:
         os.environ["PYTHONPATH"] = "%s:%s" % (before, inside) if before else inside
 
 
-def _outlive_signals() -> None:
-    """Let torchrun end when its ranks have ended, not when somebody signals every process of the job.
+_signals_seen: List[int] = []
 
-    Slurm does that where it follows processes by their parents (proctrack/linuxproc), before the time limit and before
-    a preemption: the ranks then have time to save themselves, which torchrun would end. Who ends the ranks is the
-    process outside (node/supervise.py). What has a handler here is back at its default in the ranks, so TERM ends one
-    that does not listen.
+
+def _outlive(names: Tuple[str, ...]) -> Any:
+    """Let these signals do nothing to this process but be noted; return their handler."""
+
+    def note(number: int, _frame: Any) -> None:
+        _signals_seen.append(number)
+
+    for name in names:
+        signal.signal(getattr(signal, name), note)
+    return note
+
+
+def _outlive_signals() -> None:
+    """Keep torchrun running when a signal is sent to every process of the job.
+
+    Slurm does that before the time limit and before a preemption if it tracks processes by their parents
+    (proctrack/linuxproc). The ranks then have time to save checkpoints; torchrun would end them at once. The process
+    outside (node/launch/supervise.py) ends the ranks. A signal with a handler here has its default action in the
+    ranks, so TERM ends a rank without a handler.
     """
 
-    def nothing(_number: int, _frame: Any) -> None:
-        pass
-
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
-        signal.signal(getattr(signal, name), nothing)
+    note = _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
     try:
         api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     except ImportError:
         return
-    # torch 1.10 to 2.13: what PContext.start makes the handler of those four, looked up when it does.
+    # torch 1.10 to 2.13: PContext.start makes this function the handler of the four signals.
     if hasattr(api, "_terminate_process_handler"):
-        api._terminate_process_handler = nothing
+        api._terminate_process_handler = note
 
 
-def _understood(torchrun: Any, words: List[str]) -> List[str]:
-    """Leave out our --local_addr where torchrun does not know it: ranks then meet at the host name of the first node.
+def _known_options(torchrun: Any, argv: List[str]) -> List[str]:
+    """Leave out our --local_addr if torchrun does not have it: it uses the host name of the first node then.
 
-    torch 1.10 has no such option, 2.0 has.
+    torch 1.10 does not have this option, 2.0 has it.
     """
     try:
         known = vars(torchrun.get_args_parser())["_option_string_actions"]
     except (AttributeError, KeyError):
-        return words
-    end = words.index("--") if "--" in words else len(words)
-    ours = [word for word in words[:end] if word.startswith("--local_addr=")]
+        return argv
+    end = argv.index("--") if "--" in argv else len(argv)
+    ours = [word for word in argv[:end] if word.startswith("--local_addr=")]
     if not ours or "--local_addr" in known:
-        return words
+        return argv
     print("hpcenv: torchrun of this torch does not know %s" % ours[0], file=sys.stderr, flush=True)
-    return [word for word in words[:end] if word not in ours] + words[end:]
+    return [word for word in argv[:end] if word not in ours] + argv[end:]
 
 
-def run(record_path: str, words: List[str]) -> int:
-    """Run torchrun with `words`; write the record and return the exit status."""
+def _beside(name: str) -> Any:
+    """Load a module that lies beside this file."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    spec = importlib.util.spec_from_file_location("hpcenv_" + name, path)
+    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def run(record_path: str, argv: List[str]) -> int:
+    """Run torchrun with the arguments `argv`; write the record and return the exit status.
+
+    The agent that has the store of the rendezvous ends after those of the other nodes (rendezvous_store.py).
+    """
     _own_import_path()
     _outlive_signals()
-    nproc = [int(match.group(1)) for match in (re.match(r"--nproc[_-]per[_-]node=(\d+)\Z", w) for w in words) if match]
+    rendezvous_store = _beside("rendezvous_store")
+    endpoint = rendezvous_store.endpoint_hosted_here(argv)
+    store = None if endpoint is None else rendezvous_store.hold(*endpoint)
+    stores_of_ranks = rendezvous_store.note_stores_of_ranks()
+    status = _run_torchrun(record_path, argv)
+    if status == 0 and rendezvous_store.has_joined(stores_of_ranks) is False:
+        _write(record_path, {"schema": 1, "status": 0, "joined": 0, "error": "", "asked": "", "ranks": []})
+    if store is not None:
+        limit = None if status == 0 else rendezvous_store.SECONDS_AFTER_FAILURE
+        seen = len(_signals_seen)
+        rendezvous_store.wait_for_others(endpoint[1], limit, lambda: len(_signals_seen) > seen)
+    return status
+
+
+def _run_torchrun(record_path: str, argv: List[str]) -> int:
+    nproc = [int(match.group(1)) for match in (re.match(r"--nproc[_-]per[_-]node=(\d+)\Z", w) for w in argv) if match]
     ends = Ends(nproc[0] if nproc else 1)
     if hasattr(os, "waitid"):
         ends.start()
     torchrun = importlib.import_module("torch.distributed.run")
     child_failed = _exception("torch.distributed.elastic.multiprocessing.errors", "ChildFailedError")
     signalled = _exception("torch.distributed.elastic.multiprocessing.api", "SignalException")
-    # `main` is wrapped by @record, which would only complain that torchrun has no error file itself.
+    # `main` is wrapped by @record, which would only report that torchrun itself has no error file.
     main = getattr(torchrun.main, "__wrapped__", torchrun.main)
     record: Dict[str, Any] = {"schema": 1, "status": 0, "error": "", "asked": "", "ranks": []}
     try:
-        main(_understood(torchrun, words))
+        main(_known_options(torchrun, argv))
         return 0
     except child_failed as error:
         record["ranks"] = _failed(getattr(error, "failures", {}), ends)
@@ -355,10 +411,10 @@ def run(record_path: str, words: List[str]) -> int:
         record["status"] = 128 + number
     except SystemExit as end:
         record["status"] = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
-        record["error"] = "torchrun did not take its command line" if record["status"] == 2 else "torchrun ended itself"
+        record["error"] = "torchrun refused its arguments" if record["status"] == 2 else "torchrun ended itself"
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr, flush=True)
-    except BaseException as error:  # torchrun's own failure: a rendezvous that nobody joined, say
+    except BaseException as error:  # torchrun itself failed, for example at the rendezvous
         import traceback
 
         traceback.print_exc()
@@ -370,24 +426,37 @@ def run(record_path: str, words: List[str]) -> int:
     return int(record["status"])
 
 
+def run_tasks(record_path: str, argv: List[str]) -> int:
+    """Start the program without torchrun (tasks.py); write the record and return the exit status."""
+    _own_import_path()
+    tasks = _beside("tasks")
+    _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
+    record = tasks.run(argv)
+    if record["status"] != 0:
+        _write(record_path, record)
+    return int(record["status"])
+
+
 def main(arguments: List[str]) -> int:
-    """Take the command line apart, and wait at the door."""
-    # They may reach every process of a job (node/supervise.py), also before there is anything to stop. Ranks inherit
-    # that they are ignored, until they set a handler of their own.
+    """Wait for the start signal, if --start-gate is given, then run torchrun."""
+    # These signals may reach every process of a job (node/launch/supervise.py), even before the ranks exist. The ranks
+    # inherit that they are ignored, until they set their own handlers.
     for name in ("SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _follow_launch_step()
-    if arguments[:1] == ["--door"]:
-        with open(arguments[1], encoding="utf-8") as door:
-            if door.read() != "go":
+    if arguments[:1] == ["--start-gate"]:
+        with open(arguments[1], encoding="utf-8") as fifo:
+            if fifo.read() != "go":
                 return 90
         arguments = arguments[2:]
-        # Started with -S: until now nothing of the image has run but Python itself, no `.pth` and no sitecustomize.
+        # With -S, nothing of the image has run so far except Python itself: no `.pth` file and no sitecustomize.
         if sys.flags.no_site:
             site.main()
-    if len(arguments) < 2 or arguments[1] != "--":
-        print("usage: agent.py [--door FIFO] RECORD -- TORCHRUN-WORDS...", file=sys.stderr)
+    if len(arguments) < 2 or arguments[1] not in ("--", "--tasks"):
+        print("usage: agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...", file=sys.stderr)
         return 2
+    if arguments[1] == "--tasks":
+        return run_tasks(arguments[0], arguments[2:])
     return run(arguments[0], arguments[2:])
 
 

@@ -1,7 +1,7 @@
-"""The part of Slurm that `--cluster local` needs: N emulated nodes on this machine.
+"""Run a job without Slurm (`--cluster local`), with N emulated nodes on this machine.
 
-Runs on: THIS MACHINE, from the run folder's copy of the code. It plays the batch script:
-the same check, decide and launch steps, as one process per emulated node.
+Runs on: THIS MACHINE, from the run folder's copy of the code. It replaces the batch script and
+srun: the same check, decide and launch steps, with one process per emulated node.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hpcenv.adapters import process
+from hpcenv import process
 from hpcenv.errors import NodeRejected, NodesUnknown
-from hpcenv.node import processes
+from hpcenv.node.launch import processes
+from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.node.manifest import open_manifest
-from hpcenv.node.place import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
-from hpcenv.node.supervise import SECONDS_AFTER_TERM
-from hpcenv.wire import RunFolder
+from hpcenv.node.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
+from hpcenv.records.run_folder import RunFolder
 
-# After one node's training fails, the others get this long to end by themselves, as
-# `srun --wait=60` would give them; here everything is on one machine, so it is short.
+# After the training failed on one node, the others may end by themselves within this time, as
+# with `srun --wait=60`. It is shorter here, because all nodes are on one machine.
 _SECONDS_FOR_OTHERS = 20.0
 
-# A step kills its own training SECONDS_AFTER_TERM after it was asked to end; one that is
-# still there after this is killed itself.
+# A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after
+# this time is killed.
 _SECONDS_FOR_STEPS = SECONDS_AFTER_TERM + 10.0
+
+# The last step reads and writes a few small files.
+_SECONDS_TO_RECORD = 120.0
 
 
 def node_names(count: int) -> tuple[str, ...]:
@@ -38,7 +41,7 @@ def node_names(count: int) -> tuple[str, ...]:
 
 
 def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run all steps of a local run and return its exit status; leave no process behind."""
+    """Run all steps of a local run and return its exit status. No process is left running."""
     manifest = open_manifest(run)
     nodes = node_names(manifest.nodes)
     job = {**environ, LOCAL_NODES: ",".join(nodes), LOCAL_JOB: f"local-{os.getpid()}"}
@@ -46,7 +49,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, tasks.stop)
     processes.adopt_orphans()
-    before = processes.below(os.getpid())
+    before = process.below(os.getpid())
     try:
         status = _steps(tasks, launches=bool(manifest.script))
     finally:
@@ -58,7 +61,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
 def _steps(tasks: _Tasks, *, launches: bool) -> int:
     if tasks.one("begin") != 0:
         return tasks.stopped or NodesUnknown.exit_status
-    # As in the batch script: what the nodes found is judged by the next step.
+    # As in the batch script, the next step judges the results of the check.
     tasks.all("check", end_together=False)
     if tasks.stopped:
         return tasks.stopped
@@ -66,7 +69,7 @@ def _steps(tasks: _Tasks, *, launches: bool) -> int:
     if tasks.stopped:
         return tasks.stopped
     if status != 0:
-        # Whatever else ended it, for example a lack of memory: the gate could not tell.
+        # Any other end, for example lack of memory, means that the nodes could not be checked.
         return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
     return tasks.all("task", end_together=True) if launches else 0
 
@@ -81,7 +84,7 @@ class _Tasks:
         self._children: list[subprocess.Popen[bytes]] = []
         self._kill_at: float | None = None
         self.stopped = 0
-        """128 + number of the signal that asked for the end; 0 while nobody did."""
+        """128 + number of the signal that asked this run to end; 0 without one."""
 
     def one(self, step: str, *arguments: str) -> int:
         """Run a step on the first node."""
@@ -92,14 +95,18 @@ class _Tasks:
         return self._together(step, self._nodes, (), end_together=end_together)
 
     def finish(self, status: int) -> None:
-        """Record the run's status: also, and above all, after it was asked to end."""
+        """Record the exit status of the run, also after a request to end."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self._environ = {**self._environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
-        self._start("finish", self._nodes[0], str(status)).wait()
+        record = self._start("finish", self._nodes[0], str(status))
+        try:
+            record.wait(timeout=_SECONDS_TO_RECORD)
+        except subprocess.TimeoutExpired:
+            process.kill_session(record)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Pass a signal that asks for the end on to the steps that run."""
+        """Forward a signal that asks to end to the running steps."""
         self.stopped = self.stopped or 128 + number
         self._end(number)
 
@@ -108,7 +115,7 @@ class _Tasks:
         for node in nodes:
             if not self.stopped:
                 self._children.append(self._start(step, node, *arguments))
-        if self.stopped:  # while one was being started, it could not be told
+        if self.stopped:  # the signal arrived while a step was being started
             self._end(self.stopped - 128)
         first_failure = self._wait(end_together=end_together)
         return first_failure or self.stopped

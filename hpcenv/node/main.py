@@ -6,55 +6,75 @@ step's environment is read, its lines are printed and its exit status is set.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from hpcenv import wire
-from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
+from hpcenv.errors import (
+    FileUnusable,
+    HpcenvError,
+    NodeRejected,
+    NodesUnknown,
+    RecordInvalid,
+    Status,
+    UsageError,
+)
+from hpcenv.node import local
+from hpcenv.node.check import code, decide, facts, verdict_table
+from hpcenv.node.check.probe_source import probe_source
+from hpcenv.node.check.rendezvous import Choice
+from hpcenv.node.launch import current_attempt, first_failure, launch, requeue, reserve, stopping
+from hpcenv.node.launch.previous_job import number_in_chain, read_previous_job
 from hpcenv.node.manifest import open_manifest
-from hpcenv.node.place import Place, find_place
-from hpcenv.wire import SCHEMA, Facts, Manifest, NodeExit, NodeSettings, RunFolder, Submission, Verdict
+from hpcenv.node.stage import stage
+from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode, find_this_node
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record, read_end, read_json, save_record, write_text
+from hpcenv.records.listing import CopyAfterAttempt
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.severities import Severities
+from hpcenv.records.verdict import SRUN_GAVE_UP, NodeSettings, Verdict
 
-# Every step is a process of its own that the job waits for: each loads what it needs and no more.
-if TYPE_CHECKING:
-    from hpcenv.node import requeue, stopping
-    from hpcenv.node.rendezvous import Choice
-
+# Every step is a separate process, and the job waits for it: each one loads only what it needs.
 # NFS may show a file written by another node only after its attribute cache expires
 # (nfs(5): acregmax 60 s, acdirmax 60 s; a lookup of a name never asked for before is
 # fresh, so this is rarely needed at all).
 _SECONDS_FOR_FILES = 20.0
-
-# Of `begin`: this run has ended already, say in an earlier job of its chain; `former` gives its status.
-NOTHING_LEFT = 100
 
 # These record how a job ended, and the job's end must not end them: Slurm sends TERM to every
 # process of the batch script, and KILL only seconds later (KillWait).
 _LASTING = ("begin", "former", "stopped", "outcome", "finish")
 
 
-# Of `finish`: the job ends with `requeue.CUT_OFF`, though its script ended with 0.
-NOT_DONE = 101
+# What srun writes when slurmd of a node cannot check its credential (Slurm 24.11).
+_NO_MUNGE = re.compile(r"munge|zero bytes were transmitted|authentication|invalid.*credential", re.IGNORECASE)
+_LOG_BYTES = 64 * 1024
+# Statuses from here on are not those of a signal.
+_FIRST_OWN_STATUS = 32
 
 # What asks a job to stop or to end; the first two are Slurm's warning and what a user may send.
 _REQUESTS = (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)
 
 
 def main(arguments: list[str]) -> int:
-    """Run one step and return its exit status; an error ends as what, why and hint in the log.
+    """Run one step and return its exit status; an error is written to the log as what, why and hint.
 
     Args:
-        arguments: the step's name, the run folder and what the step takes besides.
+        arguments: the step's name, the run folder and further arguments of the step.
     """
-    # The job's locale decides the encoding of its log; a name it cannot write is no reason to end.
+    # The job's locale decides the encoding of its log; a character that it cannot write must not end the step.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -79,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_step(arguments: list[str]) -> int:
     if arguments[:1] == ["attach"] and len(arguments) > 2:
-        from hpcenv.node import attach
+        from hpcenv.node.launch import attach
 
         secrets, *command = arguments[2:]
         return attach.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")
@@ -101,7 +121,7 @@ def _run_step(arguments: list[str]) -> int:
     if len(arguments) != wanted or arguments[0] not in steps:
         words = ", ".join(steps)
         raise UsageError(
-            f"step.py takes one of {words} and a run folder; `stopped`, `outcome` and `finish` a status besides"
+            f"step.py takes one of {words} and a run folder; `stopped`, `outcome` and `finish` also take a status"
         )
     if arguments[0] in _LASTING:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -112,8 +132,6 @@ def _run_step(arguments: list[str]) -> int:
 
 def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Play the batch script on this machine."""
-    from hpcenv.node import local
-
     return local.run_here(run, environ)
 
 
@@ -121,47 +139,75 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -> Place:
+def _place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -> ThisNode:
     """Return where this step runs; the jobs of a chain count their starts together."""
-    place = find_place(environ, cluster=manifest.cluster)
+    place = find_this_node(environ, cluster=manifest.cluster)
     if manifest.chain < 2:
         return place
-    from hpcenv.node.former import number_in_chain
 
     number = number_in_chain(run, job_id=place.job_id, restarts=place.restarts)
-    return Place(node=place.node, nodes=place.nodes, attempt=number, job_id=place.job_id, restarts=place.restarts)
+    return ThisNode(node=place.node, nodes=place.nodes, attempt=number, job_id=place.job_id, restarts=place.restarts)
 
 
 def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Set aside what an earlier attempt left, and mark that this one has started.
 
-    Returns NOTHING_LEFT, and leaves all as it is, where an earlier job of a chain has ended the run.
+    Returns Status.RUN_HAS_ENDED, and leaves all as it is, where an earlier job of a chain has ended the run.
     """
-    from hpcenv.node.former import look_back
-
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
-    before = look_back(manifest, run, attempt=place.restarts)
+    before = read_previous_job(manifest, run, attempt=place.restarts)
     if before.over:
         _say(f"hpcenv: {before.why}")
-        return NOTHING_LEFT
+        return Status.RUN_HAS_ENDED
+    _forget_other_attempts(run)
     leftovers = [path for path in run.of_one_attempt() if os.path.lexists(path)]
     if leftovers:
-        import shutil
-
         aside = _free_name(run.attempts, _attempt_of(run))
         aside.mkdir(parents=True)
         for path in leftovers:
             shutil.move(path, aside / path.name)
     marker = {"schema": SCHEMA, "attempt": place.attempt, "node": place.node, "nodes": list(place.nodes)}
     marker |= {"restarts": place.restarts, "submitted_as": _submitted_as(place, environ)}
-    wire.write_text(json.dumps(marker | {"job_id": place.job_id, "time": time.time()}, indent=1) + "\n", run.started)
+    write_text(json.dumps(marker | {"job_id": place.job_id, "time": time.time()}, indent=1) + "\n", run.started)
+    if manifest.script:
+        reserve.make(run, place.nodes)
     if manifest.cluster == "slurm" and not os.path.lexists(run.submission):
         _record_submission(manifest, run, place, environ)
+    if manifest.source is not None:
+        code.make_own_copy(manifest.source, run)
     return 0
 
 
-def _record_submission(manifest: Manifest, run: RunFolder, place: Place, environ: Mapping[str, str]) -> None:
+def _forget_other_attempts(run: RunFolder) -> None:
+    """Remove the record of the copy where the last attempt did not write it: the node failed before it could."""
+    try:
+        written = load_record(CopyAfterAttempt, run.listing_after).started
+    except RecordInvalid:
+        written = None
+    if written != _started(run):
+        run.listing_after.unlink(missing_ok=True)
+
+
+def _started(run: RunFolder) -> float | None:
+    try:
+        return float(read_json(run.started)["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _record_copy(run: RunFolder, manifest: Manifest) -> None:
+    """Record how this attempt leaves the run's copy of the code, for the check of the next attempt."""
+    started = _started(run)
+    if manifest.source is None or not manifest.source.digest or started is None:
+        return
+    after = code.note_after(run, schema=SCHEMA, started=started)
+    with contextlib.suppress(OSError):
+        if after is not None:
+            save_record(after, run.listing_after)
+
+
+def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, environ: Mapping[str, str]) -> None:
     """Make a job known whose submission got no answer from Slurm (SubmitUncertain), and was queued all the same.
 
     Not one of a chain: the other links are not known here. The login node, where it still is at
@@ -178,10 +224,10 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: Place, environ
         command=(),
         nodes=manifest.nodes,
     )
-    wire.write(submission, run.submission)
+    save_record(submission, run.submission)
 
 
-def _submitted_as(place: Place, environ: Mapping[str, str]) -> str:
+def _submitted_as(place: ThisNode, environ: Mapping[str, str]) -> str:
     """Return this job's id as `submission.json` has it: an element of an array is named by its index there."""
     array = [environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK")]
     return "_".join(array) if all(array) else place.job_id
@@ -189,15 +235,13 @@ def _submitted_as(place: Place, environ: Mapping[str, str]) -> str:
 
 def former(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Return the status with which the run has ended already."""
-    from hpcenv.node.former import look_back
-
     manifest = open_manifest(run)
-    return look_back(manifest, run, attempt=_place(run, manifest, environ).restarts).status
+    return read_previous_job(manifest, run, attempt=_place(run, manifest, environ).restarts).status
 
 
 def _attempt_of(run: RunFolder) -> int:
     try:
-        return int(json.loads(run.started.read_text())["attempt"])
+        return int(read_json(run.started)["attempt"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 
@@ -210,52 +254,43 @@ def _free_name(folder: Path, number: int) -> Path:
 
 def stage_look(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Write what this node has on its disk already and could take."""
-    from hpcenv.node import stage
-
     _end_in_order()
 
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
-    wire.write(stage.look(manifest, place, environ), run.looked_of(place.node))
+    save_record(stage.look(manifest, place, environ), run.looked_of(place.node))
     return 0
 
 
 def stage_send(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Bring to the nodes what most of them lack. Ends with 1 when they have nothing to do about it."""
-    from hpcenv.node import stage
-
     manifest = open_manifest(run)
     return 0 if stage.send(manifest, run, _place(run, manifest, environ), environ) else 1
 
 
 def stage_keep(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Prove what arrived on this node, and write what it has now."""
-    from hpcenv.node import stage
-
     _end_in_order()
 
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
-    wire.write(stage.keep(manifest, run, place), run.staged_of(place.node))
+    save_record(stage.keep(manifest, run, place), run.staged_of(place.node))
     return 0
 
 
 def check(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Write this node's facts. Ends with 0 whatever was found: the decide step judges."""
-    from hpcenv.node import facts
-
     _end_in_order()
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
-    probe = (run.code / "hpcenv" / "incontainer" / "probe.py").read_text(encoding="utf-8")
-    wire.write(facts.gather(manifest, place, environ, probe=probe), run.facts_of(place.node))
+    save_record(facts.gather(manifest, place, environ, probe=probe_source()), run.facts_of(place.node))
     return 0
 
 
 def _end_in_order() -> None:
-    """Let this step end, when it is asked to, by an exception: that ends the probe and removes its folder.
+    """Turn a signal that asks this step to end into an exception, which ends the probe and removes its folder.
 
-    The batch script is told by the status; so it is where the signal comes before this.
+    The batch script sees the signal in the exit status, also if it came before this call.
     """
     for number in _REQUESTS:
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
@@ -267,11 +302,9 @@ def stopped(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     Args:
         status: 128 + the signal that the batch script or a step of it got.
 
-    Returns the status to end with, 143 where it was cancelled, else 91; 0 to go on where TERM came
-    and Slurm does not say that the job shall end.
+    Returns the status to end with, 143 if it was cancelled, else 91; 0 to continue if TERM came
+    and Slurm does not report that the job must end.
     """
-    from hpcenv.node import stopping
-
     number = _status(status) - 128
     if number not in _REQUESTS:
         raise UsageError(f"`{status}` is not 128 + USR1, USR2 or TERM")
@@ -287,8 +320,6 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns 0 when training may start, 90 on a mismatch, 91 when it could not be told.
     """
-    from hpcenv.node import decide, table
-
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
     reported, problems = _collect(run, place)
@@ -298,14 +329,14 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     if verdict.rendezvous is not None:
         _write_settings(run, manifest.run, place, verdict, choice)
     # The verdict last: who sees it may rely on the settings being there.
-    wire.write(verdict, run.verdict)
-    print(table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    save_record(verdict, run.verdict)
+    print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
     return exit_status(verdict)
 
 
-def _write_settings(run: RunFolder, name: str, place: Place, verdict: Verdict, choice: Choice) -> None:
+def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
-    wire.write_text("\n".join(verdict.launched) + "\n", run.launched)
+    write_text("\n".join(verdict.launched) + "\n", run.launched)
     for rank, node in enumerate(verdict.launched):
         settings = NodeSettings(
             schema=SCHEMA,
@@ -317,7 +348,7 @@ def _write_settings(run: RunFolder, name: str, place: Place, verdict: Verdict, c
             rendezvous=verdict.rendezvous,
             settings=choice.settings[node],
         )
-        wire.write(settings, run.env_of(node))
+        save_record(settings, run.env_of(node))
 
 
 def exit_status(verdict: Verdict) -> int:
@@ -325,7 +356,7 @@ def exit_status(verdict: Verdict) -> int:
     return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[verdict.result]
 
 
-def _collect(run: RunFolder, place: Place) -> tuple[dict[str, Facts], dict[str, str]]:
+def _collect(run: RunFolder, place: ThisNode) -> tuple[dict[str, Facts], dict[str, str]]:
     """Read what every node reported; wait a little for files that are not visible yet."""
     reported: dict[str, Facts] = {}
     problems: dict[str, str] = {}
@@ -334,16 +365,29 @@ def _collect(run: RunFolder, place: Place) -> tuple[dict[str, Facts], dict[str, 
         try:
             reported[node] = _read_facts(run.facts_of(node), deadline)
         except FileNotFoundError:
-            problems[node] = "this node reported no facts; its lines in the log above may say why"
+            unknown = "this node reported no facts; its lines in the log above may say why"
+            problems[node] = _why_srun_gave_up(run) or unknown
         except RecordInvalid as error:
             problems[node] = f"{error.what}: {error.why}" if error.why else error.what
     return reported, problems
 
 
+def _why_srun_gave_up(run: RunFolder) -> str:
+    """Return why srun could not start the check on a node, if the log of this job says that it is munge."""
+    try:
+        lines = read_end(run.log, most=_LOG_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = next((line for line in lines if line.startswith(("srun:", "slurmstepd")) and _NO_MUNGE.search(line)), "")
+    if not said:
+        return ""
+    return f"{SRUN_GAVE_UP}: authentication failed, munged may be down there ({said[:200]})"
+
+
 def _read_facts(path: Path, deadline: float) -> Facts:
     while True:
         try:
-            return wire.read(Facts, path)
+            return load_record(Facts, path)
         except RecordInvalid as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
@@ -353,59 +397,34 @@ def _read_facts(path: Path, deadline: float) -> Facts:
 
 
 def task(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """One task of the launch step, through submitit where submitit submitted the job."""
-    place = _place(run, open_manifest(run), environ)
-    pickled = run.submitit / f"{place.job_id}_submitted.pkl"
-    if place.job_id.isdigit() and pickled.exists():
-        return _through_submitit(run)
-    return launch_here(str(run.path))
-
-
-def _through_submitit(run: RunFolder) -> int:
-    try:
-        from submitit.core import submission
-    except ImportError:
-        # A script that somebody submits by hand may meet a Python without submitit; the
-        # task itself does not need it.
-        return launch_here(str(run.path))
-    import logging
-
-    logging.getLogger("submitit").setLevel(logging.WARNING)
-    submission.process_job(run.submitit)
-    return 0
-
-
-def launch_here(run_folder: str) -> int:
-    """Launch the training of the run in `run_folder` on this node; return its status."""
-    from hpcenv.node import launch
-
-    run = RunFolder(Path(run_folder))
+    """Launch the training of this run on this node; return its exit status."""
     manifest = open_manifest(run)
-    return launch.launch(manifest, _place(run, manifest, os.environ), os.environ, say=_say)
+    return launch.launch(manifest, _place(run, manifest, environ), environ, say=_say)
 
 
 def outcome(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     """Return the launch step's own exit status: that of the rank which failed first.
 
-    srun gives the highest of all tasks. With --kill-on-bad-exit the other nodes are told to
-    end, and what they die of (143, 135 ...) is higher than what went wrong.
+    srun returns the highest status of all tasks. With --kill-on-bad-exit srun ends the other nodes,
+    and their status (143, 135 ...) is higher than that of the failure.
     """
-    from hpcenv.model import failure
-
     place = _place(run, open_manifest(run), environ)
     found = [_exit_of(run, node) for node in place.nodes]
     records = [record for record in found if record is not None and record.attempt == place.attempt]
-    first = failure.first_status(records)
+    first = first_failure.first_status(records)
     if first is None:
         # Asked to stop, nothing failed; but what a script then ends with is its own to say.
         ended = [r for r in records if r.stopped and r.status != 0 and not r.asked_to_end]
         first = min(ended, key=lambda record: record.ended).status if ended else _status(status)
+        if not records and 0 < first < _FIRST_OWN_STATUS and first in {int(number) for number in signal.Signals}:
+            # srun ends with the bare number of a signal if it was ended itself, for example because the disk is full.
+            first += 128
     return first
 
 
 def _exit_of(run: RunFolder, node: str) -> NodeExit | None:
     try:
-        return wire.read(NodeExit, run.exit_of(node))
+        return load_record(NodeExit, run.exit_of(node))
     except RecordInvalid:
         return None
 
@@ -421,17 +440,16 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
 
     For clusters without accounting, and for the next job of a chain.
 
-    Returns NOT_DONE where a training that has more to do is not gone on with.
+    Returns Status.NOT_DONE where a training that has more to do is not gone on with.
     """
-    from hpcenv.node import attempt, requeue
-
     number = _status(status)
     try:
         manifest = open_manifest(run)
         place = _place(run, manifest, environ)
-        if not attempt.is_ours(run, place):
-            _say(f"hpcenv: attempt {place.attempt} ends when another one has begun: it leaves no record")
+        if not current_attempt.is_current_attempt(run, place):
+            _say(f"hpcenv: attempt {place.attempt} writes no record: a later attempt has begun")
             return 0
+        _let_verdict_follow(run, manifest, place)
         ending = _ending(run, manifest, place, number, environ)
     except HpcenvError:
         _write_finished(run, number, requeue.Ending())
@@ -443,6 +461,7 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     if down:
         # Only after the status is safe: Slurm may be slow to answer, and kills this soon.
         _write_finished(run, ending.status(number), ending, by=by, down=down)
+    _record_copy(run, manifest)
     if ending.why:
         _say(f"hpcenv: {ending.why}")
     if ending.again and not by_slurm:
@@ -450,15 +469,30 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
         if refused is not None:
             ending = refused
             _write_finished(run, ending.status(number), ending, down=down)
-    return NOT_DONE if ending.status(number) != number else 0
+    return Status.NOT_DONE if ending.status(number) != number else 0
+
+
+def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> None:
+    """Write the verdict anew where a node refused to start after it, for example because the SIF was replaced."""
+    exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
+    refused = [record for record in exits if record.refused]
+    try:
+        verdict = load_record(Verdict, run.verdict) if refused else None
+        if verdict is None or (verdict.attempt, verdict.result) != (place.attempt, "match"):
+            return
+        changed = decide.after_launch(verdict, refused, Severities(manifest.severities))
+        save_record(changed, run.verdict)
+    except (HpcenvError, OSError) as error:
+        _say(f"hpcenv: the verdict could not be written anew: {error}")
+        return
+    names = ", ".join(record.node for record in refused)
+    _say(f"hpcenv: the verdict is now {changed.result}: the start was refused on {names}")
 
 
 def _queue_again(
-    run: RunFolder, manifest: Manifest, place: Place, ending: requeue.Ending, environ: Mapping[str, str]
+    run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending, environ: Mapping[str, str]
 ) -> requeue.Ending | None:
     """Queue this job again; return how it ended where that was refused, else None."""
-    from hpcenv.node import requeue
-
     # Remembered first: a job that is queued again has seconds to live.
     if ending.without:
         requeue.note_retry(run, place, ending.without)
@@ -472,16 +506,13 @@ def _queue_again(
 
 
 def _ending(
-    run: RunFolder, manifest: Manifest, place: Place, status: int, environ: Mapping[str, str]
+    run: RunFolder, manifest: Manifest, place: ThisNode, status: int, environ: Mapping[str, str]
 ) -> requeue.Ending:
-    from hpcenv.node import requeue
-    from hpcenv.node.place import LOCAL_CANCELLED
-
     if manifest.cluster == "local":
         return requeue.Ending(cancelled=bool(environ.get(LOCAL_CANCELLED)))
     exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
     try:
-        verdict: Verdict | None = wire.read(Verdict, run.verdict)
+        verdict: Verdict | None = load_record(Verdict, run.verdict)
     except RecordInvalid:
         verdict = None
     return requeue.judge(
@@ -498,34 +529,30 @@ def _ending(
 
 def _stopped_before(
     manifest: Manifest,
-    place: Place,
+    place: ThisNode,
     exits: Sequence[NodeExit],
     verdict: Verdict | None,
     status: int,
     environ: Mapping[str, str],
 ) -> stopping.Reason | Literal[""]:
     """Return why this attempt was asked to end before its training began; empty when it was not."""
-    from hpcenv.node import stopping
-
     if verdict is None or verdict.result != "match":
         return stopping.noted_before_training(manifest, place) or ""
     if status == 0 or exits or os.path.lexists(RunFolder(Path(manifest.run_folder)).ranks):
         return ""
-    # The launch step was told before it could listen, or Slurm let it no more begin.
+    # The signal came before the launch step handled it, or Slurm did not start the step any more.
     number = status - 128 if status - 128 in _REQUESTS else signal.SIGTERM
     return stopping.note_before_training(manifest, place, environ, number=number) or ""
 
 
-def _down(run: RunFolder, manifest: Manifest, place: Place, environ: Mapping[str, str]) -> dict[str, str]:
+def _down(run: RunFolder, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the nodes that Slurm has lost, where a node did not end by itself."""
-    from hpcenv.node import attempt
-
     if manifest.cluster != "slurm":
         return {}
     exits = [_exit_of(run, node) for node in place.nodes]
     if all(record is not None and not record.asked_to_end for record in exits):
         return {}
-    return attempt.down_nodes(place.nodes, environ)
+    return current_attempt.down_nodes(place.nodes, environ)
 
 
 def _write_finished(
@@ -535,4 +562,6 @@ def _write_finished(
     record |= {"stopped": ending.stopped, "saved": ending.saved, "again": ending.again, "by": by}
     record |= {"before_training": ending.before, "cancelled": ending.cancelled, "down": dict(down or {})}
     record |= {"unfinished": ending.unfinished, "not_again": ending.not_again}
-    wire.write_text(json.dumps(record, indent=1) + "\n", run.finished)
+    reserve.write(run, reserve.BATCH, lambda: write_text(json.dumps(record, indent=1) + "\n", run.finished))
+    if not ending.again:
+        reserve.remove(run)

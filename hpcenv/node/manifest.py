@@ -1,30 +1,31 @@
-"""Read a run's manifest, and refuse one that this run folder cannot be run by.
+"""Read the manifest of a run, and refuse a manifest that does not belong to the run folder.
 
-Runs on: COMPUTE NODE. Every step begins here.
+Runs on: COMPUTE NODE. Every step of a job reads it first.
 """
 
 from __future__ import annotations
 
 import os
 
-from hpcenv import wire
 from hpcenv.errors import RecordInvalid
-from hpcenv.wire import Manifest, RunFolder
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
 
 
 def open_manifest(run: RunFolder) -> Manifest:
     """Return the manifest of `run`.
 
     Raises:
-        RecordInvalid: unreadable, of a folder that was copied or moved, or without a node.
+        RecordInvalid: the manifest cannot be read, its folder was copied or moved, or it has no node.
     """
-    manifest = wire.read(Manifest, run.manifest)
+    manifest = load_record(Manifest, run.manifest)
     if not _is_same(manifest.run_folder, str(run.path)):
-        # Steps would read one folder's verdict and another one's settings.
+        # Otherwise a step could read the verdict of one folder and the settings of another one.
         raise RecordInvalid(
             f"`{run.manifest}` is the manifest of another run folder",
             why=f"it was made for {manifest.run_folder}",
-            hint="do not copy or move run folders that shall still run; submit again",
+            hint="do not copy or move the folder of a run that has not ended; submit again",
         )
     for name in ("nodes", "nproc_per_node"):
         if getattr(manifest, name) < 1:
@@ -32,9 +33,9 @@ def open_manifest(run: RunFolder) -> Manifest:
     return manifest
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Whether two paths lead to one folder; a site may know it by two names."""
+def _is_same(first: str, second: str) -> bool:
+    """Whether two paths lead to the same folder; a site may have two names for it."""
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(first, second)
     except OSError:
         return False

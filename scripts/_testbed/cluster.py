@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from . import cgroup, daemon, flaky, hostenv, image, machine, network, rootfs, slurm, wheel
+from . import cgroup, daemon, flaky, hostenv, image, machine, network, rootfs, slurm, stub_nvml, wheel
 from . import instance as instances
 from .errors import Status, TestbedError
 from .host import used_networks
@@ -48,6 +48,7 @@ def up(shop: Workshop, wanted: Wanted) -> Layout:
     else:
         _refuse_change(layout, wanted)
         shop.progress.say(f"testbed {shop.instance.name} exists: repairing what does not run")
+    stub_nvml.prepare(shop.instance, layout, shop.runner, shop.progress)
     ensure(shop, layout, machine.machines(layout))
     wheel.install(shop, layout)
     return layout

@@ -40,6 +40,12 @@ device null 1 3; device zero 1 5; device full 1 7; device random 1 8; device ura
 device fuse 10 229
 # GPUs are device files, or slurmd drops them ("Ignoring file-less GPU") and the node is INVALID_REG.
 for ((i = 0; i < gpus; i++)); do device "fakegpu$i" 1 3; done
+# The stand-in for the driver's library (stub_nvml.c). hpcenv looks for it where the driver's device file is.
+if ((gpus > 0)) && [ -e "$etc/nvml/libnvidia-ml.so.1" ]; then
+    device nvidiactl 1 3
+    cp "$etc/nvml/libnvidia-ml.so.1" "$view/usr/lib/$(uname -m)-linux-gnu/"
+    cp "$etc/nvml/$name.conf" "$view/etc/stub-nvml.conf"
+fi
 mkdir "$view/dev/pts" "$view/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$view/dev/pts"
 mount -t tmpfs -o mode=1777,nosuid,nodev shm "$view/dev/shm"

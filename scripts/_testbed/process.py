@@ -1,4 +1,4 @@
-"""The one door to other programs: argv lists, a timeout each, a cleaned environment, errors with their stderr.
+"""The one module that starts other programs: argument lists, time limits, a cleaned environment, errors with stderr.
 
 Every child carries the instance's mark in its environment. `down` finds by it what a killed
 `up` left behind, also when no file about it exists.

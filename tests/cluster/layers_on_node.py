@@ -128,9 +128,7 @@ def left_in(store: Path) -> list[str]:
 
 def warm() -> None:
     """Import what the forks would import each for itself."""
-    import hpcenv.adapters.sources
-    import hpcenv.cli.image.pull
-    import hpcenv.steps.image.pull  # noqa: F401
+    import hpcenv.image.pull  # noqa: F401
 
 
 def all_jobs() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from .conftest import OTHER_IMAGE, Cluster, Project
 
 pytestmark = pytest.mark.cluster
 
-SHAPE = ("--nodes", "2", "--gpus", "8")
+SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "2")
 
 
 def refused(project: Project, *words: str) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def refused(project: Project, *words: str) -> dict[str, Any]:
         (("--partition", "nosuch"), "submit-rejected", "partition"),
         (("--account", "nosuch"), "submit-rejected", "account"),
         (("--nodes", "99"), "submit-rejected", ""),
-        (("--gpus", "9"), "submit-rejected", ""),
+        (("--gpus", "9", "--allow-cpu-torch"), "submit-rejected", ""),
+        (("--gpus", "8"), "submit-rejected", "would stay idle"),
         (("--time", "99-00"), "submit-rejected", "time"),
     ],
 )
@@ -46,7 +47,7 @@ def test_what_slurm_refuses_is_said_in_slurms_words(
 
 
 def test_a_run_folder_that_nodes_cannot_see_is_refused(sif_project: Project) -> None:
-    error = refused(sif_project, "submit", "examples/train.py", *SHAPE, "--runs", "/tmp/runs")
+    error = refused(sif_project, "submit", "examples/train.py", *SHAPE, "--runs-dir", "/tmp/runs")
     assert error["code"] == "run-folder-not-shared"
     assert "tmpfs" in error["why"]
 
@@ -107,7 +108,7 @@ def test_a_node_that_dies_during_the_check_is_not_taken_for_a_match(host_project
     """A node that cannot report is unknown: 91, its name in the table, nothing trained."""
     cluster.must("sh", "-c", "mount -t tmpfs none /home", node="n2", user="root")
     try:
-        done = host_project.hpcenv("submit", "examples/train.py", *SHAPE, "--nproc", "1", "--wait", "--run", "blind")
+        done = host_project.hpcenv("submit", "examples/train.py", *SHAPE, "--nproc", "1", "--wait", "--name", "blind")
     finally:
         cluster.must("umount", "/home", node="n2", user="root")
     assert done.status == 91, done.text
@@ -123,7 +124,7 @@ def test_variables_of_an_outer_job_do_not_reach_the_inner_one(host_project: Proj
         f"{host_project.folder}/outer.sh",
         "#!/bin/bash\nexport RANK=7 MASTER_ADDR=nowhere WORLD_SIZE=99\n"
         f"cd {host_project.folder}\n"
-        "hpcenv submit examples/train.py --nodes 1 --gpus 0 --nproc 1 --run inner -- --steps 2\n",
+        "hpcenv submit examples/train.py --nodes 1 --gpus 0 --nproc 1 --name inner -- --steps 2\n",
     )
     cluster.must(
         "sbatch", "--wait", "--nodes=1", "--cpus-per-task=3", "--output=/dev/null", f"{host_project.folder}/outer.sh"

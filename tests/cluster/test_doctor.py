@@ -52,11 +52,15 @@ def test_doctor_says_what_slurm_says(cluster: Cluster) -> None:
 def test_the_written_profile_is_used_by_its_cluster_name(
     host_project: Project, config: str, profile: str, cluster: Cluster
 ) -> None:
-    plan = json.loads(submit(host_project, config, "--gpus", "2", "--dry-run", "--json").stdout)["data"]
+    plan = json.loads(submit(host_project, config, "--gpus", "2", "--allow-cpu-torch", "--dry-run", "--json").stdout)[
+        "data"
+    ]
     assert f"site profile testbed ({profile})" in plan["notes"]
     assert "#SBATCH --gpus-per-node=2\n" in plan["script"]
     cluster.must("sed", "-i", 's/gpu-request = .*/gpu-request = "gres"\\ncpus-per-gpu = 3/', profile)
-    plan = json.loads(submit(host_project, config, "--gpus", "2", "--dry-run", "--json").stdout)["data"]
+    plan = json.loads(submit(host_project, config, "--gpus", "2", "--allow-cpu-torch", "--dry-run", "--json").stdout)[
+        "data"
+    ]
     assert "#SBATCH --gres=gpu:2\n" in plan["script"]
     assert "#SBATCH --cpus-per-task=6\n" in plan["script"]
     env = '\n[env.SITE_SAID]\nvalue = "so it is"\nreason = "a test"\n'
@@ -75,18 +79,18 @@ def test_a_profile_that_others_could_change_is_refused(
     finally:
         cluster.must("chmod", "o-w", profile)
     assert done.status == 19
-    assert "others could change it" in done.stderr
+    assert "other users can change it" in done.stderr
     assert f"hint: chmod o-w {profile}" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "what", "why"),
     [
-        (("--nodes", "9"), "partition `batch` has 2 nodes, 9 are asked for", "--nodes"),
-        (("--nodes", "2", "--spare", "1"), "2 and 1 spare (--spare) are asked for", "--nodes"),
-        (("--gpus", "9"), "has no nodes with 9 GPUs", "9 GPUs comes from --gpus; its nodes have 16 CPUs, 8000 MiB, 8 GPUs"),
+        (("--nodes", "9"), "partition `batch` has 2 nodes, 9 are requested", "--nodes"),
+        (("--nodes", "2", "--spare", "1"), "2 and 1 spare (--spare) are requested", "--nodes"),
+        (("--gpus", "9", "--allow-cpu-torch"), "has no nodes with 9 GPUs", "9 GPUs comes from --gpus; its nodes have 16 CPUs, 8000 MiB, 8 GPUs"),
         (("--mem", "900G"), "has no nodes with 900G of memory", "--mem"),
-        (("--time", "9-0"), "ends jobs after 1-00:00:00, 9-0 is asked for", "--time"),
+        (("--time", "9-0"), "ends jobs after 1-00:00:00, 9-0 is requested", "--time"),
         (("--partition", "btach"), "there is no partition `btach`", "--partition"),
         (("--exclude", "n1", "--nodes", "2"), "has 1 node without those of --exclude", "--nodes"),
         (("--nodelist", "n7"), "there is no node `n7`", "--nodelist"),
@@ -105,7 +109,7 @@ def test_what_no_node_can_give_is_refused_before_the_queue(
 
 
 def test_when_a_job_would_start_is_slurms_own_estimate(host_project: Project, cluster: Cluster) -> None:
-    words = ("--nproc", "1", "--nodes", "2", "--run", "estimated", "--test-only")
+    words = ("--nproc", "1", "--nodes", "2", "--name", "estimated", "--test-only")
     found = json.loads(submit(host_project, "/nonexistent", *words, "--json").stdout)["data"]["estimate"]
     assert found["nodes"] == "n[1-2]"
     assert found["start"].startswith("20")

@@ -74,8 +74,8 @@ def runs(cluster: Cluster, sif_project: Project, host_project: Project) -> Runs:
     for kind, project in projects.items():
         cluster.write(f"{project.folder}/fail.py", FAIL)
         if kind != "exit":
-            project.must("submit", "fail.py", *SHAPE, "--run", f"fails-{kind}", "--", kind)
-    words = (*SHAPE, "--run", "fails-exit", "--wait", "--", "exit")
+            project.must("submit", "fail.py", *SHAPE, "--name", f"fails-{kind}", "--", kind)
+    words = (*SHAPE, "--name", "fails-exit", "--wait", "--", "exit")
     waited = projects["exit"].hpcenv("submit", "fail.py", *words, timeout=400)
     kill_rank(cluster, projects["killed"])
     return Runs(projects, waited)
@@ -165,7 +165,7 @@ def test_secrets_and_odd_values_reach_the_ranks_and_no_other_place(
     project = sif_project if kind == "sif" else host_project
     cluster.write(f"{project.folder}/show.py", SHOW)
     cluster.write(f"{project.folder}/token", "hush-file\n")
-    words = ("--nodes", "1", "--gpus", "0", "--nproc", "1", "--standalone", "--time", "5", "--run", "seen", "--wait")
+    words = ("--nodes", "1", "--gpus", "0", "--nproc", "1", "--standalone", "--time", "5", "--name", "seen", "--wait")
     environ = ("env", "MY_TOKEN=hush-env", "HF_HOME=/hf,a b", "WANDB_API_KEY=no", "SLURM_NTASKS=9")
     asked = (
         *("--secret", f"TOKEN=file:{project.folder}/token", "--secret", "OTHER=env:MY_TOKEN"),

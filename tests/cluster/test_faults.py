@@ -6,7 +6,7 @@ of the run is left on a node, no allocation is held, and what was written before
 The times: torchrun notices a dead rank within a second, and srun ends the other nodes at once (`--kill-on-bad-exit`).
 Of a node that does not answer slurmctld learns after SlurmdTimeout (40 s in the testbed, 300 s by default, slurm.conf(5)),
 at its next look, every third of that. It then ends the job and queues it again; a cut-off node cannot be told, but ends
-its ranks when it sees that the batch script has ended (node/attempt.py, within 10 s, and 25 s more for ranks that do not
+its ranks when it sees that the batch script has ended (node/launch/current_attempt.py, within 10 s, and 25 s more for ranks that do not
 listen). A step's end takes KillWait (30 s) at most.
 """
 
@@ -33,7 +33,7 @@ SECONDS_TO_LOSE_A_NODE = SLURMD_TIMEOUT * 4 / 3 + KILL_WAIT + 30
 # Until slurmctld has heard the node again and ends there what it had given up, the srun that waits there among it: 55 s
 # seen, and 160 s on a loaded machine, then KillWait. The ranks have ended long before.
 SECONDS_TO_COME_BACK = 240 + KILL_WAIT
-# Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (node/attempt.py, node/supervise.py).
+# Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (node/launch/current_attempt.py, node/launch/supervise.py).
 SECONDS_TO_GIVE_UP = 10 + 25 + 10
 
 # Ranks that wait for a lost peer would wait for half an hour (gloo); what ends them is not their own doing.
@@ -86,7 +86,7 @@ class Faulty:
 
     def start(self, *, steps: int, seconds: float = 0.2, words: tuple[str, ...] = ()) -> str:
         run = f"faults-{uuid.uuid4().hex[:6]}"
-        self.project.must("submit", "faults.py", *SHAPE, "--run", run, *words, "--", str(steps), str(seconds))
+        self.project.must("submit", "faults.py", *SHAPE, "--name", run, *words, "--", str(steps), str(seconds))
         return run
 
     def path(self, run: str, name: str = "") -> str:
@@ -250,7 +250,7 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_goes_on_from_the_checkpoi
     def is_queued_again() -> bool:
         return faulty.cluster.must("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING"
 
-    until("the job is queued again", is_queued_again, seconds=SECONDS_TO_LOSE_A_NODE)
+    until("the job is requeued", is_queued_again, seconds=SECONDS_TO_LOSE_A_NODE)
     faulty.until_nothing_is_left(run, nodes=("n1",), seconds=5)
     faulty.until_nothing_is_left(run, nodes=("n2",), seconds=SECONDS_TO_GIVE_UP)
     assert faulty.first_words(run).startswith("attempt 0: node failure: node n2, says Slurm: Not responding")
@@ -291,7 +291,7 @@ def test_a_lost_batch_node_is_named_too_and_its_processes_end(faulty: Faulty) ->
 def test_without_slurmctld_a_submission_is_refused_and_leaves_nothing(faulty: Faulty) -> None:
     faulty.fault("kill", "slurmctld")
     run = f"faults-{uuid.uuid4().hex[:6]}"
-    words = ("submit", "faults.py", *SHAPE, "--run", run)
+    words = ("submit", "faults.py", *SHAPE, "--name", run)
     refused = faulty.project.hpcenv(*words, "--", "3", "0", timeout=200)
     assert refused.status == 15, refused.text
     assert "error[submit-rejected]" in refused.stderr
@@ -310,7 +310,7 @@ def test_a_submission_that_slurmctld_does_not_answer_is_known_once_it_runs_or_wa
     then: str, faulty: Faulty
 ) -> None:
     run = f"faults-{uuid.uuid4().hex[:6]}"
-    words = ("submit", "faults.py", *SHAPE, "--run", run)
+    words = ("submit", "faults.py", *SHAPE, "--name", run)
     faulty.fault("stop", "slurmctld")
     uncertain = faulty.project.hpcenv(*words, "--", "3", "0", timeout=200)
     assert "error[submit-uncertain]" in uncertain.stderr, uncertain.text

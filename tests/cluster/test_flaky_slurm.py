@@ -71,9 +71,9 @@ def test_with_every_second_squeue_failing_a_run_is_followed_and_another_one_canc
     flaky(2)
     assert {bob.cluster.run("squeue", user="bob").status for _ in range(2)} == {0, 1}
 
-    started = bob.hpcenv("submit", "nap.py", *SHAPE, "--run", "long", "--", "300")
+    started = bob.hpcenv("submit", "nap.py", *SHAPE, "--name", "long", "--", "300")
     assert started.status == 0, started.text
-    done = bob.hpcenv("submit", "nap.py", *SHAPE, "--run", "short", "--wait", "--", "1")
+    done = bob.hpcenv("submit", "nap.py", *SHAPE, "--name", "short", "--wait", "--", "1")
     assert done.status == 0, done.text
     assert "begun" in done.stdout
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_with_every_second_squeue_failing_a_run_is_followed_and_another_one_canc
 
 @pytest.mark.long
 def test_with_squeue_failing_for_good_nothing_is_said_that_is_not_known(bob: Bob, flaky: Any) -> None:
-    started = bob.hpcenv("submit", "nap.py", *SHAPE, "--run", "unseen", "--", "300")
+    started = bob.hpcenv("submit", "nap.py", *SHAPE, "--name", "unseen", "--", "300")
     assert started.status == 0, started.text
     bob.until_begun("unseen")
 
@@ -132,7 +132,7 @@ def lost_answer(bob: Bob) -> str:
 
 
 def test_an_array_whose_sbatch_was_not_answered_is_found_and_taken_back(bob: Bob, lost_answer: str) -> None:
-    shape = (*SHAPE, "--run", "lost", "--sweep", "x=0..3", "--max-parallel", "1", "--", "300")
+    shape = (*SHAPE, "--name", "lost", "--sweep", "x=0..3", "--max-parallel", "1", "--", "300")
     words = ("env", lost_answer, "hpcenv", "submit", "nap.py", *shape)
     done = bob.cluster.run(*words, user="bob", cwd=FOLDER)
     assert "error[submit-uncertain]" in done.stderr, done.text
@@ -146,7 +146,7 @@ def test_while_nobody_can_tell_the_folder_stays_and_later_says_what_became_of_it
     bob: Bob, lost_answer: str, flaky: Any
 ) -> None:
     flaky(1)
-    shape = (*SHAPE, "--run", "kept", "--sweep", "x=0..3", "--max-parallel", "1", "--", "300")
+    shape = (*SHAPE, "--name", "kept", "--sweep", "x=0..3", "--max-parallel", "1", "--", "300")
     words = ("env", lost_answer, "hpcenv", "submit", "nap.py", *shape)
     done = bob.cluster.run(*words, user="bob", cwd=FOLDER)
     assert "error[submit-uncertain]" in done.stderr, done.text
@@ -165,7 +165,7 @@ def test_while_nobody_can_tell_the_folder_stays_and_later_says_what_became_of_it
 
 
 def test_what_never_queued_says_so_and_goes(bob: Bob) -> None:
-    assert bob.hpcenv("submit", "nap.py", *SHAPE, "--run", "never", "--", "1").status == 0
+    assert bob.hpcenv("submit", "nap.py", *SHAPE, "--name", "never", "--", "1").status == 0
     assert bob.hpcenv("cancel", "never").status == 0
     # As if the request had never arrived, an hour ago.
     records = "rm -rf runs/never/*.json runs/never/job.log runs/never/attempts"
@@ -174,8 +174,8 @@ def test_what_never_queued_says_so_and_goes(bob: Bob) -> None:
         "sh", "-c", f"{keep} && {records} && mv kept.json runs/never/manifest.json && touch -d '1 hour ago' runs/never",
         user="bob", cwd=FOLDER,
     )  # fmt: skip
-    says = "never queued as far as Slurm says; `hpcenv clean never` removes it"
+    says = "never queued, according to Slurm; `hpcenv clean never` removes it"
     assert bob.hpcenv("status", "never").stdout.startswith(f"never: not-queued ({says})")
-    assert "never queued as far as" in bob.hpcenv("list").stdout
+    assert "never queued, according to" in bob.hpcenv("list").stdout
     assert bob.hpcenv("clean", "never", "--yes").status == 0
     assert bob.cluster.run("test", "-e", f"{FOLDER}/runs/never").status == 1

@@ -27,7 +27,7 @@ def running(host_project: Project) -> Iterator[Project]:
     """A run called `watched` whose four ranks on two nodes wait."""
     host_project.cluster.write(f"{host_project.folder}/sleeper.py", SCRIPT)
     shape = ("--nodes", "2", "--gpus", "0", "--nproc", "2", "--time", "10")
-    host_project.must("submit", "sleeper.py", *shape, "--run", "watched", "--env", "MARK=a b")
+    host_project.must("submit", "sleeper.py", *shape, "--name", "watched", "--env", "MARK=a b")
     for _ in range(120):
         if host_project.hpcenv("logs", "watched").stdout.count("complaint of") == 4:
             break
@@ -44,7 +44,7 @@ def test_the_list_and_the_status(running: Project) -> None:
     assert len(line) <= 80
     listed = running.json("list", "--state", "running")["data"]["runs"]
     assert [one["run"] for one in listed if one["run"] == "watched"] == ["watched"]
-    assert "verdict   match, 2 nodes" in running.must("status", "watched")
+    assert running.must("status", "watched").startswith("watched: running\n")
 
 
 def test_the_log_of_ranks_and_nodes(running: Project) -> None:
@@ -66,7 +66,7 @@ def test_a_command_in_the_running_job(running: Project, node: str) -> None:
         "hpcenv", "attach", "watched", "--node", node, "--", "sh", "-c", script, cwd=running.folder, stdin="typed"
     )
     assert done.status == 7, done.text
-    assert done.stdout == f"{node}|a b|{running.folder}|{running.folder}/runs/watched|\ntyped"
+    assert done.stdout == f"{node}|a b|{running.folder}/runs/watched/source|{running.folder}/runs/watched|\ntyped"
 
 
 def test_a_shell_on_a_terminal(running: Project) -> None:

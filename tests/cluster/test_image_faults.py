@@ -117,10 +117,10 @@ def test_a_registry_that_dies_in_mid_blob(faults: Faults) -> None:
     assert done["fault"]["wrong"] == []
     assert not any(name.startswith("images/") for name in done["fault"]["there"])
     said = done["fault"]["stderr"]
-    assert "is down\n  why: nothing listens at 127.0.0.1:" in said
+    assert "is down\n  why: no program listens at 127.0.0.1:" in said
     assert "hint: start the registry, or check its port" in said
     assert good(done["after"])
-    assert "are here already, going on from there" in done["after"]["stderr"]
+    assert ": continuing after " in done["after"]["stderr"]
 
 
 def test_a_registry_that_breaks_every_transfer_off_is_asked_for_the_rest(faults: Faults) -> None:
@@ -135,7 +135,7 @@ def test_wrong_bytes_from_a_registry(faults: Faults) -> None:
     assert done["fault"]["status"] == 10
     assert done["fault"]["wrong"] == []
     said = done["fault"]["stderr"]
-    assert "came with other bytes, twice\n  why: expected sha256:" in said
+    assert "arrived twice with wrong bytes\n  why: expected sha256:" in said
     assert "hint: a proxy or mirror may change it; do not use this image from there" in said
     assert good(done["after"])
 
@@ -146,8 +146,8 @@ def test_what_the_store_keeps_is_damaged(faults: Faults) -> None:
     for name, after in found.items():
         assert good(after), name
     for name in ("blob flipped, index kept", "blob flipped, no index"):
-        assert f"the kept layer {faults.image['layers'][1][:19]} is damaged" in found[name]["stderr"]
-        assert "; fetching it anew" in found[name]["stderr"]
+        assert f"the stored layer {faults.image['layers'][1][:19]} is damaged" in found[name]["stderr"]
+        assert "; fetching it again" in found[name]["stderr"]
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def disk(cluster: Cluster) -> Iterator[Callable[..., str]]:
     ("size", "what", "why"),
     [
         ("4k", "cannot be used", "No space left on device"),
-        ("10m", "there is not enough space in `", "free; nothing was fetched"),
-        ("60m", "there is not enough space in `", "MB are to be fetched, and the SIF has up to "),
+        ("10m", "there is not enough space in `", "free; nothing was downloaded"),
+        ("60m", "there is not enough space in `", "MB must be downloaded, and the SIF needs up to "),
     ],
 )
 def test_the_stores_disk_is_too_small(faults: Faults, disk: Callable[..., str], size: str, what: str, why: str) -> None:
@@ -302,5 +302,5 @@ def test_a_stopped_holder_loses_its_lease_and_does_no_harm_when_it_wakes(
     assert done["second"]["wrong"] == []
     assert "on n2 converts sha256:" in done["second"]["stderr"]
     assert done["first"]["status"] == 0, done["first"]["stderr"]
-    assert "another process took this conversion over; publishing is safe" in done["first"]["stderr"]
+    assert "another process has taken over this conversion; publishing is still safe" in done["first"]["stderr"]
     assert good(done["after"])

@@ -114,7 +114,7 @@ def folder(cluster: Cluster) -> Iterator[str]:
 def test_alice_builds_what_init_wrote_and_it_passes_lint(cluster: Cluster, folder: str) -> None:
     host, name = IMAGE.removeprefix("docker://").split("/", 1)
     digest = cluster.must("python3", "-", host, name, stdin=PUSH).strip()
-    words = ("--torch", "2.13.0", "--cuda", "cpu", "--pylock", "requirements.txt", "--name", "tiny", "--out", "image")
+    words = ("--torch", "2.13.0", "--cuda", "cpu", "--pylock", "requirements.txt", "--tag", "tiny", "--output", "image")
     done = cluster.run("hpcenv", "image", "init", *words, "--base", f"{host}/hpcenv/base@{digest}", cwd=folder)
     assert done.status == 0, done.text
     assert "tiny:v2.13.0-cpu-bookworm" in done.stdout

@@ -19,8 +19,9 @@ DIGEST = "sha256:" + "a" * 64
 PUBLISH = """
 import hashlib, sys
 from pathlib import Path
-from hpcenv.adapters.store import open_store
-from hpcenv.model.image_record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.store.store_folder import open_place
+from hpcenv.image.store.store_folder import open_store
+from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
 store = open_store(Path(sys.argv[1]), create=True, shared=len(sys.argv) > 3)
 record = ImageRecord(
     digest=sys.argv[2], references=("docker://registry.example/x:1",), platform="linux/amd64",
@@ -36,13 +37,14 @@ with store.lease(record.digest, purpose="tests", timeout=30), store.scratch(0) a
 READ = """
 import sys
 from pathlib import Path
-from hpcenv.adapters.store import StorePlace
+from hpcenv.project.store_config import StorePlace
+from hpcenv.image.store.store_folder import open_place
 from hpcenv.errors import HpcenvError
-from hpcenv.steps.image.path import find_path
+from hpcenv.locking.image_path import find_path
 try:
     place = StorePlace(root=Path(sys.argv[1]), trusted_owners=tuple(sys.argv[2:]))
-    store = place.open(create=True)
-    print(store.writable, find_path(place, "docker://registry.example/x:1").path)
+    store = open_place(place, create=True)
+    print(store.writable, find_path(place, "docker://registry.example/x:1"))
     store.require_writable("pull")
 except HpcenvError as error:
     print(error.what, "|", error.why, "|", error.hint)
@@ -52,7 +54,7 @@ except HpcenvError as error:
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from hpcenv.adapters.lease import lease
+from hpcenv.image.store.lease import lease
 with lease(Path(sys.argv[1]), purpose="converts x", timeout=60, beat=0.2, stale_after=3, on_event=lambda e: print(e.what, flush=True)) as held:
     print("held", os.getpid(), flush=True)
     if len(sys.argv) == 2:
@@ -99,7 +101,9 @@ def test_a_store_of_bobs_is_read_by_alice_when_she_trusts_him(cluster: Cluster, 
     )
     read = cluster.must(PYTHON, "-c", READ, store, "bob").splitlines()
     assert read[0] == f"False {path}"
-    assert read[1].startswith(f"the store `{store}` cannot be written to | it belongs to bob; that is needed to pull |")
+    assert read[1].startswith(
+        f"the store `{store}` cannot be written to | it belongs to bob; write access is needed to pull |"
+    )
     assert cluster.run("sh", "-c", f"echo x > {path}").status != 0
 
 
@@ -150,7 +154,7 @@ def test_a_holder_killed_on_n1_lets_a_waiter_on_n2_go_on(cluster: Cluster, place
 CONTEND = """
 import os, sys
 from pathlib import Path
-from hpcenv.adapters.lease import lease
+from hpcenv.image.store.lease import lease
 folder = Path(sys.argv[1])
 for turn in range(2):
     with lease(folder / "lease", purpose="counts", timeout=100, beat=0.2, stale_after=4) as held:

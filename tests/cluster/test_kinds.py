@@ -26,7 +26,7 @@ def submit(project: Project, *kinds: str) -> dict[str, str]:
     for kind in kinds:
         project.cluster.write(f"{project.folder}/{kind}.py", (KINDS / f"{kind}.py").read_text())
     for kind in kinds:
-        project.must("submit", f"{kind}.py", *SHAPE, "--run", kind)
+        project.must("submit", f"{kind}.py", *SHAPE, "--name", kind)
     done = project.hpcenv("wait", *kinds, timeout=400)
     logs = {kind: project.must("logs", kind) for kind in kinds}
     assert done.status == 0, done.text + "\n".join(logs.values())

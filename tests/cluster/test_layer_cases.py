@@ -24,9 +24,9 @@ import pytest
 from blake3 import blake3
 from layer_cases import CASES, HOSTILE, Case, Hostile, from_folder
 
-from hpcenv.adapters import sif, squashfs_reader
-from hpcenv.model import tree
-from hpcenv.model.tree import Entry
+from hpcenv.image.convert import squashfs_reader, tree
+from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.node.check import sif
 
 from .conftest import Cluster
 
@@ -116,7 +116,7 @@ def pull_all(
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Entry]]:
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TreeEntry]]:
     """What umoci makes of each case, or of its plain form where umoci refuses the case."""
     if shutil.which("umoci") is None or os.geteuid() != 0:
         pytest.skip("THE COMPARISON WITH UMOCI DID NOT RUN: it needs umoci, and root for devices and owners")
@@ -144,13 +144,13 @@ def converted(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran
     return pull_all(cluster, "alice", here, write, jobs)
 
 
-def storable(entry: Entry) -> Entry:
+def storable(entry: TreeEntry) -> TreeEntry:
     """Return what squashfs can hold of an entry: times from 1970 to 2106, xattrs of three name spaces."""
     kept = tuple(pair for pair in entry.xattrs if pair[0].startswith((b"user.", b"trusted.", b"security.")))
     return replace(entry, mtime=min(max(entry.mtime, 0), 2**32 - 1), xattrs=kept)
 
 
-def differences(name: str, expected: list[Entry], found: list[Entry]) -> list[tree.Difference]:
+def differences(name: str, expected: list[TreeEntry], found: list[TreeEntry]) -> list[tree.TreeDifference]:
     """Compare every field, apart from what is added and from times that umoci did not set."""
     known = {entry.path for entry in expected}
     own = [
@@ -168,7 +168,7 @@ def differences(name: str, expected: list[Entry], found: list[Entry]) -> list[tr
 
 @pytest.mark.parametrize("name", [*CASES, "runs"])
 def test_the_sif_holds_what_umoci_unpacks(
-    name: str, converted: Ran, unpacked: dict[str, list[Entry]], tmp_path: Path
+    name: str, converted: Ran, unpacked: dict[str, list[TreeEntry]], tmp_path: Path
 ) -> None:
     assert converted.results[name]["status"] == 0, converted.results[name]
     file = converted.sif(name)
@@ -183,7 +183,7 @@ def test_the_sif_holds_what_umoci_unpacks(
 
 @pytest.mark.parametrize("name", [*OTHER_BUILDER, "runs"])
 def test_apptainer_makes_the_same_of_the_same_layers(
-    name: str, converted: Ran, unpacked: dict[str, list[Entry]]
+    name: str, converted: Ran, unpacked: dict[str, list[TreeEntry]]
 ) -> None:
     """An unprivileged `apptainer build` keeps types, permissions, content and targets."""
     result = converted.results[f"{name} by apptainer"]
@@ -265,7 +265,7 @@ def test_nothing_outside_the_store_changes_and_no_process_stays(attacked: Ran) -
 def test_the_other_attacks() -> None:
     pytest.skip(
         f"NOT RUN: {len(HOSTILE | LARGE) - len(ATTACKS)} more hostile images through the whole command "
-        "(HPCENV_TEST_LONG=1); tests/unit/adapters/test_layers.py reads each of them"
+        "(HPCENV_TEST_LONG=1); tests/unit/image/convert/test_layers.py reads each of them"
     )
 
 

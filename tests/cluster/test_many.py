@@ -1,4 +1,4 @@
-"""Many runs and other ways in: a sweep of a git repository, `export sbatch` for somebody else, Python functions."""
+"""Many runs and other ways in: a sweep of a git repository, `submit --export` for somebody else, Python functions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def work(base, fail=False):
     return int(total), dist.get_rank(), helper.VALUE
 
 if __name__ == "__main__":
-    executor = hpcenv.Executor(nodes=2, nproc=1, time="5")
+    executor = hpcenv.Executor("jobs", nodes=2, call="rank", time="5")
     jobs = [executor.submit(work, 10), *executor.map_array(work, (10, 20), (True, False))]
-    print(jobs[0].results(200))
-    print(repr(jobs[1].exception(200)), "in work" in str(jobs[1].exception().__cause__))
-    print(jobs[2].results(200), [job.job_id.partition("_")[2] for job in jobs], jobs[1].folder.parent == jobs[2].folder.parent)
+    print(jobs[0].results())
+    print("ValueError: no committed" in str(jobs[1].exception()))
+    print(jobs[2].results(), [job.job_id.partition("_")[2] for job in jobs])
+    print(jobs[1].run.folder.parent == jobs[2].run.folder.parent)
 """
 
 
@@ -62,7 +63,7 @@ def repository(sif_project: Project, cluster: Cluster) -> Iterator[Project]:
 
 @pytest.mark.long
 def test_a_sweep_runs_the_committed_code_and_only_what_failed_runs_again(repository: Project, cluster: Cluster) -> None:
-    words = ("--nodes", "1", "--nproc", "1", "--time", "5", "--run", "sw")
+    words = ("--nodes", "1", "--nproc", "1", "--time", "5", "--name", "sw")
     command = ("submit", "train.py", *words, "--sweep", "seed=0..2", "--json", "--", "--x={seed}-$(id)")
     submitted = json.loads(repository.must(*command))
     assert submitted["ok"], submitted
@@ -79,22 +80,24 @@ def test_a_sweep_runs_the_committed_code_and_only_what_failed_runs_again(reposit
     job = submitted["data"]["job_id"]
     for number in range(3):
         log = cluster.must("cat", f"{repository.folder}/runs/sw/000{number}/job.log")
-        assert f"ELEMENT {number} committed ['--x={number}-$(id)'] {repository.folder}" in log, log
+        assert (
+            f"ELEMENT {number} committed ['--x={number}-$(id)'] {repository.folder}/runs/sw/000{number}/source" in log
+        ), log
         assert repository.record(f"sw/000{number}", "submission.json")["job_id"] == f"{job}_{number}"
     states = cluster.must("sacct", "-X", "-n", "-P", "-j", job, "--format=JobID,State").split()
     assert sorted(states) == [f"{job}_{number}|COMPLETED" for number in range(3)]
 
-    words = ("--nodes", "1", "--nproc", "1", "--time", "5", "--run", "bad")
+    words = ("--nodes", "1", "--nproc", "1", "--time", "5", "--name", "bad")
     failed = repository.hpcenv("submit", "train.py", *words, "--sweep", "seed=0..1", "--wait", timeout=200)
     assert failed.status == 7, failed.text
     assert "1 completed, 1 failed" in failed.text
-    cluster.write(f"{repository.folder}/mended", "")
+    cluster.write(f"{repository.folder}/runs/bad/0001/source/mended", "")
     again = (
         "import os, sys, time, pathlib\n"
-        "from hpcenv.steps.request import Surroundings\n"
-        "from hpcenv.steps.sweep import rerun_failed\n"
-        "around = Surroundings(environ=os.environ, cwd=pathlib.Path('.'), now=time.localtime(), token='', command=('x',))\n"
-        "print([element.folder for element in rerun_failed(pathlib.Path(sys.argv[1]), around).elements])\n"
+        "from hpcenv.project.context import Context\n"
+        "from hpcenv.submission.sweep_job import rerun_failed\n"
+        "context = Context(environ=os.environ, cwd=pathlib.Path('.'), now=time.localtime(), token='', command=('x',))\n"
+        "print([element.folder for element in rerun_failed(pathlib.Path(sys.argv[1]), context).elements])\n"
     )
     python = ("/shared/hpcenv/venv/bin/python", "-c", again, f"{repository.folder}/runs/bad")
     assert cluster.must(*python, cwd=repository.folder).strip() == "['0001']"
@@ -106,9 +109,7 @@ def test_a_sweep_runs_the_committed_code_and_only_what_failed_runs_again(reposit
 def test_a_stranger_submits_the_exported_folder_from_a_copy(repository: Project, cluster: Cluster) -> None:
     name = f"exported-{uuid.uuid4().hex[:6]}"
     place, image = f"/shared/scratch/{name}", f"/shared/scratch/{name}.sif"
-    repository.must(
-        "export", "sbatch", "train.py", "--nodes", "2", "--nproc", "1", "--time", "5", "-o", place, "--", "a b"
-    )
+    repository.must("submit", "train.py", "--nodes", "2", "--nproc", "1", "--time", "5", "--export", place, "--", "a b")
     cluster.must("cp", repository.sif(), image)
     copy = f"/home/bob/it's {name}"
     script = (
@@ -121,7 +122,7 @@ def test_a_stranger_submits_the_exported_folder_from_a_copy(repository: Project,
         cluster.run("rm", "-rf", place, image)
         cluster.run("rm", "-rf", copy, user="bob")
     assert said.startswith("status 0"), said
-    assert said.count(f"ELEMENT None committed ['a b'] {copy}") == 2, said
+    assert said.count(f"ELEMENT None committed ['a b'] {copy}/runs/") == 2, said
     verdict = json.loads(said[said.index("\n{\n") :])
     assert (verdict["result"], len(verdict["nodes"])) == ("match", 2)
 
@@ -132,6 +133,7 @@ def test_functions_run_on_both_nodes_in_the_locked_environment(repository: Proje
     said = cluster.must(*program, cwd=repository.folder, timeout=300).splitlines()
     assert said == [
         "[(21, 0, 'committed'), (21, 1, 'committed')]",
-        "ValueError('no committed') True",
-        "[(41, 0, 'committed'), (41, 1, 'committed')] ['', '0', '1'] True",
+        "True",
+        "[(41, 0, 'committed'), (41, 1, 'committed')] ['', '0', '1']",
+        "True",
     ]

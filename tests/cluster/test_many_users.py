@@ -125,7 +125,7 @@ def test_two_jobs_at_the_same_time_use_one_sif(sif_project: Project, cluster: Cl
     cluster.write(f"{sif_project.folder}/plain_ddp.py", SCRIPT)
     runs = ("one-sif-a", "one-sif-b")
     for run in runs:
-        sif_project.must("submit", "plain_ddp.py", *SHAPE, "--run", run)
+        sif_project.must("submit", "plain_ddp.py", *SHAPE, "--name", run)
     began = time.monotonic()
     done = sif_project.hpcenv("wait", *runs, timeout=400)
 

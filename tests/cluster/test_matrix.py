@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 INSTANCE = "matrix"
 FOLDER = "/home/alice/matrix"
-SHAPE = ("--nodes", "2", "--gpus", "8", "--nproc", "2", "--time", "10")
+SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "2", "--time", "10")
 SPECS = {
     "sif": f'image = "{IMAGE}"\nplain-http = ["registry:5000"]\n',
     "host": f'image = "host"\npython = "{HOST_PYTHON}"\n',
@@ -100,7 +100,7 @@ def trained(site: Site, run: str, done: subprocess.CompletedProcess[str]) -> Non
 def test_two_nodes_four_ranks_on_every_slurm(site: Site, version: str, kind: str) -> None:
     assert f" {version}." in site.must("exec", "--", "sinfo", "--version")
 
-    words = ("hpcenv", "submit", "train.py", *SHAPE, "--wait", "--run", "first", "--", "--steps", "60")
+    words = ("hpcenv", "submit", "train.py", *SHAPE, "--wait", "--name", "first", "--", "--steps", "60")
     done = site.alice(*words)
 
     trained(site, "first", done)
@@ -113,7 +113,7 @@ def test_two_nodes_four_ranks_on_every_slurm(site: Site, version: str, kind: str
     assert "completed" in report.stdout
     # And a rank that fails is the job's own status, whatever this Slurm makes of srun's.
     site.put(f"{FOLDER}/fails.py", "import os, sys\nsys.exit(7 if os.environ['RANK'] == '3' else 0)\n")
-    failed = site.alice("hpcenv", "submit", "fails.py", *SHAPE, "--wait", "--run", "seven")
+    failed = site.alice("hpcenv", "submit", "fails.py", *SHAPE, "--wait", "--name", "seven")
     assert failed.returncode == 7, failed.stdout + failed.stderr
     assert re.search(r"first failure: node n2, rank 3, exit 7", failed.stdout), failed.stdout
 
@@ -121,7 +121,7 @@ def test_two_nodes_four_ranks_on_every_slurm(site: Site, version: str, kind: str
 @pytest.mark.parametrize("site", [("host", ("--no-accounting",))], indirect=True, ids=["no-accounting"])
 def test_without_accounting_all_of_it_works_and_says_what_is_so(site: Site) -> None:
     assert "disabled" in site.run("exec", "--", "sacct").stderr
-    done = site.alice("hpcenv", "submit", "train.py", *SHAPE, "--wait", "--run", "first", "--", "--steps", "60")
+    done = site.alice("hpcenv", "submit", "train.py", *SHAPE, "--wait", "--name", "first", "--", "--steps", "60")
 
     trained(site, "first", done)
     status = json.loads(site.alice("hpcenv", "status", "first", "--json").stdout)["data"]
@@ -129,7 +129,7 @@ def test_without_accounting_all_of_it_works_and_says_what_is_so(site: Site) -> N
     assert "completed" in site.alice("hpcenv", "report", "first").stdout
     # One that is cancelled while it runs: Slurm forgets it (MinJobAge), the files do not.
     site.put(f"{FOLDER}/sleeps.py", "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n")
-    started = site.alice("hpcenv", "submit", "sleeps.py", *SHAPE, "--run", "second")
+    started = site.alice("hpcenv", "submit", "sleeps.py", *SHAPE, "--name", "second")
     assert started.returncode == 0, started.stderr
     followed = "for i in $(seq 200); do hpcenv logs second | grep -q asleep && exit 0; sleep 0.5; done; exit 1"
     assert site.alice("sh", "-c", followed).returncode == 0

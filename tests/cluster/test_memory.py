@@ -58,7 +58,7 @@ def project(site: Cluster) -> Project:
 
 
 def test_a_rank_that_the_kernel_killed_for_its_memory_is_called_so(project: Project) -> None:
-    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--run", "eats")
+    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--name", "eats")
     begin = time.monotonic()
     done = project.hpcenv("submit", "eats.py", *shape, "--wait", timeout=200)
     assert time.monotonic() - begin < 100, done.text
@@ -75,7 +75,7 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_called_so(project: Proj
 
 def test_enough_memory_is_no_lack_of_it(project: Project) -> None:
     project.cluster.write(f"{project.folder}/fits.py", "print('x' * 10)\n")
-    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--run", "fits")
+    shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--name", "fits")
     done = project.hpcenv("submit", "fits.py", *shape, "--wait", timeout=200)
     assert done.status == 0, done.text
     assert project.record("fits", "exits/n1.json")["oom_kills"] == 0, "counted, and none"

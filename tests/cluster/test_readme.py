@@ -27,19 +27,25 @@ def sessions(page: str) -> list[tuple[str, str]]:
     return found
 
 
+def check_output(page: str, command: str, expected: str, printed: str, errors: str) -> None:
+    """Compare what a command printed with what the page shows; `...` stands for anything."""
+    assert "frame #" not in printed, f"$ {command}\n--- printed\n{printed}"
+    want = expected.replace("\n\n", "\n<BLANKLINE>\n")
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(want, printed, flags), (
+        f"$ {command}\n--- {page}\n{want}\n--- printed\n{printed}{errors}"
+    )
+
+
 def prints_what_is_shown(page: str, cluster: Cluster, folder: str, *, store: str, user: str = "alice") -> None:
     """Run a page's sessions in `folder`, one command after the other, and compare."""
-    checker, status = doctest.OutputChecker(), 0
+    status = 0
     for command, expected in sessions(page):
         # stdout alone: what hpcenv says about its progress goes to stderr.
         shell = f"export HPCENV_STORE={store}; (exit {status}); {command}"
         done = cluster.run("bash", "-c", shell, cwd=folder, user=user, timeout=600)
         status = done.status
-        want = expected.replace("\n\n", "\n<BLANKLINE>\n")
-        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert checker.check_output(want, done.stdout, flags), (
-            f"$ {command}\n--- {page}\n{want}\n--- printed\n{done.stdout}{done.stderr}"
-        )
+        check_output(page, command, expected, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ def review(cluster: Cluster) -> Iterator[str]:
     authors.must("init", "--image", IMAGE, "--plain-http", "registry:5000")
     store = f"export HPCENV_STORE={STORE}"
     commit = f"hpcenv lock && {git} init -q && {git} add -A && {git} commit -qm paper"
-    shape = "--nodes 2 --gpus 8 --nproc 2 --run table-1 --wait"
+    shape = "--nodes 2 --gpus 0 --nproc 2 --name table-1 --wait"
     cluster.must("bash", "-c", f"{store}; {commit}", cwd=authors.folder)
     cluster.must("bash", "-c", f"{store}; hpcenv submit examples/train.py {shape} -- --steps 60", cwd=authors.folder)
     published = "lock.toml manifest.json submission.json verdict.json finished.json facts exits job.sbatch job.log"
@@ -93,3 +99,42 @@ def test_a_reviewers_session_prints_what_is_shown(cluster: Cluster, review: str)
     page = "docs/how-to/reproduce.md"
     assert len(sessions(page)) >= 5
     prints_what_is_shown(page, cluster, review, store=f"{review}/../store", user="bob")
+
+
+TUTORIAL = "docs/tutorial.md"
+
+
+def tutorial() -> list[tuple[str, str, str]]:
+    """The user, the command and the expected output of every prompt of the tutorial."""
+    text = (ROOT / TUTORIAL).read_text(encoding="utf-8")
+    steps = []
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for user, step in re.findall(r"^(alice|bob)\$ (.*?)(?=^(?:alice|bob)\$ |\Z)", block, re.MULTILINE | re.DOTALL):
+            command, _, output = step.partition("\n")
+            steps.append((user, command, output))
+    return steps
+
+
+@pytest.fixture
+def newcomers(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """New home folders for alice and bob, with the examples where the tutorial puts them."""
+    name = uuid.uuid4().hex[:6]
+    homes = {user: f"/home/{user}/hpcenv-tests/tutorial-{name}" for user in ("alice", "bob")}
+    copy_examples(cluster, f"{homes['alice']}/paper")
+    cluster.must("mkdir", "-p", homes["bob"], user="bob")
+    yield homes
+    for user, home in homes.items():
+        cluster.run("rm", "-rf", home, "/tmp/paper.bundle", "/tmp/table-1.tar", user=user)
+
+
+def test_the_tutorial_prints_what_it_shows(cluster: Cluster, newcomers: dict[str, str]) -> None:
+    """Each user has one shell: its folder, its variables and the last exit status stay from one command to the next."""
+    steps = tutorial()
+    assert {user for user, _, _ in steps} == {"alice", "bob"}
+    assert len(steps) >= 20
+    for user, command, expected in steps:
+        state = f"{newcomers[user]}/.shell"
+        keep = f'status=$?; {{ echo "cd $(printf %q "$PWD")"; declare -p sif 2>/dev/null; echo "(exit $status)"; }} > {state}'
+        shell = f"export HOME={newcomers[user]}; cd; [ ! -f {state} ] || . {state}\n{command}\n{keep}"
+        done = cluster.run("bash", "-c", shell, user=user, timeout=600)
+        check_output(TUTORIAL, f"({user}) {command}", expected, done.stdout, done.stderr)

@@ -12,7 +12,7 @@ from .conftest import Cluster, Project
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 VICTIM = "/shared/hostenv/lib/python3.11/site-packages/torch/nn/functional.py"
-TRAIN = ("--gpus", "1", "--nproc", "1", "--time", "10")
+TRAIN = ("--gpus", "0", "--nproc", "1", "--time", "10")
 STEPS = ("--", "--steps", "3")
 
 
@@ -34,7 +34,7 @@ def test_a_spare_node_takes_the_place_of_one_that_differs(
 ) -> None:
     run, nodes = f"spare-{uuid.uuid4().hex[:6]}", nodes_of(cluster) - 1
     done = host_project.hpcenv(
-        "submit", "examples/train.py", "--nodes", str(nodes), "--spare", "1", "--run", run, "--wait", *TRAIN, *STEPS
+        "submit", "examples/train.py", "--nodes", str(nodes), "--spare", "1", "--name", run, "--wait", *TRAIN, *STEPS
     )
 
     assert done.status == 0, done.text
@@ -56,13 +56,13 @@ def test_a_job_is_queued_again_without_the_node_that_differs(
 ) -> None:
     run = f"retry-{uuid.uuid4().hex[:6]}"
     host_project.must(
-        "submit", "examples/train.py", "--nodes", "1", "--retry-excluding", "1", "--run", run, *TRAIN, *STEPS
+        "submit", "examples/train.py", "--nodes", "1", "--retry-excluding", "1", "--name", run, *TRAIN, *STEPS
     )
     log = f"{host_project.folder}/runs/{run}/job.log"
     cluster.must("timeout", "150", "sh", "-c", 'until grep -q "final loss" "$1"; do sleep 0.5; done', "sh", log)
 
     job, text = str(host_project.record(run, "submission.json")["job_id"]), cluster.must("cat", log)
-    assert "the job is queued again without n1" in text
+    assert "the job is requeued without n1" in text
     assert "host n2 " in text
     assert "host n1 " not in text
     assert host_project.record(run, "attempts/0/finished.json")["status"] == 90
@@ -77,7 +77,7 @@ def test_without_enough_nodes_that_match_the_job_is_rejected(
 ) -> None:
     run = f"few-{uuid.uuid4().hex[:6]}"
     every = str(nodes_of(cluster))
-    done = host_project.hpcenv("submit", "examples/train.py", "--nodes", every, "--run", run, "--wait", *TRAIN, *STEPS)
+    done = host_project.hpcenv("submit", "examples/train.py", "--nodes", every, "--name", run, "--wait", *TRAIN, *STEPS)
 
     assert done.status == 90, done.text
     assert host_project.record(run, "verdict.json")["launched"] == []

@@ -32,7 +32,7 @@ def disk(cluster: Cluster) -> Iterator[str]:
 
 def run(project: Project, name: str, *words: str, script: str = "print('TRAINED', flush=True)\n") -> Done:
     project.cluster.write(f"{project.folder}/{name}.py", script)
-    return project.hpcenv("submit", f"{name}.py", *SHAPE, "--run", name, *words, timeout=300)
+    return project.hpcenv("submit", f"{name}.py", *SHAPE, "--name", name, *words, timeout=300)
 
 
 def staged(project: Project, name: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_what_is_broadcast_once_is_used_by_the_next_job(sif_project: Project, cl
         done = run(sif_project, name, *words, script=DATA_SCRIPT.format(data=data))
         assert done.status == 0, done.text
         assert ways(sif_project, name) == {node: [how, how] for node in NODES}
-        assert done.stdout.count("SIF: own copy, same file as hashed") == 2
+        assert "n[1-2]  match" in done.stdout and "SIF: own copy, same file as hashed" in done.stdout
         lines = [line.partition("SEEN ")[2] for line in done.stdout.splitlines() if "SEEN " in line]
         assert len(lines) == 2
         for line in lines:
@@ -97,10 +97,14 @@ def test_a_damaged_copy_is_made_again_and_a_swapped_one_does_not_start(
     )
     cluster.must("sh", "-c", flip, node="n1")
     # The script runs on the batch node, n1.
-    cluster.write(f"{sif_project.folder}/swap.sbatch", TEMPLATE.replace("# 3. launch", f"{flip}\n# 3. launch", 1))
-    done = run(sif_project, "torn", "--stage", "--stage-dir", disk, "--template", "swap.sbatch")
+    own_template = f"{sif_project.folder}/sbatch_templates/job.sbatch"
+    cluster.write(own_template, TEMPLATE.replace("# 3. launch", f"{flip}\n# 3. launch", 1))
+    try:
+        done = run(sif_project, "torn", "--stage", "--stage-dir", disk)
+    finally:
+        cluster.must("rm", "-f", own_template)
     assert ways(sif_project, "torn") == {"n1": ["copy"], "n2": ["present"]}
-    assert sif_project.record("torn", "verdict.json")["result"] == "match"
+    assert sif_project.record("torn", "verdict.json")["result"] == "mismatch"
     assert done.status == 90, done.text
     assert "error[node-rejected]: the SIF changed on node n1 after it was checked" in done.stdout
     assert "TRAINED" not in done.stdout
@@ -116,7 +120,7 @@ def test_a_node_without_room_works_from_the_shared_file_and_says_so(
     assert "TRAINED" in done.stdout
     found = staged(sif_project, "crowded")
     assert list(found["n1"]["how"].values()) == ["copy"]
-    assert "no room" in found["n2"]["problems"][0]
+    assert "no space" in found["n2"]["problems"][0]
     findings = sif_project.record("crowded", "verdict.json")["findings"]
     assert [(f["node"], f["field"], f["severity"]) for f in findings] == [("n2", "stage", "warn")]
     assert sif_project.record("crowded", "facts/n2.json")["sif"]["staged"] is False

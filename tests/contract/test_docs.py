@@ -17,16 +17,16 @@ import pytest
 import tomlkit
 from blake3 import blake3
 
-from hpcenv.adapters.layers import Limits
-from hpcenv.cli import cli as hpcenv
-from hpcenv.cli._handover import command as export_sbatch
+from hpcenv.cli._command_line import cli as hpcenv
 from hpcenv.cli.image import VERBS
-from hpcenv.model import image_content, image_lint, recipe_lint, tree
-from hpcenv.model.tree import Entry
+from hpcenv.image.convert import tree
+from hpcenv.image.convert.layers import LayerLimits
+from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.recipes import hadolint, image_content, image_lint, recipe_lint
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 EXPLANATION = DOCS / "explanation" / "images.md"
 HOW_TO = DOCS / "how-to" / "images.md"
 LINT = DOCS / "reference" / "image-lint.md"
@@ -44,7 +44,7 @@ def command_lines(page: Path) -> Iterator[str]:
     blocks = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     for inline in re.findall(r"`(hpcenv [^`]+)`", blocks.sub("", text)):
         yield " ".join(inline.split())
-    yield from re.findall(r"^(?:\$ | {4,})(?:/\S+/)?(hpcenv .*)$", text, re.MULTILINE)
+    yield from re.findall(r"^(?:(?:alice|bob)?\$ | {4,})(?:/\S+/)?(hpcenv .*)$", text, re.MULTILINE)
     yield from re.findall(r"\$\((hpcenv [^)]+)\)", text)
 
 
@@ -56,14 +56,12 @@ def problem(line: str) -> str | None:
         if not words or words[0].startswith("-"):
             break
         verb = words.pop(0)
-        if verb == "VERB":
+        if verb in ("COMMAND", "VERB"):
             return None
         inner = found.get_command(click.Context(found), verb)
         if inner is None:
             return f"no verb {verb!r}"
         found = inner
-    if found.name == "export" and words[:1] == ["sbatch"]:
-        found = export_sbatch
     known = {name for one in found.params for name in (*one.opts, *one.secondary_opts)} | {"--help", "-h", "--version"}
     for word in words:
         if word in ("--", "|", ">"):
@@ -86,12 +84,9 @@ def test_what_does_not_exist_is_noticed() -> None:
     assert problem("hpcenv submit x.py --stage -- --stags") is None
 
 
-def test_every_image_verb_is_in_readme_and_how_to() -> None:
+def test_every_image_command_is_in_the_how_to() -> None:
     assert len(list(command_lines(HOW_TO))) > 20
-    readme = (ROOT / "README.md").read_text()
-    table = readme[readme.index("## Commands") :]
     for verb in VERBS:
-        assert re.search(rf"`hpcenv image {verb}\b|, `{verb}`", table), verb
         assert f"image {verb}" in HOW_TO.read_text(), verb
 
 
@@ -142,6 +137,15 @@ def test_every_lint_rule_has_its_row() -> None:
     ]
 
 
+def test_the_table_of_hadolints_rules_names_those_that_are_left_out() -> None:
+    table = "\n".join(rows(LINT, "General rules: hadolint or hpcenv"))
+    for code, same in hadolint.SAME_RULES.items():
+        assert any(code in line and any(f"`{rule}`" in line for rule in same) for line in table.splitlines()), code
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", table))
+    assert named
+    assert named <= set(image_lint.RULES)
+
+
 def test_every_package_with_trouble_has_its_row() -> None:
     known = image_lint.parse_troubles(tomlkit.parse(image_lint.PACKAGED_TROUBLES.read_text(encoding="utf-8")).unwrap())
     assert rows(LINT, "Packages with known trouble") == [
@@ -159,24 +163,24 @@ def test_every_package_with_trouble_has_its_row() -> None:
 def test_every_limit_has_its_row() -> None:
     said = [re.match(r"\| `(\w+)` \| ([\d,]+) \|", line) for line in rows(EXPLANATION, "Hostile images")]
     assert [(one[1], int(one[2].replace(",", ""))) for one in said if one] == [
-        (one.name, getattr(Limits(), one.name)) for one in dataclasses.fields(Limits)
+        (one.name, getattr(LayerLimits(), one.name)) for one in dataclasses.fields(LayerLimits)
     ]
 
 
 # -- the tree digest ----------------------------------------------------------------------
 
 
-def entry(full: bytes, path: bytes) -> Entry:
+def entry(full: bytes, path: bytes) -> TreeEntry:
     status = os.lstat(full)
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
-        return Entry(path=path, kind="symlink", mode=mode, target=os.readlink(full))
+        return TreeEntry(path=path, kind="symlink", mode=mode, target=os.readlink(full))
     if stat.S_ISDIR(status.st_mode):
-        return Entry(path=path, kind="directory", mode=mode)
+        return TreeEntry(path=path, kind="directory", mode=mode)
     if stat.S_ISFIFO(status.st_mode):
-        return Entry(path=path, kind="fifo", mode=mode)
+        return TreeEntry(path=path, kind="fifo", mode=mode)
     content = Path(os.fsdecode(full)).read_bytes()
-    return Entry(path=path, kind="file", mode=mode, size=len(content), blake3=blake3(content).hexdigest())
+    return TreeEntry(path=path, kind="file", mode=mode, size=len(content), blake3=blake3(content).hexdigest())
 
 
 def make_image(root: Path) -> None:

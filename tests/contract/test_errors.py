@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 from hpcenv import errors
-from hpcenv.errors import HpcenvError
+from hpcenv.errors import Command, HpcenvError, Status, ToolFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,9 +41,45 @@ def test_the_documentation_says_what_to_do() -> None:
 
 
 def test_the_modules_own_table_agrees() -> None:
-    table = dict(re.findall(r"(?:\|-|`-) (\w+) +(\d+) ", errors.__doc__ or ""))
-    assert table == {k.__name__: str(k.exit_status) for k in all_errors() if k is not HpcenvError}
+    table = dict(re.findall(r"(?:\|-|`-|   ) (\w+) +(\d+) ", errors.__doc__ or ""))
+    assert table == {k.__name__: str(k.exit_status) for k in all_errors()}
 
 
-def test_an_error_tells_what_why_and_hint() -> None:
+def test_no_other_status_is_that_of_an_error_and_each_is_documented() -> None:
+    others = {value for name, value in vars(Status).items() if name.isupper()}
+    assert others.isdisjoint(kind.exit_status for kind in all_errors())
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    rows = re.findall(r"^\| ([\d, ]+) \| [^|]+", text, re.MULTILINE)
+    assert {int(number) for row in rows for number in row.split(",")} == others | {0}
+
+
+def test_an_error_has_what_why_and_hint() -> None:
     assert str(HpcenvError("what", why="because", hint="do")) == "what\nwhy: because\nhint: do"
+
+
+def test_a_command_in_a_hint_is_quoted_where_it_is_shown() -> None:
+    status = Command("hpcenv", "status", "my run")
+    assert HpcenvError("x", hint=status).hint == "hpcenv status 'my run'"
+    assert HpcenvError("x", hint=("see ", status, ", or wait")).hint == "see `hpcenv status 'my run'`, or wait"
+    assert HpcenvError("x").hint is None
+
+
+def test_a_changed_error_is_another_one_of_the_same_kind() -> None:
+    first = ToolFailed("a", argv=("sbatch",), status=2, why="b", hint=Command("c"))
+    second = first.changed(why="d")
+    assert (str(first), str(second)) == ("a\nwhy: b\nhint: c", "a\nwhy: d\nhint: c")
+    assert (type(second), second.argv, second.status) == (ToolFailed, ("sbatch",), 2)
+    assert (first.changed(what="e").args, first.changed(hint="f").hint) == (("e",), "f")
+
+
+def test_no_error_is_changed_after_it_was_raised() -> None:
+    """`error.why = ...` would lose the first text; `error.changed(...)` keeps both errors."""
+    for path in sorted((ROOT / "hpcenv").rglob("*.py")):
+        if path.name == "errors.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                changed = isinstance(target, ast.Attribute) and target.attr in ("what", "why", "hint", "hint_parts")
+                of_self = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+                assert not changed or of_self, f"{path}:{node.lineno}"

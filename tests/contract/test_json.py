@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.cli import VERBS
+from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 
 KEYS = {"schema", "command", "ok", "data", "error"}
@@ -38,11 +38,11 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "image verify": (("image", "verify", "nosuch.sif"), "environment-unreadable"),
     "image inspect": (("image", "inspect", "nosuch.sif"), "environment-unreadable"),
     "image list": (("image", "list", "--trust", "nosuchuser", "--store", "."), "usage"),
-    "image path": (("image", "path", "x"), "image-unavailable"),
+    "image inspect --path": (("image", "inspect", "--path", "x"), "image-unavailable"),
     "image prune": (("image", "prune", "--store", "."), "file-unusable"),
     "image init": (("image", "init", "--torch", "2.13.0", "--cuda", "12.8"), "spec-invalid"),
     "image lint": (("image", "lint", "nosuch"), "file-unusable"),
-    "image rebuild": (("image", "rebuild", "nosuch.lock.toml"), "lockfile-missing"),
+    "image rebuild": (("image", "rebuild", "--lock", "nosuch.lock.toml"), "lockfile-missing"),
 }
 
 
@@ -96,7 +96,7 @@ def test_the_story_of_a_run_as_json(hpcenv: Any, project: Path) -> None:
     assert re.fullmatch("hpc1-[0-9a-f]{12}", locked["data"]["fingerprint"])
     assert check(hpcenv("lock", "--check", "--json", cwd=project), command="lock", ok=True)["data"]["reasons"] == []
 
-    words = ("submit", "train.py", "--nproc", "1", "--run", "story", "--json")
+    words = ("submit", "train.py", "--nproc", "1", "--name", "story", "--json")
     plan = check(hpcenv(*words, "--dry-run", cwd=project), command="submit", ok=True)
     assert plan["data"]["manifest"]["run"] == "story"
     assert not (project / "runs").exists()
@@ -112,7 +112,10 @@ def test_the_story_of_a_run_as_json(hpcenv: Any, project: Path) -> None:
     assert "TRAINS ['a b', '--json', '', '\\udcff']" in logs["data"]["lines"]
     report = check(hpcenv("report", "--lines", "0", "--json", cwd=project), command="report", ok=True)
     assert report["data"]["last_lines"] == []
-    assert check(hpcenv("cancel", "--json", cwd=project), command="cancel", ok=True)["data"]["state"] == "completed"
+    assert (
+        check(hpcenv("cancel", "story", "--json", cwd=project), command="cancel", ok=True)["data"]["state"]
+        == "completed"
+    )
 
 
 def test_init_as_json(hpcenv: Any, tmp_path: Path) -> None:

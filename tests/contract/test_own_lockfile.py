@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.adapters import toml_files
-from hpcenv.model import lockfile as lock_model
-from hpcenv.model import stale
-from hpcenv.steps.workspace import open_workspace, read_lockfile
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project import stale, toml_files
+from hpcenv.project.workspace import open_workspace, read_lockfile
 from tests.conftest import ROOT, Done
 
 PATH = ROOT / "lockfiles" / "default.lock.toml"

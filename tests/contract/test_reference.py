@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 import tomlkit
 
-from hpcenv.cli import VERBS
-from hpcenv.model import fields, lockfile
+from hpcenv.cli._help import VERBS
+from hpcenv.project import fields, lockfile
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -60,7 +60,7 @@ def test_what_lock_writes_today_keeps_to_the_schema(project: Path) -> None:
 
 
 def test_what_a_run_keeps_keeps_to_the_schema(hpcenv: Any, project: Path) -> None:
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", "--", b"\xff", cwd=project)
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", "--wait", "--", b"\xff", cwd=project)
     assert done.status == 0, done.stderr
     data = parsed(project / "runs" / "a" / "lock.toml")
     assert problems(data) == []

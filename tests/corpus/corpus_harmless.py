@@ -15,9 +15,9 @@ import zstandard
 from corpus_mutations import Mutation, _own_interpreter, _with, gpus_of_the_partition, on_all
 from corpus_world import GIT, MINOR, UV, Case
 
-from hpcenv.wire import Facts, Interface
+from hpcenv.records.facts import Facts, Interface
 
-# A finding of this severity in these fields is documented as worth no worry (model/fields.py).
+# A finding of this severity in these fields is documented as worth no worry (project/fields.py).
 DOCUMENTED = {"recompressed-layers": ("container.manifest-digest",)}
 
 HARMLESS: list[Mutation] = []
@@ -78,7 +78,7 @@ def moved_to_a_long_path_with_blanks(case: Case) -> None:
 
 @harmless("gate")
 def run_folder_at_a_longer_path(case: Case) -> None:
-    case.asked["runs"] = str(case.root / "scratch/users/alice/projects/2026/runs")
+    case.options["runs_dir"] = str(case.root / "scratch/users/alice/projects/2026/runs")
 
 
 @harmless()
@@ -313,7 +313,7 @@ def pythonhome_that_names_the_same_python(case: Case) -> None:
 
 @harmless("gate")
 def variable_of_the_project_that_was_there_when_it_was_locked(case: Case) -> None:
-    case.variable("LD_LIBRARY_PATH", "/opt/vendor/lib")
+    case.project_variable("LD_LIBRARY_PATH", "/opt/vendor/lib")
     case.world.lock(case.root)
 
 

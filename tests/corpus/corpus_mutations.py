@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import venv
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ from pathlib import Path
 
 from corpus_world import ARCHS, CONDA, NCCL, OLD_ABI, OTHER_PYTHON, PLATFORM, PURE, VENDOR, Case, Host, make_wheel
 
-from hpcenv.model import lockfile as lock_model
-from hpcenv.steps.workspace import read_lockfile
-from hpcenv.wire import Facts, Manifest
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Manifest
 
 # Looked at in a host environment: record, full, deep (hpcenv verify), gate (a job's own check, with
 # [env] of hpcenv.toml), nodes (two nodes judged together), submit (refused before the queue). sif: a SIF's own bytes. lockfile: without
@@ -189,7 +191,7 @@ def header_file(case: Case) -> None:
     case.edit("/" + str(header.relative_to(case.env)), "3", "4")
 
 
-@mutation("full", "packages.datapkg.content-sha256", *CONTENT)
+@mutation("full", "packages.datapkg.programs-sha256", *CONTENT)
 def script_in_bin(case: Case) -> None:
     case.edit("/bin/datapkg-tool", "tool", "evil")
 
@@ -502,7 +504,7 @@ def pythonhome_without_a_python(case: Case) -> None:
     case.variable("PYTHONHOME", "/nonexistent")
 
 
-@mutation("gate", "python.stdlib-sha256")
+@mutation("gate", "python.stdlib-sha256", "python.variables")
 def pythonhome_with_another_standard_library(case: Case) -> None:
     file_of_the_standard_library(case)
     own = case.world.interpreter
@@ -689,12 +691,12 @@ def _module(case: Case, *, same: bool = False) -> Path:
     return folder
 
 
-@mutation("gate", "libs.nccl.origin", "libs.nccl.*", "libs.ld-library-path", needs=("gcc",))
+@mutation("gate", "libs.nccl.origin", "libs.nccl.*", "libs.ld-library-path", "libs.system", needs=("gcc",))
 def ld_library_path_shadows_nccl(case: Case) -> None:
     case.variable("LD_LIBRARY_PATH", str(_module(case)))
 
 
-@mutation("record", "libs.nccl.origin", "libs.nccl.*", "libs.ld-library-path", needs=("gcc",))
+@mutation("record", "libs.nccl.origin", "libs.nccl.*", "libs.ld-library-path", "libs.system", needs=("gcc",))
 def module_loaded_that_shadows_nccl(case: Case) -> None:
     case.environ["LD_LIBRARY_PATH"] = str(_module(case))
 
@@ -704,16 +706,9 @@ def ld_library_path_with_nothing_of_torchs_in_it(case: Case) -> None:
     case.environ["LD_LIBRARY_PATH"] = "/opt/vendor/lib"
 
 
-@mutation("gate", "libs.ld-preload", "libs.nccl.*", needs=("gcc",))
+@mutation("gate", "libs.ld-preload", "libs.nccl.*", "libs.system", needs=("gcc",))
 def ld_preload_brings_another_nccl(case: Case) -> None:
     case.variable("LD_PRELOAD", str(_module(case) / "libnccl.so.2"))
-
-
-@mutation(
-    "record", "libs.ld-library-path", "libs.nccl.*", needs=("gcc",), name="verify-sees-the-env-table-of-the-project"
-)
-def _verify_with_env(case: Case) -> None:
-    ld_library_path_shadows_nccl(case)
 
 
 # -- deep ---------------------------------------------------------------------------------
@@ -758,7 +753,7 @@ def torch_that_cannot_be_imported(case: Case) -> None:
 
 
 def _capability(case: Case) -> None:
-    case.asked["level"] = "deep"
+    case.options["level"] = "deep"
     case.variable("ATEN_CPU_CAPABILITY", "default")
 
 
@@ -870,8 +865,17 @@ def gpu_changed_in_the_project(case: Case) -> None:
     case.spec('[host]\ngpu = "h100"\n')
 
 
-@mutation("lockfile", "stale.python-changed")
+@mutation("sif", "stale.python-changed", image=True)
 def python_changed_in_the_project(case: Case) -> None:
+    text = (case.root / "hpcenv.toml").read_text()
+    (case.root / "hpcenv.toml").unlink()
+    (case.root / "hpcenv.toml").write_text('python = "python3.9"\n' + text)
+
+
+@mutation("full", "packages.env-digest", "*")
+def python_of_another_environment_in_the_project(case: Case) -> None:
+    # On the host, `python` says where the environment is; what it is, is compared.
+    venv.create(case.root / "other", symlinks=True)
     (case.root / "hpcenv.toml").unlink()
     (case.root / "hpcenv.toml").write_text('image = "host"\npython = "other/bin/python"\n')
 
@@ -1075,9 +1079,7 @@ def kernels_that_differ_are_only_told(case: Case) -> None:
     case.hosts["n2"].change = _with(host_kernel="4.18.0-other")
 
 
-@mutation(
-    "nodes", "host.gpu-models", needs=("gcc",), profile="bitwise", name="another-gpu-than-the-locked-one-under-bitwise"
-)
+@mutation("nodes", "host.gpu", needs=("gcc",), profile="bitwise", name="another-gpu-than-the-locked-one-under-bitwise")
 def _other_gpu(case: Case) -> None:
     # The lockfile names an H100; every node has an A100, which torch has kernels for.
     case.spec('[host]\ngpu = "h100"\n')

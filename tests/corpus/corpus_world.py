@@ -37,22 +37,23 @@ import http_server
 import image_fakes
 from packaging.tags import sys_tags
 
-import hpcenv.incontainer
-from hpcenv.adapters import nvml
 from hpcenv.errors import HpcenvError, LockfileStale
-from hpcenv.node import decide
-from hpcenv.node.facts import gather
-from hpcenv.node.place import Place
-from hpcenv.steps.diff import diff
-from hpcenv.steps.lock import lock
-from hpcenv.steps.plan import plan_job
-from hpcenv.steps.request import Asked, Surroundings
-from hpcenv.steps.verify import verify
-from hpcenv.steps.workspace import open_workspace
-from hpcenv.wire import Facts, Finding, Interface, Manifest, Network, Route, Verdict
+from hpcenv.locking.diff import diff
+from hpcenv.locking.lock import lock
+from hpcenv.node.check import decide, gpus
+from hpcenv.node.check.facts import gather
+from hpcenv.node.check.probe_source import probe_source
+from hpcenv.node.this_node import ThisNode
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import open_workspace
+from hpcenv.records.facts import Facts, Interface, Network, Route
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.verdict import Finding, Verdict
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.verify import verify
 
 TESTS = Path(__file__).resolve().parents[1]
-PROBE = Path(hpcenv.incontainer.__file__).with_name("probe.py")
 GCC = shutil.which("gcc") or shutil.which("cc")
 GIT = shutil.which("git")
 UV = shutil.which("uv") or next((str(p) for p in [Path(sys.executable).with_name("uv")] if p.exists()), None)
@@ -73,9 +74,9 @@ PLATFORM = str(next(iter(sys_tags())))
 
 
 def other_tests(name: str) -> ModuleType:
-    """A test module whose fakes are used here too."""
-    path = TESTS / "unit" / "adapters" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"corpus_uses_{name}", path)
+    """A test module, by its path below tests/unit, whose fakes are used here too."""
+    path = TESTS / "unit" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"corpus_uses_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -409,8 +410,8 @@ class World:
     def base_facts(self, manifest: Manifest) -> Facts:
         """What a node with the locked environment finds; looked up once for each level."""
         if manifest.probe_level not in self._facts:
-            place = Place(node="n1", nodes=("n1", "n2"), attempt=0, job_id="1")
-            self._facts[manifest.probe_level] = gather(manifest, place, self.environ, probe=PROBE.read_text())
+            place = ThisNode(node="n1", nodes=("n1", "n2"), attempt=0, job_id="1")
+            self._facts[manifest.probe_level] = gather(manifest, place, self.environ, probe=probe_source())
         return self._facts[manifest.probe_level]
 
     @functools.cached_property
@@ -419,7 +420,7 @@ class World:
         folder = self.folder / "driver"
         folder.mkdir()
         source = folder / "nvml.c"
-        source.write_text(other_tests("test_nvml").NVML_C)
+        source.write_text(other_tests("node/check/test_gpus").NVML_C)
         subprocess.run([str(GCC), "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", source], check=True)
         return folder
 
@@ -475,6 +476,12 @@ def of_verdict(verdict: Verdict) -> list[Seen]:
     return seen
 
 
+def shown_in(verdict: Verdict) -> list[Seen]:
+    """The variables that a verdict shows beside its findings."""
+    shown = [v for per_node in (verdict.settings, verdict.inherited) for each in per_node.values() for v in each]
+    return [Seen(f"shown.{v.name}", "info", "mismatch", f"{v.value} ({v.origin})") for v in shown]
+
+
 def of_error(error: HpcenvError) -> list[Seen]:
     """A refusal: a stale lockfile's reasons by name, else the error's code."""
     if isinstance(error, LockfileStale):
@@ -519,7 +526,7 @@ class Case:
         self.site = self.env / world.site_name
         self.environ = dict(world.environ, HOME=str(root / "home"))
         self.name = "default"
-        self.asked: dict[str, Any] = {"nproc": 1}
+        self.options: dict[str, Any] = {"nproc": 1}
         self.hosts = {"n1": Host(), "n2": Host()}
         self.undo: list[Callable[[], None]] = []
         self.stored: dict[str, Any] = {}
@@ -579,6 +586,10 @@ class Case:
         path.write_text(before + text)
 
     def variable(self, name: str, value: str) -> None:
+        """Set a variable for the ranks with --env."""
+        self.options["env"] = {**self.options.get("env", {}), name: value}
+
+    def project_variable(self, name: str, value: str) -> None:
         """Set a variable for the ranks in hpcenv.toml."""
         self.spec(f"[env]\n{name} = {json.dumps(value)}\n")
 
@@ -618,29 +629,32 @@ class Case:
         name = "deep" if level == "deep" else self.name
         if "sif" in self.stored:
             words["sif"] = self.stored["sif"]
-        verdict, _ = verify(open_workspace(self.root), environ=self.environ, name=name, **words)
+        verdict, _ = verify(open_workspace(self.root), environ=self.environ, lock=name, **words)
         return of_verdict(verdict)
 
     def plan(self, *, environ: Mapping[str, str] | None = None, **words: Any) -> Manifest:
         given = environ or self.environ
-        around = Surroundings(environ=given, cwd=self.root, now=time.localtime(), token="t", command=("corpus",))
-        asked = Asked(**{"script": "train.py", "cluster": "local", "run": "corpus", **self.asked, **words})
-        return plan_job(open_workspace(self.root), asked, around).manifest
+        context = Context(environ=given, cwd=self.root, now=time.localtime(), token="t", command=("corpus",))
+        # The copy of the code has tests of its own (tests/unit/node/check/test_code.py): here the script stays in place.
+        usual = {"script": "train.py", "cluster": "local", "name": "corpus", "workdir": "live"}
+        options = SubmitOptions(**{**usual, **self.options, **words})
+        return plan_job(open_workspace(self.root), options, context).manifest
 
     def gate(self) -> list[Seen]:
         """What a job of one node does before it starts: plan, check, decide."""
-        level = self.asked.get("level")
+        level = self.options.get("level")
         manifest = self.plan(lock="deep" if level == "deep" else self.name)
         self.stored.get("between", lambda: None)()
-        place = Place(node="n1", nodes=("n1",), attempt=0, job_id="1")
-        found = gather(manifest, place, self.environ, probe=PROBE.read_text())
-        return of_verdict(decide.judge(manifest, place.nodes, {"n1": found}, {}, attempt=0, job_id="1")[0])
+        place = ThisNode(node="n1", nodes=("n1",), attempt=0, job_id="1")
+        found = gather(manifest, place, self.environ, probe=probe_source())
+        verdict = decide.judge(manifest, place.nodes, {"n1": found}, {}, attempt=0, job_id="1")[0]
+        return of_verdict(verdict) + shown_in(verdict)
 
     def plan_two_nodes(self) -> Manifest:
         """A job of two nodes with two GPUs each, planned for a Slurm that is played by fakes."""
         (self.root / "slurm").mkdir(exist_ok=True)
         slurm = {"PATH": f"{TESTS / 'fakes/bin'}:/usr/bin:/bin", "FAKE_SLURM": str(self.root / "slurm")}
-        words = {name: value for name, value in self.asked.items() if name != "nproc"}
+        words = {name: value for name, value in self.options.items() if name != "nproc"}
         wanted = {"cluster": "slurm", "nodes": 2, "gpus": 2, "nproc": None, "assume_shared": True, **words}
         return self.plan(environ={**self.environ, **slurm}, **wanted)
 
@@ -669,14 +683,14 @@ class Case:
         if host.case is None:
             facts = self.world.base_facts(manifest)
         else:
-            place = Place(node=name, nodes=tuple(self.hosts), attempt=0, job_id="1")
-            facts = gather(host.case.plan_two_nodes(), place, host.case.environ, probe=PROBE.read_text())
+            place = ThisNode(node=name, nodes=tuple(self.hosts), attempt=0, job_id="1")
+            facts = gather(host.case.plan_two_nodes(), place, host.case.environ, probe=probe_source())
         gpu = self._gpu(name, host)
         values = {k: v for k, v in facts.values.items() if not k.startswith(("host.gpu-", "host.driver", "host.cuda-"))}
         unknown = {k: v for k, v in facts.unknown.items() if k != "network"} | gpu.unknown
         return replace(facts, node=name, values=values | gpu.values, unknown=unknown, network=network(name))
 
-    def _gpu(self, name: str, host: Host) -> nvml.GpuFacts:
+    def _gpu(self, name: str, host: Host) -> gpus.GpuFacts:
         proc, dev = self.root / f"hosts/{name}/proc", self.root / f"hosts/{name}/dev"
         for folder in (proc / "driver/nvidia", dev):
             folder.mkdir(parents=True, exist_ok=True)
@@ -687,7 +701,7 @@ class Case:
         environ = {"PATH": "/usr/bin:/bin", **host.driver}
         if host.libraries:
             environ["LD_LIBRARY_PATH"] = str(self.world.driver)
-        return nvml.read(environ=environ, proc=proc, dev=dev)
+        return gpus.read(environ=environ, proc=proc, dev=dev)
 
     def diff(self) -> list[Seen]:
         """`hpcenv diff` of two lockfiles, `before` and `after`."""
@@ -724,20 +738,40 @@ if words[0] == "build":
     build(words, conf["salt"], os.devnull)
     sys.exit(0)
 assert words.pop(0) == "exec", words
-given = {{}}
+import csv
+given, binds = {{}}, []
 while words[0].startswith("-"):
     word = words.pop(0)
     given[word] = words.pop(0) if word in ("--home", "--mount", "--pwd", "--no-mount") else ""
+    binds += [next(csv.reader([given[word]]))] if word == "--mount" else []
 image = words.pop(0)
 with open(image, "rb") as file:
     if file.read(42)[32:] != b"SIF_MAGIC\\0":
         sys.exit("FATAL:   image format not recognized")
-assert "--cleanenv" in given and "--home" in given, given
+assert "--cleanenv" in given and ("--home" in given or "bind-paths" in given["--no-mount"]), given
 prefix = "APPTAINERENV_"
 env = {{name[len(prefix):]: value for name, value in os.environ.items() if name.startswith(prefix)}}
+if "bind-paths" in given["--no-mount"]:
+    # The look at the image without binds: its files are those below `root`.
+    print(json.dumps([path for path in json.loads(words[-1]) if os.path.exists(conf["root"] + path)]))
+    sys.exit(0)
+mounts = [line for line in open("/proc/self/mountinfo") if line.split()[4] == "/"]
+for record in binds:
+    fields = dict(field.partition("=")[::2] for field in record)
+    if "source" in fields:
+        place = os.path.realpath(fields["source"])
+        holding = max(
+            (line.split() for line in open("/proc/self/mountinfo") if (place + "/").startswith(line.split()[4].rstrip("/") + "/")),
+            key=lambda parts: len(parts[4]),
+        )
+        rest = place[len(holding[4].rstrip("/")):]
+        mounts.append(f"9 9 {{holding[2]}} {{(holding[3].rstrip('/') + rest) or '/'}} {{fields['destination']}} rw - ext4 x rw\\n")
+os.makedirs(conf["root"] + "proc/self", exist_ok=True)
+with open(conf["root"] + "proc/self/mountinfo", "w") as file:
+    file.write("".join(mounts + conf.get("mounts", [])))
 source = sys.stdin.read()
 assert source.count('SYSTEM_ROOT = "/"') == 1
-source = source.replace('SYSTEM_ROOT = "/"', "SYSTEM_ROOT = " + repr(conf["root"]))
+source = source.replace('SYSTEM_ROOT = "/"', "SYSTEM_ROOT = " + json.dumps(conf["root"]))
 words[0] = conf["python"] if words[0] == "python3" else words[0]
 done = subprocess.run(words, input=source, text=True, cwd=given["--pwd"], env={{"PATH": "/usr/bin:/bin", "HOME": "/", **env}})
 sys.exit(done.returncode)

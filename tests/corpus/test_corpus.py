@@ -10,6 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import corpus_binds  # noqa: F401  (its changes join the two lists)
+import corpus_interpreter  # noqa: F401
+import corpus_variables  # noqa: F401
 import pytest
 from corpus_harmless import DOCUMENTED, HARMLESS
 from corpus_mutations import LEVELS, MUTATIONS, Mutation

@@ -13,15 +13,14 @@ import zlib
 
 from blake3 import blake3
 
-from hpcenv.adapters import layer_stream, layers, tar_stream
-from hpcenv.adapters.layer_index import FORMAT
-from hpcenv.adapters.layers import LayerIndex, Limits
-from hpcenv.model import tree
+from hpcenv.image.convert import layer_stream, layers, tar_stream, tree
+from hpcenv.image.convert.layer_index import FORMAT
+from hpcenv.image.convert.layers import LayerIndex, LayerLimits
 
 from ..layer_cases import CASES, END, base, digest_of, header, padded, pax  # noqa: TID252 - run by python -m as well
 
 # Small, so that no input takes long that only claims to be large.
-_LIMITS = Limits(entries=5_000, unpacked_bytes=2 << 20, metadata_bytes=1 << 20)
+_LIMITS = LayerLimits(entries=5_000, unpacked_bytes=2 << 20, metadata_bytes=1 << 20)
 _NAMES = ("pax-records", "headers-of-every-form", "hard-links", "xattrs", "every-kind-over-every-kind", "times")
 _INDEXED = ("devices-and-fifos", "xattrs", "hard-links", "opaque-twice")
 

@@ -21,15 +21,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv import wire
-from hpcenv.adapters import pins, sif, slurm, slurm_cluster, squashfs_reader, toml_files, wheels
+from hpcenv.cluster import node_types, slurm
 from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
-from hpcenv.incontainer import probe
-from hpcenv.model import compat, document, lockfile
-from hpcenv.model import diff as diff_model
-from hpcenv.model.project import Project
-from hpcenv.node import decide, facts, place, table
-from hpcenv.steps.workspace import read_lockfile
+from hpcenv.image.convert import squashfs_reader
+from hpcenv.incontainer.probe import environment, packages, report
+from hpcenv.locking import difference as diff_model
+from hpcenv.locking import pins
+from hpcenv.locking.wheels import proof as wheels
+from hpcenv.locking.wheels import record
+from hpcenv.node import this_node
+from hpcenv.node.check import compat, decide, facts, sif, verdict_table
+from hpcenv.project import document, lockfile, toml_files
+from hpcenv.project.spec import Project
+from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.codec import decode_record, encode_record
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import GpuNeeds, Manifest
+from hpcenv.records.verdict import NodeSettings, Verdict
 
 from .layer_readers import INDEX_SEEDS, INDEX_WORDS, LAYER_SEEDS, LAYER_WORDS, read_a_kept_index, read_a_layer
 
@@ -85,7 +93,8 @@ def read_a_lockfile(data: bytes) -> None:
     lockfile.package_expectations(locked)
     lockfile.policy_problems(locked)
     lockfile.fingerprint(lockfile.to_data(locked))
-    assert diff_model.compare(diff_model.of_lockfile(locked), diff_model.of_lockfile(locked)) == ()
+    values, severities = diff_model.of_lockfile(locked), lockfile.severities_of(locked)
+    assert diff_model.compare(values, values, severities=[severities]) == ()
     # Facts whose names cannot stand in a table of their own (`a` and `a.b`) are refused on reading.
     if locked.revision <= lockfile.REVISION:
         again = read_lockfile(_file("again.lock.toml", toml_files.dumps(lockfile.to_data(locked), header="h").encode()))
@@ -112,9 +121,9 @@ def read_a_record(data: bytes) -> None:
     info.mkdir(parents=True, exist_ok=True)
     for name, part in zip(names, data.split(b"\n%%\n"), strict=False):
         (info / name).write_bytes(part)
-    env = probe.Environment("record")
-    dist = probe._read_dist(env, probe.Site(str(site), str(SCRATCH), True), info.name)
-    entry = probe._package(env, dist)
+    env = environment.ProbedEnvironment("record", [])
+    dist = packages._read_dist(env, environment.Site(str(site), str(SCRATCH), True), info.name)
+    entry = report.package_entry(env, dist)
     json.dumps(entry).encode("ascii")
     wheels.InstalledDist.from_probe(entry)
     assert (dist.record is None) == bool(dist.reasons)
@@ -124,12 +133,12 @@ def read_a_wheel(data: bytes) -> None:
     """A wheel's RECORD, as an index would serve it."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            wheels.wheel_record_digests(wheel, "x-1.0-py3-none-any.whl", whole=True)
+            record.wheel_record_digests(wheel, "x-1.0-py3-none-any.whl", whole=True)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, EOFError, RuntimeError) as error:
         raise ValueError(str(error)) from error
     except Exception as error:
         # Two errors of its own that only its caller sees.
-        if type(error).__module__ == wheels.__name__ or type(error).__module__ == "zlib":
+        if type(error).__module__ == record.__name__ or type(error).__module__ == "zlib":
             raise ValueError(str(error)) from error
         raise
 
@@ -217,40 +226,39 @@ def read_a_squashfs(data: bytes) -> None:
 
 # -- records ------------------------------------------------------------------------------
 
-_MANIFEST = wire.loads(wire.Manifest, _seeds("manifest")[0].decode(), origin="seed")
-_NEEDS = wire.GpuNeeds(
+_MANIFEST = decode_record(Manifest, _seeds("manifest")[0].decode(), origin="seed")
+_NEEDS = GpuNeeds(
     cuda="12.8",
     arch_list=("sm_80", "compute_90"),
     require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8 brand=tesla,driver>=570"},
     table=json.dumps(toml_files.read(compat.PACKAGED, error=SpecError)),
-    severity={},
 )
 
 
 def read_facts(data: bytes) -> None:
     """Facts of a node: whatever can be read can be judged and shown."""
-    found = wire.loads(wire.Facts, _text(data), origin="facts")
-    wire.loads(wire.Facts, wire.dumps(found), origin="again")
-    for manifest in (_MANIFEST, wire.Manifest(**{**vars(_MANIFEST), "gpu_needs": _NEEDS, "gpus_per_node": 1})):
-        named = wire.Facts(**{**vars(found), "run": manifest.run, "node": "n1", "attempt": 0})
-        other = wire.Facts(**{**vars(named), "node": "n2", "values": {}})
+    found = decode_record(Facts, _text(data), origin="facts")
+    decode_record(Facts, encode_record(found), origin="again")
+    for manifest in (_MANIFEST, Manifest(**{**vars(_MANIFEST), "gpu_needs": _NEEDS, "gpus_per_node": 1})):
+        named = Facts(**{**vars(found), "run": manifest.run, "node": "n1", "attempt": 0})
+        other = Facts(**{**vars(named), "node": "n2", "values": {}})
         verdict, _ = decide.judge(manifest, ["n1", "n2"], {"n1": named, "n2": other}, {}, attempt=0, job_id="1")
-        table.render(verdict, lockfile="l")
+        verdict_table.render(verdict, lockfile="l")
 
 
 def read_a_verdict(data: bytes) -> None:
-    verdict = wire.loads(wire.Verdict, _text(data), origin="verdict")
-    table.render(verdict, lockfile="lockfiles/default.lock.toml")
+    verdict = decode_record(Verdict, _text(data), origin="verdict")
+    verdict_table.render(verdict, lockfile="lockfiles/default.lock.toml")
 
 
 def read_a_manifest(data: bytes) -> None:
-    manifest = wire.loads(wire.Manifest, _text(data), origin="manifest")
-    found = wire.loads(wire.Facts, _seeds("facts")[0].decode(), origin="seed")
+    manifest = decode_record(Manifest, _text(data), origin="manifest")
+    found = decode_record(Facts, _seeds("facts")[0].decode(), origin="seed")
     decide.judge(manifest, [found.node], {found.node: found}, {}, attempt=0, job_id="1")
 
 
 def read_settings(data: bytes) -> None:
-    wire.loads(wire.NodeSettings, _text(data), origin="settings")
+    decode_record(NodeSettings, _text(data), origin="settings")
 
 
 def read_a_probe(data: bytes) -> None:
@@ -264,7 +272,7 @@ def read_a_probe(data: bytes) -> None:
 
 
 def read_a_hostlist(data: bytes) -> None:
-    place.expand_hostlist(_text(data))
+    this_node.expand_hostlist(_text(data))
 
 
 def read_a_requirement_of_an_image(data: bytes) -> None:
@@ -281,9 +289,9 @@ def read_states(data: bytes) -> None:
 
 
 def read_sinfo(data: bytes) -> None:
-    slurm_cluster.parse_offers(_text(data))
-    slurm_cluster.parse_configuration(_text(data))
-    slurm_cluster.parse_estimate(_text(data))
+    node_types.parse_offers(_text(data))
+    node_types.parse_configuration(_text(data))
+    node_types.parse_estimate(_text(data))
 
 
 def _record_seeds() -> tuple[bytes, ...]:

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
-from hpcenv.model.plan import Request, render_script
-from hpcenv.wire import Environment, Manifest
+from hpcenv.project import native_options
+from hpcenv.records.manifest import Environment, Manifest
+from hpcenv.submission.plan import Request, render_script
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text(encoding="utf-8")
@@ -35,6 +36,9 @@ PIECES = (
     *(" ", "\t", "\n", "\r", "größe", "\u2028", "\u202e", "\x1b[31m", "\x07", "a", "b", "--", "=", ",", "(", ")", "[", "]"),
 )  # fmt: skip
 WORDS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
+# Names and values of options that are passed on: --sbatch NAME[=VALUE] and --srun NAME[=VALUE].
+NAMES = st.sampled_from(("comment", "mail-type", "cpu-bind", "output", "outp", "export", "kill-on-bad-exit", "label"))
+VALUES = st.one_of(st.none(), WORDS, st.sampled_from(("END", "a b", "x#y", "none")))
 NUMBERS = itertools.count()
 
 RECORD = """#!/bin/bash
@@ -84,15 +88,42 @@ KNOWN = set(
 )  # fmt: skip
 
 
-@settings(
+def accepted(program: str, name: str, value: str | None) -> dict[str, str | None]:
+    """The option, where it may be passed on."""
+    try:
+        native_options.check(program, name, value)
+    except ValueError:
+        return {}
+    event(f"{program} gets an option")
+    return {name: value}
+
+
+COMMON = settings(
     max_examples=EXAMPLES,
     deadline=None,
     phases=[Phase.generate, Phase.reuse, Phase.explicit, Phase.shrink],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(name=WORDS, folder=WORDS, argument=WORDS, value=WORDS, python=WORDS)
+
+
+@COMMON
+@given(option=st.one_of(NAMES, WORDS), passed=VALUES)
+def test_an_option_that_is_passed_on_arrives_or_is_refused(place: Path, option: str, passed: str | None) -> None:
+    render_and_run(place, "r", "f", "a", "v", "python3", option, passed)
+
+
+@COMMON
+@given(
+    name=WORDS, folder=WORDS, argument=WORDS, value=WORDS, python=WORDS, option=st.one_of(NAMES, WORDS), passed=VALUES
+)
 def test_what_is_given_arrives_or_is_refused(
-    place: Path, name: str, folder: str, argument: str, value: str, python: str
+    place: Path, name: str, folder: str, argument: str, value: str, python: str, option: str, passed: str | None
+) -> None:
+    render_and_run(place, name, folder, argument, value, python, option, passed)
+
+
+def render_and_run(
+    place: Path, name: str, folder: str, argument: str, value: str, python: str, option: str, passed: str | None
 ) -> None:
     base = place / f"{next(NUMBERS)}"
     run_folder = f"{base}/runs/{folder.replace('/', '_')}/run"
@@ -103,7 +134,11 @@ def test_what_is_given_arrives_or_is_refused(
         script=f"/home/{argument}", script_sha256="00", args=(argument, value), workdir="/", settings=(),
         expectations=(), packages=(), probe_level="full", lockfile=value, lockfile_sha256="00", hpcenv_version="0.1.0",
     )  # fmt: skip
-    request = Request(nodes=2, gpus_per_node=0, nproc_per_node=2, partition=value if len(value) < 20 else None)
+    native = {program: accepted(program, option, passed) for program in ("sbatch", "srun")}
+    request = Request(
+        nodes=2, gpus_per_node=0, nproc_per_node=2, partition=value if len(value) < 20 else None,
+        sbatch=native["sbatch"], srun=native["srun"],
+    )  # fmt: skip
     try:
         script = render_script(
             TEMPLATE, manifest, request, python=interpreter, command=("hpcenv", "submit", argument, "--", value)
@@ -117,7 +152,7 @@ def test_what_is_given_arrives_or_is_refused(
     Path(interpreter).parent.mkdir()
     Path(interpreter).write_text(RECORD.format(name="step"))
     Path(interpreter).chmod(0o755)
-    assert set(directives(script)) <= KNOWN
+    assert set(directives(script)) <= KNOWN | set(native["sbatch"])
     assert len(set(directives(script))) == len(directives(script))
     calls = execute(place, script)
     assert [call for call in calls if call[0] == "touch"] == []
@@ -127,6 +162,10 @@ def test_what_is_given_arrives_or_is_refused(
     assert [step for step in steps if step[1:2] == ["-c"] or step[3:4] == [run_folder]] == steps
     sruns = [call[call.index(interpreter) :] for call in calls if call[0] == "srun"]
     assert [words[3:5] for words in sruns] == [["check", run_folder], ["task", run_folder]]
+    given_to_srun = [call[1 : call.index(interpreter)] for call in calls if call[0] == "srun"]
+    assert [words[-1] for words in given_to_srun] == [
+        "--job-name=check", *(native_options.options_of(native["srun"]) or ["--job-name=launch"]),
+    ]  # fmt: skip
 
 
 def test_a_hole_that_is_not_quoted_would_be_found(place: Path) -> None:

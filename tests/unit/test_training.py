@@ -17,7 +17,7 @@ SOURCE = Path(training.__file__)
 @pytest.fixture
 def fresh(monkeypatch):
     """What one process knows of its stop, as at its start."""
-    for name, value in (("asked", False), ("listens", False), ("looked", float("-inf")), ("calls", 0)):
+    for name, value in (("requested", False), ("handles_term", False), ("looked", float("-inf")), ("calls", 0)):
         monkeypatch.setattr(training._State, name, value)
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -81,7 +81,7 @@ def test_term_is_a_request_and_a_scripts_own_handler_stays(run):
     assert training.stop_requested() is False
     os.kill(os.getpid(), signal.SIGTERM)
     assert training.stop_requested() is True
-    training._State.listens, training._State.asked = False, False
+    training._State.handles_term, training._State.requested = False, False
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     training.stop_requested()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN

@@ -1,63 +1,110 @@
-"""What the verbs about images share: options, and what is said of a conversion's result."""
+"""Options and output that several `hpcenv image` commands share.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import Any
 
 import click
 
+from hpcenv import size
 from hpcenv.cli import _render
-from hpcenv.model import size
+from hpcenv.errors import SpecError, UsageError
+from hpcenv.image.convert.layer_index import LayerLimits
+from hpcenv.image.convert.on_cluster import Allocation
+from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest
+from hpcenv.image.reference import LayeredImage, Platform, Reference, parse_platform, parse_reference
+from hpcenv.image.registry.source import Access
+from hpcenv.project import duration
 
-if TYPE_CHECKING:
-    from hpcenv.steps.image.pull import BuiltImage
+# The value of `--plain-http` without a host. A user cannot type it, because it is no valid host.
+_OWN_REGISTRY = "<the registry of the reference>"
 
 
-# What `--plain-http` without a host stands for; nobody can type it as one.
-_OF_REFERENCE = "<that of the reference>"
-
-
-def _hosts(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse what is no registry: it would be trusted with nothing, and nobody would be told."""
-    from hpcenv.adapters.references import parse_reference
-    from hpcenv.errors import SpecError
-
+def _check_hosts(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Reject values that are not HOST[:PORT]; a typo would have no effect, and the user would not notice."""
     for value in values:
         try:
-            known = value == _OF_REFERENCE or parse_reference(f"docker://{value}/x").registry == value
+            valid = value == _OWN_REGISTRY or parse_reference(f"docker://{value}/x").registry == value
         except SpecError:
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise click.BadParameter(f"{value!r} is not HOST or HOST:PORT, for example registry:5000")
     return values
 
 
+class _PlatformType(click.ParamType):  # type: ignore[type-arg]  # not generic at run time before click 8.2
+    name = "platform"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Platform:
+        if isinstance(value, Platform):
+            return value
+        try:
+            return parse_platform(value)
+        except SpecError as error:
+            self.fail(f"{error.what}; {error.hint}", param, ctx)
+
+
+PLATFORM = _PlatformType()
+
+platform = click.option(
+    "--platform",
+    type=PLATFORM,
+    default="linux/amd64",
+    show_default=True,
+    metavar="OS/ARCH",
+    help="Platform to select from a multi-platform image.",
+)
 plain_http = click.option(
     "--plain-http",
     multiple=True,
     metavar="HOST",
-    callback=_hosts,
-    help="Registry that is spoken to without TLS: you trust the network to it.",
+    callback=_check_hosts,
+    help="Use http instead of https for this registry; only for networks that you trust.",
 )
-# Where one reference is on the command line its registry need not be named again.
-plain_http_of_reference = click.option(
+_plain_http_or_own = click.option(
     "--plain-http",
     multiple=True,
-    metavar="HOST",
+    metavar="[HOST]",
     is_flag=False,
-    flag_value=_OF_REFERENCE,
-    callback=_hosts,
-    help="Registry that is spoken to without TLS: you trust the network to it.",
+    flag_value=_OWN_REGISTRY,
+    callback=_check_hosts,
+    help="Use http instead of https; without HOST for the registry of the image. Only for networks that you trust.",
 )
+_ca_file = click.option("--ca-file", metavar="FILE", help="Certificates to trust for the registry, in PEM form.")
 
 
-def registries(named: tuple[str, ...], reference: str) -> tuple[str, ...]:
-    """Return the registries of `--plain-http`; without a host it is that of the reference."""
-    from hpcenv.adapters.references import Reference, parse_source
+def image_options(command: _render.Command) -> _render.Command:
+    """Add the options that describe an image and its registry; see `image_request`."""
+    return platform(_plain_http_or_own(_ca_file(command)))
 
-    source = parse_source(reference)
+
+def image_request(source: LayeredImage, values: dict[str, Any], *, allow_floating: bool) -> ImageRequest:
+    """Return the request that the image options describe."""
     own = source.registry if isinstance(source, Reference) else ""
-    return tuple(filter(None, (own if name == _OF_REFERENCE else name for name in named)))
+    hosts = (own if host == _OWN_REGISTRY else host for host in values["plain_http"])
+    ca_file = values["ca_file"]
+    return ImageRequest(
+        source=source,
+        platform=values["platform"],
+        access=Access(
+            plain_http=tuple(filter(None, hosts)),
+            ca_file=None if ca_file is None else Path(os.path.abspath(_render.cwd() / ca_file)),
+            environ=os.environ,
+        ),
+        allow_floating=allow_floating,
+    )
+
+
+def _slurm_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        return duration.slurm_time(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} {error}") from error
 
 
 limit = click.option(
@@ -65,12 +112,12 @@ limit = click.option(
     "limits",
     metavar="NAME=NUMBER",
     multiple=True,
-    help="Raise what a trusted image may cost; a refusal names the limit.",
+    help="Raise a limit for an image that you trust; the error for a large image names the limit.",
 )
 
 
-def options(command: _render.Command) -> _render.Command:
-    """Give a verb the options of a conversion."""
+def convert_options(command: _render.Command) -> _render.Command:
+    """Add the options of a conversion; see `chosen`."""
     for option in reversed(
         [
             click.option(
@@ -78,44 +125,52 @@ def options(command: _render.Command) -> _render.Command:
                 type=click.Choice(["auto", "hpcenv", "apptainer"]),
                 default="auto",
                 show_default=True,
-                help="auto: stream the layers where squashfs-tools can, else `apptainer build`.",
+                help="Program that writes the SIF. auto: hpcenv if squashfs-tools supports it, else apptainer build.",
             ),
-            click.option("--no-proof", is_flag=True, help="Do not read the SIF again to compare it with the layers."),
+            click.option("--no-proof", is_flag=True, help="Skip the comparison of the new SIF with the layers."),
             limit,
-            click.option("--on-cluster", is_flag=True, help="Fetch here, convert in an allocation of Slurm."),
-            click.option("--partition", metavar="NAME", help="With --on-cluster: where."),
-            click.option("--account", metavar="NAME", help="With --on-cluster: on whose account."),
-            click.option("--cpus", type=click.IntRange(min=1), default=8, show_default=True, help="... with how many."),
-            click.option("--time", metavar="TIME", default="01:00:00", show_default=True, help="... for how long."),
+            click.option("--on-cluster", is_flag=True, help="Download here, and convert in a Slurm job."),
+            click.option("--partition", metavar="NAME", help="Partition for --on-cluster."),
+            click.option("--account", metavar="NAME", help="Account for --on-cluster."),
+            click.option(
+                "--cpus", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs for --on-cluster."
+            ),
+            click.option(
+                "--time",
+                metavar="TIME",
+                default="01:00:00",
+                show_default=True,
+                callback=_slurm_time,
+                help="Time limit for --on-cluster, for example 30m or 02:00:00; a plain number is minutes.",
+            ),
         ]
     ):
         command = option(command)
     return command
 
 
-def chosen(words: dict[str, Any]) -> dict[str, Any]:
-    """Return what was chosen, as keyword arguments of a step's `Asked`."""
-    from hpcenv.adapters.layer_index import Limits
-    from hpcenv.errors import UsageError
-    from hpcenv.steps.image.on_cluster import Allocation
-
-    if not words["on_cluster"] and (words["partition"] or words["account"]):
-        raise UsageError("--partition and --account go with --on-cluster", hint="add --on-cluster")
+def chosen(values: dict[str, Any]) -> ConvertOptions:
+    """Return how to convert, from the options that `convert_options` added."""
+    if not values["on_cluster"] and (values["partition"] or values["account"]):
+        raise UsageError("--partition and --account need --on-cluster", hint="add --on-cluster")
     allocation = Allocation(
-        partition=words["partition"], account=words["account"], cpus=words["cpus"], time=words["time"]
+        partition=values["partition"], account=values["account"], cpus=values["cpus"], time=values["time"]
     )
-    return {
-        "builder": words["builder"],
-        "prove": not words["no_proof"],
-        "allocation": allocation if words["on_cluster"] else None,
-        "limits": Limits().raised(words["limits"]),
-    }
+    return ConvertOptions(
+        builder=values["builder"],
+        prove=not values["no_proof"],
+        allocation=allocation if values["on_cluster"] else None,
+        limits=LayerLimits().raised(values["limits"]),
+    )
 
 
-def tell(command: str, result: BuiltImage, *, as_json: bool, verify: str | None = None) -> int:
-    """Print the result of a conversion.
+def show_result(command: str, result: BuiltImage, *, as_json: bool, verify: str | None = None) -> int:
+    """Print the result of a conversion, and return the exit status.
 
     Args:
+        command: the name of the command, for --json.
+        result: the SIF.
+        as_json: print JSON.
         verify: the command that reads the SIF again and compares it with the layers.
     """
     record = result.record
@@ -125,20 +180,22 @@ def tell(command: str, result: BuiltImage, *, as_json: bool, verify: str | None 
         return 0
     for note in result.notes:
         _render.tell(f"note: {note}")
-    _render.tell(f"{record.digest} for {record.platform}: {', '.join((*_how(result), size.shown(record.sif.size)))}")
+    _render.tell(
+        f"{record.digest} for {record.platform}: {', '.join((*_summary(result), size.shown(record.sif.size)))}"
+    )
     if verify is not None and not result.read:
         _render.tell(f"to read it and compare it with the layers: {verify}")
     _render.say(str(result.path))
     return 0
 
 
-def _how(result: BuiltImage) -> tuple[str, ...]:
+def _summary(result: BuiltImage) -> tuple[str, ...]:
     record = result.record
     if result.reused:
-        return ("was there already", "with the bytes that were recorded" if result.read else "not read again")
+        return ("already in the store", "its bytes are those in the record" if result.read else "not read again")
     made = f"made by {record.made.builder}"
     if record.tree_sha256 is not None:
         return made, f"tree {record.tree_sha256}"
     if record.manifest_digest is None:
-        return f"{made} from a definition file", "which has no layers to compare it with"
+        return f"{made} from a definition file", "which has no layers to compare with"
     return made, "not compared with the layers (--no-proof)"

@@ -1,4 +1,7 @@
-"""`hpcenv image build`."""
+"""`hpcenv image build`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -9,79 +12,103 @@ import click
 
 from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
+from hpcenv.errors import LockfileMissing
+from hpcenv.image.pull import BuiltImage
+from hpcenv.image.reference import Platform
+from hpcenv.image.registry.source import Access
+from hpcenv.image.store.store_folder import open_place
+from hpcenv.locking.definition_build import (
+    DefinitionBuild,
+    build_definition,
+    parse_bind,
+    read_definition,
+    refuse_on_cluster,
+)
+from hpcenv.locking.image_source import project_platform
+from hpcenv.locking.project_image import BuildOptions, build, ca_file
+from hpcenv.progress import OnEvent
+from hpcenv.project.workspace import SPEC_NAME, read_lockfile
 
 
 @click.command("build")
 @click.argument("definition", required=False, metavar="[FILE.def]")
-@click.option("--lock", "name", default="default", show_default=True, help="Lockfile whose image is kept.")
-@click.option("--upgrade", is_flag=True, help="Ask the registry again what the tag means.")
-@click.option("--allow-floating", is_flag=True, help="Accept what may be something else tomorrow.")
-@click.option("--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="What the build of a FILE.def sees.")
+@click.option(
+    "--lock", "lock", default="default", show_default=True, metavar="NAME", help="Lockfile whose image is used."
+)
+@click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
+@click.option("--allow-floating", is_flag=True, help="Accept an image or a source that may be different tomorrow.")
+@click.option(
+    "--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="Folder that the build of a FILE.def can use."
+)
 @_conversion.plain_http
-@click.option("--platform", metavar="OS/ARCH", help="With FILE.def, if not the project's or linux/amd64.")
-@_conversion.options
+@click.option(
+    "--platform", type=_conversion.PLATFORM, metavar="OS/ARCH",
+    help="Platform for FILE.def, if not the project's or linux/amd64.",
+)  # fmt: skip
+@_conversion.convert_options
 @_render.store_option
 @_render.json_option
-def command(definition: str | None, name: str, as_json: bool, where: _render.Where, **words: Any) -> int:
-    """Make the project's SIF, or one from a definition file.
+def command(definition: str | None, lock: str, as_json: bool, where: _render.Where, **values: Any) -> int:
+    """Make the project's SIF, or build one from a definition file.
 
-    Without FILE.def: the image that hpcenv.toml names, as it is locked. With it: what
-    Apptainer builds from the file, without root, kept in the store by its own digest.
+    Without FILE.def: the image that hpcenv.toml names, at its locked digest. With FILE.def:
+    Apptainer builds the file without root, and the SIF is stored under its own digest.
     """
-    from hpcenv.steps.image.build import Choices, parse_bind
-
-    binds = tuple(parse_bind(text, _render.cwd()) for text in words["binds"])
-    choices = Choices(allow_floating=words["allow_floating"], binds=binds, **_conversion.chosen(words))
-    plain_http, platform = words["plain_http"], words["platform"]
+    binds = tuple(parse_bind(text, _render.cwd()) for text in values["binds"])
+    convert = _conversion.chosen(values)
+    options = BuildOptions(convert=convert, allow_floating=values["allow_floating"], binds=binds)
+    plain_http, platform = values["plain_http"], values["platform"]
     if definition is None and (plain_http or platform):
-        raise click.UsageError("--plain-http and --platform go with FILE.def; a project has them in hpcenv.toml")
+        raise click.UsageError("--plain-http and --platform need FILE.def; for a project set them in hpcenv.toml")
     with _progress.shown(as_json=as_json) as on_event:
         if definition is not None:
-            result = _definition(definition, where, choices, on_event, plain_http=plain_http, platform=platform)
+            result = _from_definition(definition, where, options, on_event, plain_http=plain_http, platform=platform)
         else:
-            result = _project(where, name, choices, on_event, upgrade=words["upgrade"])
-    return _conversion.tell("image build", result, as_json=as_json)
+            result = _from_project(where, lock, options, on_event, upgrade=values["upgrade"])
+    return _conversion.show_result("image build", result, as_json=as_json)
 
 
-def _definition(
+def _from_definition(
     definition: str,
     where: _render.Where,
-    choices: Any,
-    on_event: Any,
+    options: BuildOptions,
+    on_event: OnEvent,
     *,
     plain_http: tuple[str, ...],
-    platform: str | None,
-) -> Any:
-    from hpcenv.steps.image.build import build_definition, ca_file
-    from hpcenv.steps.workspace import SPEC_NAME
-
+    platform: Platform | None,
+) -> BuiltImage:
+    if options.convert.allocation is not None:
+        refuse_on_cluster(definition)
     here = _render.cwd()
-    # Within a project its word on registries and the platform counts here, too.
-    around = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
-    workspace = where.project() if around else None
-    return build_definition(
-        here / definition,
-        definition,
-        where.place().open(create=True),
-        os.environ,
-        on_event,
-        choices,
-        platform=platform or (workspace.project.platform if workspace else "linux/amd64"),
-        plain_http=(*plain_http, *(workspace.project.plain_http if workspace else ())),
-        ca_file=ca_file(workspace) if workspace else None,
+    # In a project, its settings for registries and the platform apply here too.
+    in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
+    workspace = where.project() if in_project else None
+    if workspace is not None:
+        platform = platform or project_platform(workspace)
+        plain_http = (*plain_http, *workspace.project.plain_http)
+    path = here / definition
+    request = DefinitionBuild(
+        path=path,
+        text=read_definition(path),
+        name=definition,
+        platform=platform or Platform(),
+        access=Access(
+            plain_http=plain_http, ca_file=None if workspace is None else ca_file(workspace), environ=os.environ
+        ),
+        allow_floating=options.allow_floating,
+        binds=options.binds,
     )
+    return build_definition(request, open_place(where.place(), create=True), os.environ, on_event)
 
 
-def _project(where: _render.Where, name: str, choices: Any, on_event: Any, *, upgrade: bool) -> Any:
-    from hpcenv.errors import LockfileMissing
-    from hpcenv.steps.image.build import build
-    from hpcenv.steps.workspace import read_lockfile
-
+def _from_project(
+    where: _render.Where, lock: str, options: BuildOptions, on_event: OnEvent, *, upgrade: bool
+) -> BuiltImage:
     workspace = where.project()
-    before, lockfile = None, workspace.lockfile_path(name)
+    before, lockfile = None, workspace.lockfile_path(lock)
     if not upgrade:
         try:
             before = read_lockfile(lockfile)
         except LockfileMissing:
-            before = None  # nothing is kept yet: what the tag means now
-    return build(workspace, before=before, environ=os.environ, on_event=on_event, choices=choices, lockfile=lockfile)
+            before = None  # nothing is locked yet: resolve the tag now
+    return build(workspace, before=before, environ=os.environ, on_event=on_event, options=options, lockfile=lockfile)

@@ -1,87 +1,116 @@
-"""`hpcenv image inspect`."""
+"""`hpcenv image inspect`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
 from hpcenv.cli import _render
+from hpcenv.errors import Command, UsageError
+from hpcenv.locking.image_inspect import InspectedImage, SifOrigin, inspect
+from hpcenv.locking.image_path import find_locked, find_sif
+from hpcenv.project.workspace import DEFAULT_LOCK, read_lockfile
 
-if TYPE_CHECKING:
-    from hpcenv.steps.image.inspect import InspectedImage, Source
-
-# Longer values of labels and settings are cut in text; --json has all of them.
+# Text output cuts longer values of labels and settings; --json has them complete.
 _LONG = 100
 
 
 @click.command("inspect")
-@click.argument("image")
-@click.option("--hash", "hashes", is_flag=True, help="Read the whole file, for its digests.")
+@click.argument("image", required=False)
+@click.option("--lock", metavar="NAME", help="The image of lockfiles/NAME.lock.toml.")
+@click.option("--path", "path_only", is_flag=True, help="Print only the path of the SIF.")
+@click.option("--hash", "hashes", is_flag=True, help="Read the whole file and print its digests.")
 @_render.store_option
 @_render.json_option
-def command(image: str, hashes: bool, where: _render.Where, as_json: bool) -> None:
-    """Say what a SIF is and where it came from, without Apptainer.
+def command(
+    image: str | None, lock: str | None, path_only: bool, hashes: bool, where: _render.Where, as_json: bool
+) -> None:
+    """Describe a SIF and its origin, without Apptainer.
 
-    IMAGE is the path of a SIF, or a reference or digest of one in the store. Signatures
-    are counted, not verified: apptainer verify does that.
+    IMAGE is the path of a SIF, or an image in the store: its reference, its digest, or the
+    first digits of its digest. Without IMAGE: the image of the project's lockfile. Ends
+    with 10 if the image is not in the store. Signatures are counted, not verified: use
+    apptainer verify.
     """
-    from hpcenv.steps.image.inspect import inspect
-
-    found = inspect(image, cwd=_render.cwd(), place=where.place(), hashes=hashes)
-    if as_json:
-        _render.success("image inspect", found)
+    if image is not None and lock is not None:
+        raise UsageError("IMAGE and --lock exclude each other", hint=Command("hpcenv", "image", "inspect", "--help"))
+    path = _locked(where, lock or DEFAULT_LOCK) if image is None else find_sif(image, _render.cwd(), where.place())
+    if path_only:
+        _show_path(path, as_json=as_json)
         return
-    _render.say(str(found.path))
-    for name, value in (*_file(found), *_origin(found.source), *_content(found)):
+    inspected = inspect(path, hashes=hashes)
+    if as_json:
+        _render.success("image inspect", inspected)
+        return
+    _render.say(str(path))
+    for name, value in (*_file(inspected), *_origin(inspected.source), *_content(inspected)):
         _render.say(f"  {name:<13} {value}")
-    for kind, values in (("label", found.labels), ("config", _of_config(found.config))):
+    for kind, values in (("label", inspected.labels), ("config", _settings(inspected.config))):
         for name, value in sorted(values.items()):
             _render.say(f"  {kind:<13} {_cut(name)} = {_cut(value)}")
-    for note in found.notes:
+    for note in inspected.notes:
         _render.tell(f"note: cannot be read: {_cut(note)}")
 
 
-def _file(found: InspectedImage) -> list[tuple[str, str]]:
-    header = found.header
-    lines = [("size", f"{found.size} bytes"), ("architecture", header.architecture)]
-    if found.sha256 is not None:
-        lines.append(("sha256", found.sha256))
-    if found.partition_sha256 is not None:
-        lines.append(("partition", f"sha256 {found.partition_sha256}"))
+def _locked(where: _render.Where, lock: str) -> Path:
+    workspace = where.project()
+    origin = workspace.lockfile_path(lock)
+    return find_locked(workspace.store_place, read_lockfile(origin), origin=origin, root=workspace.root)
+
+
+def _show_path(path: Path, *, as_json: bool) -> None:
+    if as_json:
+        _render.success("image inspect", {"path": path})
+        return
+    _render.say(str(path))
+
+
+def _file(inspected: InspectedImage) -> list[tuple[str, str]]:
+    header = inspected.header
+    lines = [("size", f"{inspected.size} bytes"), ("architecture", header.architecture)]
+    if inspected.sha256 is not None:
+        lines.append(("sha256", inspected.sha256))
+    if inspected.partition_sha256 is not None:
+        lines.append(("partition", f"sha256 {inspected.partition_sha256}"))
     for entry in header.objects:
         what = entry.name or (f"{entry.partition.filesystem}, {entry.partition.role}" if entry.partition else "")
         lines.append(
             (f"object {entry.id}", f"{entry.kind}, {entry.size} bytes at {entry.offset}  {_cut(what)}".rstrip())
         )
-    lines.append(("signatures", f"{found.signatures}, not verified" if found.signatures else "none"))
+    lines.append(("signatures", f"{inspected.signatures}, not verified" if inspected.signatures else "none"))
     return lines
 
 
-def _origin(source: Source) -> list[tuple[str, str]]:
-    lines = [("made from", source.digest or "unknown: it names no digest")]
+def _origin(source: SifOrigin) -> list[tuple[str, str]]:
+    lines = [("made from", source.digest or "unknown: the SIF names no digest")]
     if source.digest is not None:
         lines.append(("", f"{source.digest_of} digest, from {source.origin}"))
     more = {"reference": source.reference, "index": source.index_digest, "config": source.config_digest}
     return lines + [(name, _cut(value)) for name, value in more.items() if value is not None]
 
 
-def _content(found: InspectedImage) -> list[tuple[str, str]]:
+def _content(inspected: InspectedImage) -> list[tuple[str, str]]:
     lines = []
-    if found.squashfs is not None:
-        fs = found.squashfs
+    if inspected.squashfs is not None:
+        fs = inspected.squashfs
         made = datetime.fromtimestamp(fs.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines.append(
             ("file system", f"{fs.compression}, blocks of {fs.block_size} bytes, {fs.inodes} inodes, dated {made}")
         )
-    if found.lock is not None:
-        says = ", ".join(f"{key} {_cut(value)}" for key, value in sorted(found.lock.says.items()))
-        lines.append(("lockfile", f"inside, {found.lock.size} bytes: {says or 'not understood'}"))
+    if inspected.lock is not None:
+        fields = ", ".join(f"{key} {_cut(value)}" for key, value in sorted(inspected.lock.fields.items()))
+        lines.append(("lockfile", f"inside, {inspected.lock.size} bytes: {fields or 'its format is unknown'}"))
     return lines
 
 
-def _of_config(config: Any) -> dict[str, str]:
+def _settings(config: Any) -> dict[str, str]:
+    """Return the run-time settings of an OCI configuration that have a value."""
     inner = config.get("config", config) if isinstance(config, dict) else None
     return {str(key): str(value) for key, value in inner.items() if value} if isinstance(inner, dict) else {}
 

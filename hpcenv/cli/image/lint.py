@@ -1,68 +1,91 @@
-"""`hpcenv image lint`."""
+"""`hpcenv image lint`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli.image import _conversion
 from hpcenv.errors import HpcenvError, LintFailed
+from hpcenv.image.reference import Platform
+from hpcenv.recipes.image_lint import LintFinding
+from hpcenv.recipes.lint import NOT_INSTALLED, RUN, LintResult, lint
 
 
 @click.command("lint")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--allow", multiple=True, metavar="RULE", help="Accept what RULE finds; RULE=reason.")
+@click.option(
+    "--allow", multiple=True, metavar="RULE", help="Accept the findings of RULE, or RULE=reason; may be repeated."
+)
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warn", "info"]),
     default="error",
     show_default=True,
-    help="Which findings make it fail.",
+    help="Fail when there is a finding of this severity or a worse one.",
 )
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of several.")
-@click.option("--all", "show_all", is_flag=True, help="Show what is allowed, too.")
+@_conversion.platform
+@click.option("--all", "show_all", is_flag=True, help="Show accepted findings too.")
 @_render.json_option
-def command(paths: tuple[str, ...], as_json: bool, fail_on: Any, show_all: bool, **words: Any) -> int:
-    """Look for trouble in Dockerfiles, definition files and finished images.
+def command(
+    paths: tuple[str, ...], allow: tuple[str, ...], platform: Platform, fail_on: Any, show_all: bool, as_json: bool
+) -> int:
+    """Check Dockerfiles, definition files and finished images.
 
     PATH is a recipe, a SIF, a folder with an OCI layout, or oci:, oci-archive: or
-    docker-archive:. A line `# hpcenv: allow RULE reason` above an instruction or command
+    docker-archive:. General rules for Dockerfiles are checked by hadolint, where it is
+    installed. A line `# hpcenv: allow RULE reason` above an instruction or command
     accepts what RULE finds there.
     """
-    from hpcenv.steps.image.lint import lint
-
-    result = lint(paths, here=_render.cwd(), allow=words["allow"], platform=words["platform"])
-    bad = result.bad(fail_on)
-    problem: HpcenvError | None = None
-    if bad:
-        problem = LintFailed(
-            f"{bad} findings" if bad > 1 else "1 finding",
-            why=f"--fail-on {fail_on}",
-            hint="repair them, or accept one where it stands: # hpcenv: allow RULE reason",
-        )
+    result = lint(paths, here=_render.cwd(), environ=os.environ, allow=allow, platform=platform)
+    problem = _problem(result.count_from(fail_on), fail_on)
     if as_json:
         _render.verdict_on("image lint", result, ok=problem is None, problem=problem)
         return 0 if problem is None else problem.exit_status
-    for one in result.findings:
-        if one.allowed is None or show_all:
-            _show(one)
+    for finding in result.findings:
+        if finding.allowed is None or show_all:
+            _show(finding)
+    _show_generic_rules(result)
     counts = ", ".join(f"{count} {severity}" for severity, count in result.counts.items())
-    accepted = sum(one.allowed is not None for one in result.findings)
-    _render.say(f"{len(result.checked)} looked at: {counts}" + (f", {accepted} allowed" if accepted else ""))
+    accepted = sum(finding.allowed is not None for finding in result.findings)
+    _render.say(f"{len(result.checked)} checked: {counts}" + (f", {accepted} allowed" if accepted else ""))
     if problem is not None:
         raise problem
     return 0
 
 
-def _show(one: Any) -> None:
-    where = one.origin + (f":{one.line}" if one.line is not None else "")
-    place = f" [{one.place}]" if one.place else ""
-    allowed = f" (allowed: {one.allowed})" if one.allowed is not None else ""
-    _render.say(f"{where}: {one.severity}[{one.rule}] {one.what}{place}{allowed}")
-    if one.allowed is not None:
+def _problem(count: int, fail_on: str) -> HpcenvError | None:
+    if not count:
+        return None
+    return LintFailed(
+        f"{count} findings" if count > 1 else "1 finding",
+        why=f"--fail-on {fail_on}",
+        hint="repair them, or accept one with a comment above it: # hpcenv: allow RULE reason",
+    )
+
+
+def _show(finding: LintFinding) -> None:
+    line = f":{finding.line}" if finding.line is not None else ""
+    place = f" [{finding.place}]" if finding.place else ""
+    allowed = f" (allowed: {finding.allowed})" if finding.allowed is not None else ""
+    _render.say(f"{finding.origin}{line}: {finding.severity}[{finding.rule}] {finding.what}{place}{allowed}")
+    if finding.allowed is not None:
         return
-    if one.why:
-        _render.say(f"    why: {one.why}")
-    if one.advice:
-        _render.say(f"    do:  {one.advice}")
+    if finding.why:
+        _render.say(f"    why: {finding.why}")
+    if finding.advice:
+        _render.say(f"    do:  {finding.advice}")
+
+
+def _show_generic_rules(result: LintResult) -> None:
+    """Say which recipes hadolint did not check, one line per reason."""
+    for reason in sorted(set(result.generic_rules.values()) - {RUN}):
+        paths = [path for path, status in result.generic_rules.items() if status == reason]
+        which = "" if reason == NOT_INSTALLED else f" for {', '.join(paths)}"
+        _render.say(f"generic rules not run{which}: {reason}")

@@ -1,4 +1,7 @@
-"""`hpcenv image list`."""
+"""`hpcenv image list`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ import time
 
 import click
 
+from hpcenv import size
 from hpcenv.cli import _render
-from hpcenv.model import size
+from hpcenv.errors import Command
+from hpcenv.runs.store_listing import ListedImage, list_images
 
 
 @click.command("list")
 @_render.store_option
 @_render.json_option
 def command(where: _render.Where, as_json: bool) -> None:
-    """List the store's images, the latest used first, and who needs them.
+    """List the images in the store, the most recently used first.
 
-    NEEDED BY are lockfiles, and runs that have not ended, as far as they said so: `hpcenv
-    lock`, `image build` and `submit` do.
+    NEEDED BY names lockfiles, and runs that have not ended. `hpcenv lock`, `image build` and
+    `submit` record them in the store.
     """
-    from hpcenv.steps.image.listing import ListedImage, list_images
-
-    found = list_images(where.place(), os.environ)
+    listing = list_images(where.place(), os.environ)
     if as_json:
-        _render.success("image list", found)
+        _render.success("image list", listing)
         return
-    if not found.exists:
-        _render.tell(where.in_commands(f"there is no store in {found.store} yet; hpcenv image pull makes one"))
+    if not listing.exists:
+        _render.tell(
+            where.text(f"{listing.store} has no store yet; ", Command("hpcenv", "image", "pull"), " creates one")
+        )
         return
     now = time.time()
 
@@ -41,17 +46,19 @@ def command(where: _render.Where, as_json: bool) -> None:
             image.problem or _needed_by(image.used_by),
         )
 
-    for line in columns((("DIGEST", "SIZE", "REFERENCE", "PLATFORM", "USED", "NEEDED BY"), *map(row, found.images))):
+    for line in columns((("DIGEST", "SIZE", "REFERENCE", "PLATFORM", "USED", "NEEDED BY"), *map(row, listing.images))):
         _render.say(line)
-    parts = {"pulled files": found.blobs, "indexes": found.indexes, "unfinished": found.unfinished}
-    total = sum(image.size for image in found.images) + sum(part.size for part in parts.values())
-    said = [f"images: {len(found.images)}"]
-    said += [f"{name}: {part.count} ({size.shown(part.size)})" for name, part in parts.items() if part.count]
-    _render.tell(f"{found.store}: {size.shown(total)}; {', '.join(said)}" + ("" if found.writable else "; read-only"))
+    parts = {"pulled files": listing.blobs, "indexes": listing.indexes, "unfinished": listing.unfinished}
+    total = sum(image.size for image in listing.images) + sum(part.size for part in parts.values())
+    counts = [f"images: {len(listing.images)}"]
+    counts += [f"{name}: {part.count} ({size.shown(part.size)})" for name, part in parts.items() if part.count]
+    _render.tell(
+        f"{listing.store}: {size.shown(total)}; {', '.join(counts)}" + ("" if listing.writable else "; read-only")
+    )
 
 
 def _shortest(references: tuple[str, ...]) -> str:
-    """Return the reference that a person would type: the digest stands in the first column."""
+    """Return a reference without a digest if there is one; the first column has the digest."""
     return next((name for name in references if "@" not in name), references[0] if references else "-")
 
 
@@ -68,7 +75,7 @@ def columns(rows: tuple[tuple[str, ...], ...]) -> list[str]:
 
 
 def age(seconds: float) -> str:
-    """Return how long ago something was, for people."""
+    """Return for how long something was not used, for people."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

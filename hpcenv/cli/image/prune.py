@@ -1,29 +1,25 @@
-"""`hpcenv image prune`."""
+"""`hpcenv image prune`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv import size
+from hpcenv.cli import _duration, _progress, _render
+from hpcenv.cli.image.listing import columns
 from hpcenv.errors import HpcenvError, SpecError
-from hpcenv.model import size
+from hpcenv.image.store.store_folder import place_exists
+from hpcenv.project.workspace import SPEC_NAME
+from hpcenv.runs.prune import Pruned, PrunePlan, PruneRequest, plan_prune, prune
 
-if TYPE_CHECKING:
-    from hpcenv.steps.image.prune import Pruned, PrunePlan
-
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-
-
-def _parse_age(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> float:
-    match = re.fullmatch(r"(\d{1,9})(s|min|h|d|w)", value or "0s")
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not an age, for example 12h, 30d or 8w")
-    return float(int(match[1]) * _SECONDS[match[2]])
 
 
 def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -36,12 +32,21 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @click.command("prune")
-@click.option("--older-than", metavar="AGE", callback=_parse_age, help="Only what was not used for 12h, 30d, 8w.")
 @click.option(
-    "--keep-bytes", metavar="N", callback=_parse_bytes, help="Remove the longest unused until 200G or less are left."
+    "--older-than",
+    metavar="AGE",
+    default="0",
+    callback=_duration.parse_seconds,
+    help="Remove only what was not used for this long, for example 12h or 30d; a plain number is seconds.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--keep-bytes",
+    metavar="N",
+    callback=_parse_bytes,
+    help="Remove the least recently used until the store has at most this size, for example 200G.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
 @_render.store_option
 @_render.json_option
 def command(
@@ -54,17 +59,14 @@ def command(
 ) -> None:
     """Remove images, layers and leftovers that no lockfile and no run needs.
 
-    Says first what it would remove, and asks. What a known lockfile needs stays, and so
-    does the image of a run that waits, runs, or whose state cannot be told. While anybody
-    converts an image nothing is removed. --keep-bytes may also remove layers of images
-    that stay; their SIFs stay.
+    Prints what it would remove, and asks. It keeps what a known lockfile needs, and the
+    image of a run that is pending, is running, or has an unknown state. It removes nothing
+    while a process converts an image. --keep-bytes may also remove layers of images that
+    are kept, but not their SIFs.
     """
-    from hpcenv.cli import _progress
-    from hpcenv.steps.image.prune import PruneRequest, plan_prune, prune
-
     place = where.place()
-    if not place.exists():
-        _answer(None, None, as_json, f"there is no store in {place.root}")
+    if not place_exists(place):
+        _answer(None, None, as_json, f"{place.root} has no store")
         return
     request = PruneRequest(place=place, workspaces=_projects(), older_than=older_than, keep_bytes=keep_bytes)
     with _progress.shown(as_json=as_json) as show:
@@ -81,9 +83,7 @@ def command(
 
 
 def _projects() -> tuple[Any, ...]:
-    """Return the project the user is in; nothing may be removed for one that cannot be read."""
-    from hpcenv.steps.workspace import SPEC_NAME
-
+    """Return the project of the current folder; if it cannot be read, nothing may be removed."""
     here = _render.cwd()
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return ()
@@ -91,15 +91,15 @@ def _projects() -> tuple[Any, ...]:
         return (_render.open_project(),)
     except HpcenvError as error:
         raise SpecError(
-            "the project you are in cannot be read, so nobody knows what it needs", why=str(error), hint=error.hint
+            "the project of this folder cannot be read, so it is unknown which images it needs",
+            why=str(error),
+            hint=error.hint_parts,
         ) from error
 
 
 def _show(plan: PrunePlan) -> None:
-    from hpcenv.cli.image.listing import columns
-
     for item in plan.kept:
-        _render.tell(f"stays: {item.digest[7:19]} {size.shown(item.size)}: {item.why}")
+        _render.tell(f"kept: {item.digest[7:19]} {size.shown(item.size)}: {item.why}")
     if plan.removals:
         rows = tuple((i.kind, i.name.removeprefix("sha256:")[:12], size.shown(i.size), i.why) for i in plan.removals)
         for line in columns(rows):
@@ -115,5 +115,5 @@ def _answer(plan: PrunePlan | None, done: Pruned | None, as_json: bool, nothing:
         _render.tell(nothing)
     if done is not None:
         for item in done.skipped:
-            _render.tell(f"left: {item.path}: in use or needed since, or not yours to remove")
+            _render.tell(f"not removed: {item.path}: it is in use or needed now, or you may not remove it")
         _render.say(f"removed {len(done.removed)}, {size.shown(done.freed)}")

@@ -1,60 +1,49 @@
-"""`hpcenv image pull`."""
+"""`hpcenv image pull`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import click
 
 from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
-
-if TYPE_CHECKING:
-    from hpcenv.steps.image.pull import Asked, BuiltImage
+from hpcenv.image.pull import BuiltImage, ImageRequest, pull
+from hpcenv.image.reference import Reference, parse_layered
+from hpcenv.image.verify import request_options
 
 
 @click.command("pull")
 @click.argument("reference")
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of a multi-platform one.")
-@_conversion.plain_http_of_reference
-@click.option("--ca-file", metavar="FILE", help="Certificates to trust for the registry, in PEM form.")
+@_conversion.image_options
 @click.option("--allow-floating", is_flag=True, help="Accept `latest` or no tag.")
-@_conversion.options
+@_conversion.convert_options
 @_render.store_option
 @_render.json_option
-def command(reference: str, as_json: bool, where: _render.Where, **words: Any) -> int:
-    """Convert an image to a SIF in the store.
+def command(reference: str, as_json: bool, where: _render.Where, allow_floating: bool, **values: Any) -> int:
+    """Convert an image to a SIF in the store, and print the path of the SIF.
 
     REFERENCE is docker://HOST/NAME:TAG, oci:DIR, oci-archive:FILE or docker-archive:FILE.
-    The tag is resolved once; layers are fetched, checked and kept; the SIF's path is
-    printed. What is in the store already is neither fetched nor converted again; for a
-    digest, NAME@sha256:..., no registry is asked then.
+    hpcenv resolves the tag once, downloads the layers, and checks and stores them. What
+    the store already has is not downloaded or converted again. For a digest,
+    NAME@sha256:..., hpcenv then does not contact the registry.
     """
-    from hpcenv.steps.image.pull import Asked, pull
-
-    asked = Asked(
-        reference=reference,
-        platform=words["platform"],
-        plain_http=_conversion.registries(words["plain_http"], reference),
-        ca_file=None if words["ca_file"] is None else Path(os.path.abspath(_render.cwd() / words["ca_file"])),
-        allow_floating=words["allow_floating"],
-        **_conversion.chosen(words),
-    )
+    request = _conversion.image_request(parse_layered(reference), values, allow_floating=allow_floating)
     with _progress.shown(as_json=as_json) as on_event:
-        result = pull(asked, place=where.place(), environ=os.environ, on_event=on_event)
-    return _conversion.tell("image pull", result, as_json=as_json, verify=_verify(asked, result, where))
+        result = pull(request, _conversion.chosen(values), place=where.place(), environ=os.environ, on_event=on_event)
+    return _conversion.show_result(
+        "image pull", result, as_json=as_json, verify=_verify_command(request, result, where)
+    )
 
 
-def _verify(asked: Asked, result: BuiltImage, where: _render.Where) -> str:
-    """Return the command that proves this very SIF, also when a tag has moved."""
-    name, digest = asked.reference, result.record.manifest_digest
-    if name.startswith("docker://") and digest is not None:
-        name = f"{name.partition('@')[0]}@{digest}"
-    words = ["hpcenv", "image", "verify", name]
-    words += ["--platform", asked.platform] if asked.platform != "linux/amd64" else []
-    for host in asked.plain_http:
-        words += ["--plain-http", host]
-    words += ["--ca-file", str(asked.ca_file)] if asked.ca_file is not None else []
-    return _render.quoted((*words, *where.words()))
+def _verify_command(request: ImageRequest, result: BuiltImage, where: _render.Where) -> str:
+    """Return the command that verifies this SIF, even after the tag has moved to another image."""
+    source, digest = request.source, result.record.manifest_digest
+    if isinstance(source, Reference) and digest is not None:
+        source = replace(source, digest=digest)
+    return _render.quoted(("hpcenv", "image", "verify", str(source), *request_options(request), *where.options()))

@@ -1,4 +1,7 @@
-"""`hpcenv image rebuild`."""
+"""`hpcenv image rebuild`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,51 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli.image import _conversion
+from hpcenv.recipes.rebuild import RebuildResult, rebuild
 
 
 @click.command("rebuild")
-@click.argument("lockfile", metavar="LOCK")
-@click.option("--out", default="rebuilt", show_default=True, metavar="DIR", help="Folder for the files.")
-@click.option("--name", default="rebuilt", show_default=True, help="Name of the image.")
-@click.option("--os", "system", metavar="NAME", help="Distribution, if not the locked one.")
-@click.option("--base", metavar="REF", help="Base image NAME[:TAG][@sha256:...], or a SIF.")
-@click.option("--base-python", is_flag=True, help="The base brings the Python: install none.")
+@click.option(
+    "--lock",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Which lockfile: lockfiles/NAME.lock.toml, or the path of any lockfile.",
+)
+@click.option("-o", "--output", default="rebuilt", show_default=True, metavar="DIR", help="Folder for the files.")
+@click.option("--tag", default="rebuilt", show_default=True, metavar="NAME[:TAG]", help="Name of the new image.")
+@click.option("--os", "distribution", metavar="NAME", help="Distribution. Default: the locked one.")
+@click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
+@click.option("--base-python", "base_has_python", is_flag=True, help="The base contains the Python: install none.")
 @click.option("--proved-only", is_flag=True, help="Leave out packages whose wheel is not known by hash.")
-@click.option("--build", is_flag=True, help="Make the SIF and compare it with the lockfile.")
-@click.option("--site", metavar="DIR", help="Folder with pip.conf, apt.sources ...; else DIR/site.")
+@click.option("--build", is_flag=True, help="Build the SIF and compare it with the lockfile.")
+@click.option(
+    "--pip-config",
+    metavar="DIR",
+    help="Folder with pip.conf, apt.sources, apt.conf and ca.crt for --build. Default: `site` in the output folder.",
+)
 @_conversion.plain_http
 @click.option("--force", is_flag=True, help="Replace files that hpcenv did not write.")
 @_render.json_option
-def command(lockfile: str, out: str, site: str | None, base: str | None, as_json: bool, **words: Any) -> int:
-    """Make an image again from a lockfile, when the original is gone.
+def command(lock: str, output: str, pip_config: str | None, base: str | None, as_json: bool, **options: Any) -> int:
+    """Make an image again from its lockfile, after the original is lost.
 
-    Writes a Dockerfile and a definition file, and says what will be the same and what
-    not. With --build it makes the SIF, looks into it, and compares every field; the exit
-    status is 21 when something that must be as locked is not.
+    It writes a Dockerfile and a definition file, and says which parts will be the same. With
+    --build it builds the SIF and compares every field with the lockfile. The exit status
+    is 28 when a field that must match differs.
     """
-    from hpcenv.steps.image.rebuild import rebuild
-
     here = _render.cwd()
     if base is not None and base.endswith(".sif"):
         base = os.path.abspath(here / base)
     result = rebuild(
-        Path(os.path.abspath(here / lockfile)),
-        Path(os.path.abspath(here / out)),
+        here,
+        Path(os.path.abspath(here / output)),
         environ=os.environ,
-        name=words["name"],
-        system=words["system"],
+        lock=lock,
         base=base,
-        base_has_python=words["base_python"],
-        proved_only=words["proved_only"],
-        plain_http=words["plain_http"],
-        build=words["build"],
-        site=None if site is None else Path(os.path.abspath(here / site)),
+        pip_config=None if pip_config is None else Path(os.path.abspath(here / pip_config)),
         on_line=_render.tell,
-        force=words["force"],
+        **options,
     )
     problem = result.problem
     if as_json:
@@ -62,7 +69,7 @@ def command(lockfile: str, out: str, site: str | None, base: str | None, as_json
     return 0
 
 
-def _show(result: Any) -> None:
+def _show(result: RebuildResult) -> None:
     for note in result.notes:
         _render.tell(f"note: {note}")
     for part in result.parts:
@@ -70,12 +77,12 @@ def _show(result: Any) -> None:
     _render.say(f"wrote {', '.join(path.name for path in result.files)} to {result.folder}")
     if result.sif is None:
         return
-    _render.say(f"made {result.sif}")
+    _render.say(f"built {result.sif}")
     same = sum(row.outcome == "same" for row in result.rows)
     for row in result.rows:
         if row.outcome != "same":
-            as_said = " (as said above)" if row.announced else ""
+            expected = " (expected, see above)" if row.announced else ""
             _render.say(
-                f"{row.outcome:8} {row.severity:5} {row.field}{as_said}: locked {row.locked}, found {row.found}"
+                f"{row.outcome:8} {row.severity:5} {row.field}{expected}: locked {row.locked}, found {row.found}"
             )
     _render.say(f"same     {same} of {len(result.rows)} fields")

@@ -1,4 +1,7 @@
-"""`hpcenv image verify`."""
+"""`hpcenv image verify`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +13,42 @@ import click
 
 from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
+from hpcenv.image.convert.layer_index import LayerLimits
+from hpcenv.image.reference import LayeredImage, parse_layered, require_layers
+from hpcenv.image.verify import Proof, origin, refusal, verify
+from hpcenv.project.severities import severities
+from hpcenv.project.store_config import StorePlace
+from hpcenv.project.workspace import SPEC_NAME
+from hpcenv.records.manifest import Severity
+
+_TREE = "container.sif.tree"
 
 
 @click.command("verify")
 @click.argument("what", metavar="REFERENCE|SIF")
-@click.option("--image", metavar="REF", help="The image that a SIF must hold, if not the one it names itself.")
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of a multi-platform one.")
-@_conversion.plain_http_of_reference
-@click.option("--ca-file", metavar="FILE", help="Certificates to trust for the registry, in PEM form.")
+@click.option("--image", metavar="REF", help="Image that a SIF must contain, if not the one that its label names.")
+@_conversion.image_options
 @_conversion.limit
 @_render.store_option
 @_render.json_option
-def command(what: str, as_json: bool, where: _render.Where, image: str | None, **words: Any) -> int:
-    """Prove that a SIF holds what its image's layers hold.
+def command(what: str, as_json: bool, where: _render.Where, image: str | None, **values: Any) -> int:
+    """Prove that a SIF contains exactly what the layers of its image contain.
 
-    Reads the layers (from the store, else fetched) and the SIF, and compares every path;
-    differences are listed. Ends with 11 when there are any.
+    Reads the layers (from the store, or else from the registry) and the SIF, compares every
+    path, and lists the differences. Ends with 11 if there are any;
+    with 0 if [policy] of the project gives `container.sif.tree` a lower severity than must.
     """
-    from hpcenv.adapters.layer_index import Limits
-    from hpcenv.steps.image.pull import Asked
-    from hpcenv.steps.image.verify import origin, refusal, verify
-
     place = where.place()
-    path = _render.cwd() / what if "://" not in what and (what.endswith(".sif") or os.path.isfile(what)) else None
-    reference = what if path is None else image or origin(path, place)
-    asked = Asked(
-        reference=reference,
-        platform=words["platform"],
-        plain_http=_conversion.registries(words["plain_http"], reference),
-        ca_file=None if words["ca_file"] is None else Path(os.path.abspath(_render.cwd() / words["ca_file"])),
-        allow_floating=True,
-        limits=Limits().raised(words["limits"]),
-    )
+    path, source = _sif_and_image(what, image, place)
+    request = _conversion.image_request(source, values, allow_floating=True)
+    limits = LayerLimits().raised(values["limits"])
     with _progress.shown(as_json=as_json) as on_event:
-        proof = verify(asked, path, place=place, environ=os.environ, on_event=on_event)
-    problem = None if proof.equal else refusal(proof, asked)
-    if problem is not None and problem.hint:
-        problem.hint = where.in_commands(problem.hint)  # here: --json prints it, and nothing is raised
+        proof = verify(request, path, limits=limits, place=place, on_event=on_event)
+    # With the options here: --json prints the error, and nothing is raised.
+    severity = _tree_severity()
+    if not proof.equal and severity != "must":
+        return _show_accepted(proof, severity, as_json=as_json)
+    problem = None if proof.equal else where.with_options(refusal(proof, request))
     if as_json:
         _render.verdict_on("image verify", proof, ok=proof.equal, problem=problem)
         return 0 if problem is None else problem.exit_status
@@ -54,9 +56,38 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
         raise problem
     if not proof.exact:
         _render.tell(
-            "note: hpcenv did not make this SIF; what Apptainer writes itself is not compared "
-            "(/.singularity.d and its scripts, /etc/hosts, /etc/resolv.conf), nor are owners and times"
+            "note: hpcenv did not make this SIF; the comparison leaves out what Apptainer adds "
+            "(/.singularity.d and its scripts, /etc/hosts, /etc/resolv.conf), and owners and times"
         )
     depth = "every field" if proof.exact else "type, mode, size, content and link target"
     _render.say(f"equal: {proof.paths} paths, {depth}; tree {proof.found}")
+    return 0
+
+
+def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Path | None, LayeredImage]:
+    """Return the SIF, or None for the store's, and the image to compare it with."""
+    if "://" in what or not (what.endswith(".sif") or os.path.isfile(what)):
+        return None, parse_layered(what)
+    path = _render.cwd() / what
+    return path, require_layers(origin(path, place)) if image is None else parse_layered(image)
+
+
+def _tree_severity() -> Severity:
+    """Return how much a SIF with another tree matters: to the project here, or without one by the table of fields."""
+    here = _render.cwd()
+    if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
+        return severities({}).of(_TREE)
+    project = _render.open_project().project
+    return severities(project.policy, project.determinism.profile).of(_TREE)
+
+
+def _show_accepted(proof: Proof, severity: Severity, *, as_json: bool) -> int:
+    """Print differences that the project accepts; return the exit status."""
+    if as_json:
+        _render.verdict_on("image verify", proof, ok=True)
+        return 0
+    for line in proof.differences:
+        _render.say(line)
+    count = len(proof.differences)
+    _render.say(f"{count} {'difference' if count == 1 else 'differences'}; {_TREE} = {severity}, by [policy]")
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.cli import VERBS
+from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 
 
@@ -47,15 +47,15 @@ def test_the_example_of_submit_stands_on_a_line_of_its_own(hpcenv: Any, tmp_path
 @pytest.mark.parametrize(
     ("words", "what", "hint"),
     [
-        ((), "error[usage]: which verb?", "hint: hpcenv --help"),
-        (("submti",), "error[usage]: No such verb 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
-        (("status", "--rnus", "x"), "error[usage]: no such option `--rnus`, perhaps you meant `--runs`", "hint: hpcenv status --runs"),
+        ((), "error[usage]: which command?", "hint: hpcenv --help"),
+        (("submti",), "error[usage]: No such command 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
+        (("status", "--rnus-dir", "x"), "error[usage]: no such option `--rnus-dir`, perhaps you meant `--runs-dir`", "hint: hpcenv status --runs-dir"),
         (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit SCRIPT ... --partition"),
-        (("submit", "t.py", "--lr", "3"), "error[usage]: no such option `--lr`\n", "goes after `--`: hpcenv submit SCRIPT ... -- --lr"),
+        (("submit", "t.py", "--lr", "3"), "error[usage]: no such option `--lr`\n", "goes after `--`: `hpcenv submit SCRIPT ... -- --lr`"),
         (("submit",), "error[usage]: Missing argument 'SCRIPT'", "hint: hpcenv submit --help"),
         (("submit", "t.py", "--nodes", "0"), "error[usage]: Invalid value for '--nodes'", "hint: hpcenv submit --help"),
-        (("submit", "t.py", "--env", "A"), "error[usage]: `--env A` has no value", "hint: --env A=VALUE"),
-        (("submit", "t.py", "--env", "A=1", "--env", "A=2"), "error[usage]: `--env A=...` is given twice", ""),
+        (("submit", "t.py", "--env", "A"), "  why: `env`: `A` has no value: use A=VALUE (from --env)", "hint: hpcenv submit --help"),
+        (("submit", "t.py", "--env", "A=1", "--env", "A=2"), "  why: `env`: `A` is given twice (from --env)", ""),
     ],
 )  # fmt: skip
 def test_a_typo_gets_a_hint(words: tuple[str, ...], what: str, hint: str, hpcenv: Any, tmp_path: Path) -> None:
@@ -106,71 +106,84 @@ def test_the_users_name_for_a_folder_is_kept(hpcenv: Any, project: Path, tmp_pat
     link = tmp_path / "link"
     link.symlink_to(project)
     environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "PWD": str(link)}
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--dry-run", cwd=link, environ=environ)
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", "--dry-run", cwd=link, environ=environ)
     assert f'"run_folder": "{link}/runs/a"' in done.stdout
 
 
 # -- dry run and submit -------------------------------------------------------------------
 
-WORDS = ("submit", "train.py", "--nproc", "1", "--assume-shared", "--run", "a")
+
+@pytest.fixture
+def shared_project(project: Path) -> Path:
+    """The tiny project; tests run in /tmp, which hpcenv knows not to be shared."""
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\nassume-shared = true\n")
+    return project
 
 
-def test_a_dry_run_is_byte_for_byte_what_submit_writes(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+WORDS = ("submit", "train.py", "--nproc", "1", "--name", "a")
+
+
+def test_a_dry_run_is_byte_for_byte_what_submit_writes(hpcenv: Any, shared_project: Path, fake_slurm: Any) -> None:
     arguments = ("--", "a b", "--dry-run", "--wait", b"\xff")
-    dry = hpcenv(*WORDS, "--dry-run", *arguments, cwd=project, environ=fake_slurm.environ)
+    dry = hpcenv(*WORDS, "--dry-run", *arguments, cwd=shared_project, environ=fake_slurm.environ)
     assert dry.status == 0, dry.stderr
     assert fake_slurm.calls("sbatch") == []
-    assert not (project / "runs").exists()
-    done = hpcenv(*WORDS, *arguments, cwd=project, environ=fake_slurm.environ)
+    assert not (shared_project / "runs").exists()
+    done = hpcenv(*WORDS, *arguments, cwd=shared_project, environ=fake_slurm.environ)
     assert done.status == 0, done.stderr
-    run = project / "runs" / "a"
+    run = shared_project / "runs" / "a"
     assert dry.stdout == (run / "job.sbatch").read_text() + (run / "manifest.json").read_text()
     assert fake_slurm.calls("sbatch")[0].script == (run / "job.sbatch").read_text()
 
 
-def test_submit_says_the_shape_and_what_to_type_next(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+def test_submit_says_the_shape_and_what_to_type_next(hpcenv: Any, shared_project: Path, fake_slurm: Any) -> None:
     fake_slurm.answers("sbatch", "Submitted batch job 77\n", err="sbatch: warning: slow today\n")
-    done = hpcenv(*WORDS, "--nodes", "2", "--gpus", "8", cwd=project, environ=fake_slurm.environ)
+    done = hpcenv(
+        *WORDS, "--nodes", "2", "--gpus", "8", "--allow-cpu-torch", cwd=shared_project, environ=fake_slurm.environ
+    )
     assert done.stdout == "submitted a: 2 nodes x 8 GPUs, 1 rank each = 2 ranks, job 77\n"
     assert "note: sbatch: slow today" in done.stderr
     assert "next: hpcenv status a    hpcenv logs -f a" in done.stderr
 
 
-def test_with_a_folder_of_ones_own_the_next_command_finds_the_run(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
-    done = hpcenv(*WORDS, "--runs", "my runs", cwd=project, environ=fake_slurm.environ)
-    assert f"next: hpcenv status '{project}/my runs/a'" in done.stderr
+def test_with_a_folder_of_ones_own_the_next_command_finds_the_run(
+    hpcenv: Any, shared_project: Path, fake_slurm: Any
+) -> None:
+    done = hpcenv(*WORDS, "--runs-dir", "my runs", cwd=shared_project, environ=fake_slurm.environ)
+    assert f"next: hpcenv status '{shared_project}/my runs/a'" in done.stderr
 
 
-def test_a_refused_partition_names_where_it_comes_from(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
+def test_a_refused_partition_names_where_it_comes_from(hpcenv: Any, shared_project: Path, fake_slurm: Any) -> None:
     fake_slurm.replays("sbatch", "sbatch-nosuch-partition")
     environ = {**fake_slurm.environ, "SBATCH_PARTITION": "nosuch"}
-    done = hpcenv(*WORDS, cwd=project, environ=environ)
+    done = hpcenv(*WORDS, cwd=shared_project, environ=environ)
     assert done.status == 15
     assert "invalid partition specified: nosuch" in done.stderr
     assert "partition = nosuch (SBATCH_PARTITION)" in done.stderr
     assert "hint: `sinfo --summarize` lists the partitions" in done.stderr
-    assert list((project / "runs").iterdir()) == []
+    assert list((shared_project / "runs").iterdir()) == []
 
 
-def test_slurm_without_sbatch(hpcenv: Any, project: Path) -> None:
-    done = hpcenv(*WORDS, "--cluster", "slurm", cwd=project)
+def test_slurm_without_sbatch(hpcenv: Any, shared_project: Path) -> None:
+    done = hpcenv(*WORDS, "--cluster", "slurm", cwd=shared_project)
     assert done.status == 8
     assert "error[tool-missing]: `sbatch` is not on PATH" in done.stderr
-    assert not (project / "runs").exists()
+    assert not (shared_project / "runs").exists()
 
 
-def test_interrupting_sbatch_leaves_nothing(project: Path, fake_slurm: Any) -> None:
+def test_interrupting_sbatch_leaves_nothing(shared_project: Path, fake_slurm: Any) -> None:
     fake_slurm.hangs("sbatch")
-    child = start(*WORDS, cwd=project, environ=fake_slurm.environ)
+    child = start(*WORDS, cwd=shared_project, environ=fake_slurm.environ)
     deadline = time.monotonic() + 20
     while not fake_slurm.calls("sbatch") and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert (project / "runs" / "a" / "manifest.json").exists()
+    assert (shared_project / "runs" / "a" / "manifest.json").exists()
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate(timeout=20)
     assert child.returncode == 130
     assert stderr.endswith("error[interrupted]: interrupted\n")
-    assert list((project / "runs").iterdir()) == []
+    assert list((shared_project / "runs").iterdir()) == []
     assert len(fake_slurm.calls("squeue")) == 1, "it looks whether the job got queued"
 
 
@@ -179,7 +192,7 @@ def test_interrupting_sbatch_leaves_nothing(project: Path, fake_slurm: Any) -> N
 
 def test_a_local_run_from_submit_to_report(hpcenv: Any, project: Path) -> None:
     (project / "train.py").write_text("import sys\nprint('hello', sys.argv[1:], flush=True)\nsys.exit(7)\n")
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", "--", "$(id)", cwd=project)
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", "--wait", "--", "$(id)", cwd=project)
     assert done.status == 7, done.stderr
     assert "hello ['$(id)']" in done.stdout
     assert "hint: hpcenv report a" in done.stderr
@@ -196,28 +209,47 @@ def test_a_run_of_a_changed_environment_ends_with_90_before_the_script(
     (victim,) = python_with_torch.parents[1].glob("lib/python*/site-packages/torch/distributed/__init__.py")
     victim.write_text("# one line that was not there\n")
     try:
-        done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", cwd=project)
+        done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", "--wait", cwd=project)
     finally:
         victim.write_text("")
     assert done.status == 90
     assert "TRAINS" not in done.stdout
-    assert "a: rejected (before training: a node is not as locked)" in done.stderr
+    assert "a: rejected (before training: a node differs from the lockfile)" in done.stderr
 
 
 def test_interrupting_the_wait_leaves_the_run_and_cancel_ends_it(hpcenv: Any, project: Path) -> None:
     (project / "train.py").write_text("import time\nprint('STARTED', flush=True)\ntime.sleep(60)\n")
-    child = start("submit", "train.py", "--nproc", "1", "--run", "a", "--wait", cwd=project)
+    child = start("submit", "train.py", "--nproc", "1", "--name", "a", "--wait", cwd=project)
     assert child.stdout is not None
     assert any("STARTED" in line for line in iter(child.stdout.readline, ""))
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate(timeout=20)
     assert child.returncode == 130
-    assert "error[interrupted]: interrupted; a goes on" in stderr
+    assert "error[interrupted]: interrupted; a continues" in stderr
     assert "hint: hpcenv cancel a" in stderr
     assert hpcenv("status", "a", cwd=project).stdout.startswith("a: running\n")
     done = hpcenv("cancel", "a", cwd=project)
     assert done.status == 0, done.stderr
     assert not hpcenv("status", "a", cwd=project).stdout.startswith("a: running\n")
+
+
+def test_the_wait_ends_in_time_and_the_run_continues(hpcenv: Any, project: Path) -> None:
+    (project / "train.py").write_text("import time\ntime.sleep(60)\n")
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", "--wait", "--timeout", "1", cwd=project)
+    try:
+        assert done.status == 124, done.stderr
+        assert "error[wait-timeout]: 1 run has not ended in time" in done.stderr
+        assert hpcenv("status", "a", "--json", cwd=project).envelope["data"]["state"] in ("pending", "running")
+    finally:
+        hpcenv("cancel", "a", cwd=project)
+
+
+@pytest.mark.parametrize("words", [("submit", "train.py"), ("rerun", "a")])
+def test_a_timeout_without_a_wait_is_refused(hpcenv: Any, project: Path, words: tuple[str, ...]) -> None:
+    done = hpcenv(*words, "--timeout", "1h", cwd=project)
+    assert done.status == 2
+    assert done.stderr.startswith("error[usage]: `--timeout` needs --wait\n")
+    assert not (project / "runs").exists()
 
 
 # -- output -------------------------------------------------------------------------------
@@ -242,14 +274,14 @@ def test_a_reader_who_goes_away_is_no_failure(words: tuple[str, ...], project: P
 def test_what_a_terminal_cannot_show_is_escaped(hpcenv: Any, tmp_path: Path) -> None:
     environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "PYTHONIOENCODING": "ascii:strict"}
     os.mkdir(os.fsencode(tmp_path) + b"/\xff")
-    done = hpcenv("status", "größe", b"--runs=\xff", cwd=tmp_path, environ=environ)
+    done = hpcenv("status", "größe", b"--runs-dir=\xff", cwd=tmp_path, environ=environ)
     assert done.status == 16
     assert "no run `gr\\xf6\\xdfe`" in done.stderr
 
 
 def test_a_full_disk_or_a_forbidden_folder_is_told_in_our_own_form(hpcenv: Any, project: Path) -> None:
     (project / "runs").write_text("a file is in the way")
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--run", "a", cwd=project)
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "a", cwd=project)
     assert done.status == 19
     assert f"error[file-unusable]: cannot make the run folder `{project}/runs/a`" in done.stderr
     assert "why: Not a directory" in done.stderr
@@ -260,5 +292,5 @@ def test_a_folder_that_was_removed_meanwhile(project: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", "HOME": "/"}
     done = subprocess.run(["bash", "-c", script, sys.executable], cwd=project, env=env, capture_output=True, text=True)
     assert done.returncode == 19
-    assert "error[file-unusable]: No such file or directory" in done.stderr
+    assert "error[file-unusable]: the current folder no longer exists" in done.stderr
     assert "Traceback" not in done.stderr

@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-SUBMIT = ("submit", "train.py", "--cluster", "local", "--nproc", "1", "--run", "a")
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    """The tiny project; tests run in /tmp, which hpcenv knows not to be shared."""
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\nassume-shared = true\n")
+    return project
+
+
+def set_template(project: Path, name: str) -> None:
+    spec = project / "hpcenv.toml"
+    spec.write_text(spec.read_text().replace("[submit]\n", f'[submit]\ntemplate = "{name}"\n'))
+
+
+SUBMIT = ("submit", "train.py", "--cluster", "local", "--nproc", "1", "--name", "a")
 
 
 def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
@@ -22,7 +36,7 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
     assert done.status == 0, done.stderr
     manifest = json.loads(done.stdout)["data"]["manifest"]
     assert manifest["launch"] == {
-        "standalone": True, "max_restarts": 2, "torchrun_args": ["--monitor-interval=1", "--role=a b"],
+        "launcher": "torchrun", "standalone": True, "max_restarts": 2, "torchrun_args": ["--monitor-interval=1", "--role=a b"],
     }  # fmt: skip
     assert manifest["pass_env"] == ["HF_*"]
     assert manifest["secrets"] == [{"name": "TOKEN", "source": "file:~/token", "origin": "--secret"}]
@@ -33,8 +47,8 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
     [
         (("--torchrun-args", "--nnodes=4"), "`--torchrun-args --nnodes=4` cannot be passed on"),
         (("--torchrun-args", "other.py"), "`--torchrun-args other.py` cannot be passed on"),
-        (("--pass-env", "A=1"), "`A=1` is no variable to pass on"),
-        (("--secret", "TOKEN=file:token"), "the secret TOKEN is in `token`, which is no absolute path"),
+        (("--pass-env", "A=1"), "`A=1` is not the name of a variable"),
+        (("--secret", "TOKEN=file:token"), "the secret TOKEN is in `token`, which is not an absolute path"),
         (("--nodes", "2", "--standalone"), "`--standalone` is for one node"),
     ],
 )
@@ -64,11 +78,9 @@ def test_a_secret_that_no_node_could_read_is_refused_here(
     assert not (project / "runs" / "a").exists()
 
 
-def test_a_secret_that_the_job_may_get_otherwise_is_a_note(
-    hpcenv: Any, project: Path, fake_slurm: Any, tmp_path: Path
-) -> None:
+def test_a_secret_that_the_job_may_get_otherwise_is_a_note(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
     environ = {**fake_slurm.environ, "HOME": str(project), "HERE": "x"}
-    words = ("submit", "train.py", "--nproc", "1", "--run", "a", "--assume-shared", "--dry-run")
+    words = ("submit", "train.py", "--nproc", "1", "--name", "a", "--dry-run")
     known = hpcenv(
         *words, "--secret", "A=env:HERE", "--secret", "B=env:SLURM_JOB_ID", "--secret", "C=file:/tmp/hpcenv-none",
         cwd=project, environ=environ,
@@ -77,9 +89,9 @@ def test_a_secret_that_the_job_may_get_otherwise_is_a_note(
     assert "not known whether nodes can read the secret C" in known.stderr
     assert hpcenv(*words, "--secret", "A=env:NOTSET", cwd=project, environ=environ).status == 2
     built_in = Path(__file__).resolve().parents[3] / "sbatch_templates" / "job.sbatch"
-    own = tmp_path / "own.sbatch"
-    own.write_text(built_in.read_text() + "# export NOTSET\n")
-    noted = hpcenv(*words, "--template", str(own), "--secret", "A=env:NOTSET", cwd=project, environ=environ)
+    (project / "own.sbatch").write_text(built_in.read_text() + "# export NOTSET\n")
+    set_template(project, "own.sbatch")
+    noted = hpcenv(*words, "--secret", "A=env:NOTSET", cwd=project, environ=environ)
     assert noted.status == 0, noted.stderr
     assert "the secret A needs NOTSET, which is not set here" in noted.stderr
 
@@ -87,9 +99,8 @@ def test_a_secret_that_the_job_may_get_otherwise_is_a_note(
 @pytest.mark.parametrize(
     ("words", "status", "line"),
     [
-        (("--run", "34"), 2, "why: `34` means a job id"),
-        (("--run", "34_1"), 2, "why: `34_1` means a job id"),
-        (("--template", "/nonexist"), 2, "hint: --template FILE, or none for the project's or the built-in one"),
+        (("--name", "34"), 2, "why: `34` means a job id"),
+        (("--name", "34_1"), 2, "why: `34_1` means a job id"),
         (("--time", "3Q"), 2, "hint: hpcenv submit --help"),
         (("--torchrun-args", "--bogus=1"), 2, "why: torchrun of torch 2.13.0+cpu has no such option"),
     ],
@@ -98,8 +109,18 @@ def test_what_cannot_be_is_told_before_the_queue(
     hpcenv: Any, project: Path, fake_slurm: Any, words: tuple[str, ...], status: int, line: str
 ) -> None:
     environ = {**fake_slurm.environ, "HOME": str(project)}
-    run = () if "--run" in words else ("--run", "a")
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--assume-shared", *run, *words, cwd=project, environ=environ)
+    run = () if "--name" in words else ("--name", "a")
+    done = hpcenv("submit", "train.py", "--nproc", "1", *run, *words, cwd=project, environ=environ)
     assert done.status == status, done.stderr
     assert line in [text.strip() for text in done.stderr.splitlines()]
     assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_template_that_is_not_there_is_refused_with_the_key_that_names_it(
+    hpcenv: Any, project: Path, fake_slurm: Any
+) -> None:
+    set_template(project, "nosuch.sbatch")
+    done = hpcenv("submit", "train.py", "--nproc", "1", cwd=project, environ=fake_slurm.environ)
+    assert done.status == 2
+    assert f"there is no template `{project}/nosuch.sbatch`" in done.stderr
+    assert f"[submit] in {project}/hpcenv.toml names it" in done.stderr

@@ -1,91 +1,142 @@
-"""`hpcenv rerun`: the words of a run, changed or not, make the same submission again."""
+"""`hpcenv rerun`: the request of a run, changed or not, makes the same submission again."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcenv.cli.rerun import _CHANGEABLE, changes, command_of, merge, parse_command
 from hpcenv.errors import UsageError
-from hpcenv.steps.rerun import free_name
+from hpcenv.project.options import OPTIONS, Option, in_place
+from hpcenv.records import codec
+from hpcenv.records.request import RequestRecord
+from hpcenv.submission.request import SubmitOptions, command_of, from_command_line, from_record, to_record
+from hpcenv.submission.rerun import change, changes, free_name
 
-COMMAND = (
-    *("hpcenv", "submit", "a b.py", "--nodes", "2", "--gpus", "8", "--no-snapshot", "--env", "A=1", "--env", "B=x y"),
-    *("--torchrun-args", "--role=x", "--stage", "--run", "first", "--", "--lr", "1", "--json", "--", "$(id)"),
-)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+OLD = from_command_line(
+    "a b.py",
+    ("--lr", "1", "--json", "--", "$(id)"),
+    {
+        "nodes": 2, "gpus": 8, "workdir": "live", "env": ("A=1", "B=x y"), "torchrun_args": ("--role=x",), "stage": True,
+        "name": "first", "sbatch": ("mail-type=END", "exclusive"), "grace": "10m", "secret": ("T=env:T",),
+    },
+)  # fmt: skip
 
 
-def test_a_command_survives_being_read_and_written() -> None:
-    words = parse_command(COMMAND)
-    assert parse_command(command_of(words)) == words
-    assert words["args"] == ("--lr", "1", "--json", "--", "$(id)")
+def again(options: SubmitOptions) -> SubmitOptions:
+    """Write the record of a request and read it."""
+    record = to_record(options)
+    assert record is not None
+    return from_record(codec.decode_record(RequestRecord, codec.encode_record(record), origin="test"))
 
 
-@given(
-    args=st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)))),
-    nodes=st.integers(1, 99),
-    value=st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))),
-)
-def test_any_argument_survives(args: list[str], nodes: int, value: str) -> None:
-    command = (
-        "hpcenv",
-        "submit",
-        "t.py",
-        "--nodes",
-        str(nodes),
-        "--env",
-        f"A={value}",
-        *(("--", *args) if args else ()),
+def test_a_request_survives_being_written_and_read() -> None:
+    assert again(OLD) == OLD
+    assert command_of(OLD) == (
+        *("hpcenv", "submit", "a b.py", "--nodes", "2", "--gpus", "8", "--sbatch", "mail-type=END", "--sbatch"),
+        *("exclusive", "--torchrun-args", "--role=x", "--env", "A=1", "--env", "B=x y", "--secret", "T=env:T"),
+        *(
+            "--grace",
+            "600",
+            "--workdir",
+            "live",
+            "--stage",
+            "--name",
+            "first",
+            "--",
+            "--lr",
+            "1",
+            "--json",
+            "--",
+            "$(id)",
+        ),
     )
-    assert command_of(parse_command(command)) == command
+
+
+@given(args=st.lists(TEXTS), value=TEXTS, name=TEXTS)
+def test_any_argument_survives(args: list[str], value: str, name: str) -> None:
+    options = from_command_line("t.py", args, {"env": (f"A={value}",), "name": name, "torchrun_args": (value,)})
+    assert again(options) == options
+    assert (options.args, options.env) == (tuple(args), {"A": value})
+
+
+def test_a_record_from_before_workdir_is_read() -> None:
+    record = RequestRecord(schema=1, script="t.py", args=(), options={"snapshot": False})
+    assert from_record(record).workdir == "live"
+
+
+def test_bytes_that_are_no_text_survive() -> None:
+    options = from_command_line("\udcff.py", ("\udcff",), {})
+    assert again(options) == options
 
 
 def test_what_is_typed_takes_the_place_of_what_was() -> None:
-    old = parse_command(COMMAND)
-    new = merge(old, {"nodes": 4, "env": ("B=3", "C=4")}, ("--torchrun-args", "stage"), ("--lr", "2"))
-    told = {change.flag: (change.before, change.after) for change in changes(old, new)}
+    given_now = {"nodes": 4, "env": {"B": "3", "C": "4"}, "sbatch": {"mail-type": "ALL"}}
+    new = change(OLD, given_now, ("--torchrun-args", "stage"), ("--lr", "2"))
+    told = {change.flag: (change.before, change.after) for change in changes(OLD, new)}
     assert told == {
         "--nodes": ("--nodes 2", "--nodes 4"),
+        "--sbatch": ("--sbatch mail-type=END --sbatch exclusive", "--sbatch mail-type=ALL --sbatch exclusive"),
         "--torchrun-args": ("--torchrun-args --role=x", ""),
         "--env": ("--env A=1 --env 'B=x y'", "--env A=1 --env B=3 --env C=4"),
         "--stage": ("--stage", ""),
         "--": ("-- --lr 1 --json -- '$(id)'", "-- --lr 2"),
     }
-    assert changes(old, merge(old, {}, (), None)) == ()
+    assert changes(OLD, change(OLD, {}, (), None)) == ()
 
 
-@pytest.mark.parametrize("option", [o for o in _CHANGEABLE if o.name != "lock_name"], ids=lambda o: o.opts[0])
-def test_each_flag_can_be_left_out(option: click.Option) -> None:
-    word = option.opts[0]
-    if option.is_flag:
-        given = ("--no-snapshot",) if word == "--snapshot" else (word,)
-    elif isinstance(option.type, click.Choice):
-        given = (word, str(option.type.choices[0]))
-    else:
-        given = (word, "2")
-    old = parse_command(("hpcenv", "submit", "t.py", *given))
-    new = merge(old, {}, (word,), None)
-    assert new == parse_command(("hpcenv", "submit", "t.py"))
+def test_a_sweep_changes_by_the_names_of_its_values() -> None:
+    old = from_command_line("t.py", (), {"sweep": ("lr=1,2", "seed=0..1")})
+    assert change(old, {"sweep": ("seed=5",)}, (), None).sweep == ("lr=1,2", "seed=5")
+
+
+def some_value(option: Option) -> Any:
+    if option.kind in ("flag", "switch"):
+        return option.kind == "flag"
+    if option.kind == "choice":
+        return option.choices[0]
+    lists = {"texts": ("a", "b"), "variables": ("A=1",), "secrets": ("A=env:B",), "native": ("comment=1",)}
+    return lists.get(option.kind, "2")
+
+
+@pytest.mark.parametrize("option", in_place("command"), ids=lambda option: option.flag)
+def test_each_option_is_remembered_and_can_be_left_out(option: Option) -> None:
+    old = from_command_line("t.py", (), {option.name: some_value(option)})
+    assert again(old) == old
+    assert option.name in json.loads(codec.encode_record(to_record(old)))["options"]
+    new = change(old, {}, (option.key,), None)
     assert command_of(new) == ("hpcenv", "submit", "t.py")
-    json.dumps(new)
+    assert new == from_command_line("t.py", (), {})
 
 
 def test_what_cannot_be_submitted_again_is_said() -> None:
-    with pytest.raises(UsageError, match="from its record"):
-        parse_command(("python", "train.py"))
-    with pytest.raises(UsageError, match="does not understand") as caught:
-        parse_command(("hpcenv", "submit", "t.py", "--warp", "9"))
-    assert "--warp" in str(caught.value.why)
-    with pytest.raises(UsageError, match="has no such flag"):
-        merge(parse_command(COMMAND), {}, ("nosuch",), None)
-    with pytest.raises(UsageError, match="was not given it"):
-        merge(parse_command(COMMAND), {}, ("nodelist",), None)
+    with pytest.raises(UsageError, match="has no such option"):
+        change(OLD, {}, ("nosuch",), None)
+    with pytest.raises(UsageError, match="was submitted without it"):
+        change(OLD, {}, ("nodelist",), None)
+    record = RequestRecord(schema=1, script="t.py", args=(), options={"warp": 9})
+    with pytest.raises(UsageError, match="cannot submit the run again") as caught:
+        from_record(record)
+    assert "warp" in str(caught.value.why)
+    with pytest.raises(UsageError) as caught:
+        from_record(RequestRecord(schema=1, script="t.py", args=(), options={"nodes": "many"}))
+    assert caught.value.why == "`nodes` = 'many': must be a whole number (from request.json)"
+
+
+def test_no_record_holds_the_value_of_a_secret() -> None:
+    secrets = [option for option in OPTIONS if option.kind == "secrets"]
+    for option in secrets:
+        with pytest.raises(UsageError) as caught:
+            from_command_line("t.py", (), {option.name: ("TOKEN=hunter2",)})
+        assert "hunter2" not in f"{caught.value.what} {caught.value.why} {caught.value.hint}"
+    values: Mapping[str, Any] = from_command_line("t.py", (), {"secret": ("TOKEN=env:T",)}).secret
+    assert values == {"TOKEN": "env:T"}
 
 
 def test_names_of_further_runs(tmp_path: Path) -> None:
@@ -98,7 +149,7 @@ def test_names_of_further_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_again_takes_its_own_lockfile_and_refuses_another_script(hpcenv: Any, project: Path) -> None:
-    done = hpcenv("submit", "train.py", "--nproc", "1", "--cluster", "local", "--run", "one", "--", "x", cwd=project)
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--cluster", "local", "--name", "one", "--", "x", cwd=project)
     assert done.status == 0, done.stderr
     hpcenv("wait", "one", "--timeout", "60s", cwd=project, timeout=90)
     lock = project / "lockfiles" / "default.lock.toml"
@@ -109,7 +160,11 @@ def test_a_run_again_takes_its_own_lockfile_and_refuses_another_script(hpcenv: A
     plan = hpcenv("rerun", "one", "--dry-run", "--json", "--", "y", cwd=elsewhere)
     assert plan.status == 0, plan.stdout
     manifest = plan.envelope["data"]["manifest"]
-    assert (manifest["run"], manifest["args"], manifest["workdir"]) == ("one-2", ["y"], str(project))
+    assert (manifest["run"], manifest["args"], manifest["workdir"]) == (
+        "one-2",
+        ["y"],
+        str(project / "runs" / "one-2" / "source"),
+    )
     assert manifest["lockfile"] == "runs/one/lock.toml"
     told = hpcenv("rerun", "one", "--dry-run", "--nproc", "2", cwd=project).stderr
     assert "  - --nproc 1\n  + --nproc 2\n" in told

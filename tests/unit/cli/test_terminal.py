@@ -14,7 +14,7 @@ import run_folders as folders
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcenv.cli._terminal import Cleaner, harmless
+from hpcenv.cli._terminal import Cleaner, escape_control
 
 SEQUENCES = st.sampled_from(
     [
@@ -45,7 +45,7 @@ def test_only_colours_and_lines_reach_a_terminal(pieces: list[str]) -> None:
     shown = cleaned(pieces)
     rest = re.sub(r"\x1b\[[0-9;:]*m", "", shown)
     assert all(character.isprintable() or character in "\n\t\u00a0" for character in rest)
-    assert harmless("".join(pieces)).replace("\u00a0", "").isprintable()
+    assert escape_control("".join(pieces)).replace("\u00a0", "").isprintable()
 
 
 @given(st.text(st.sampled_from("a\x1b[;m31\r\n")), st.integers(1, 5))
@@ -62,11 +62,16 @@ def test_a_colour_ends_with_its_line() -> None:
     assert Cleaner(colours=False).feed("\x1b[31mred\x1b[0m") == "red"
 
 
-def on_terminal(words: list[str], cwd: Path, **environ: str) -> str:
+def on_terminal(words: list[str], cwd: Path, *, argv: list[str] | None = None, **environ: str) -> str:
     leader, follower = pty.openpty()
     env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", "TERM": "xterm", **environ}
     child = subprocess.Popen(
-        [sys.executable, "-m", "hpcenv", *words], cwd=cwd, env=env, stdin=follower, stdout=follower, stderr=follower
+        argv or [sys.executable, "-m", "hpcenv", *words],
+        cwd=cwd,
+        env=env,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
     )
     os.close(follower)
     parts = []

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import hpcenv.incontainer
-from hpcenv.incontainer.agent import LEASH
-from hpcenv.node import launch
+from hpcenv.incontainer.agent import PARENT_PIPE, _in_order
+from hpcenv.node.launch import launch
 
 AGENT = Path(hpcenv.incontainer.__file__).with_name("agent.py")
 
@@ -41,10 +41,13 @@ def main(args):
         if all(child.poll() == 0 for child in ranks.values()):
             return
         time.sleep(0.3)
+    order = [rank for rank, child in ranks.items() if child.poll()]
     for child in ranks.values():
         if child.poll() is None:
             child.terminate()
         child.wait()
+    # torch 2.13 (SubprocessContext._poll): first those that it finds ended, then those that it ended.
+    order += [rank for rank in ranks if rank not in order]
     files = {rank: os.path.join(os.environ.get("ERRORS", "/nonexistent"), str(rank)) for rank in ranks}
     raise ChildFailedError({
         rank: types.SimpleNamespace(
@@ -52,7 +55,7 @@ def main(args):
             error_file=files[rank] if os.path.exists(files[rank]) else "<N/A>",
             timestamp=int(os.stat(files[rank]).st_mtime if os.path.exists(files[rank]) else time.time()),
         )
-        for rank, child in ranks.items() if child.returncode != 0
+        for rank, child in ((rank, ranks[rank]) for rank in order) if child.returncode != 0
     })
 """
 
@@ -123,6 +126,23 @@ def test_one_that_torchrun_ended_was_not_first_whatever_it_had_met(agent, tmp_pa
     programs = (f"sleep 1; echo lost > {tmp_path}/0; exec sleep 30", "sleep 1.2; exit 6")
     assert agent.start(*programs, ERRORS=str(tmp_path)).returncode == 6
     assert agent.ranks == [(1, 6), (0, 143)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        # torchrun took the status of rank 1 before the agent saw its end. Then it ended rank 0.
+        ([(1, 6, None), (0, 143, 100.0)], 6),
+        ([(0, 6, None), (1, 137, 100.0), (2, 143, 99.0)], 6),
+        # The kernel killed rank 0. Rank 1 caught TERM, and ended with 1.
+        ([(0, 137, 100.0), (1, 1, None)], 137),
+        # Rank 0 was seen to fail before torchrun ended anything.
+        ([(1, 9, None), (0, 3, 99.0), (2, 143, 100.0)], 3),
+    ],
+)
+def test_a_rank_whose_end_was_not_seen_comes_before_those_that_torchrun_ended(listed, first):
+    ranks = [{"rank": number, "status": status, "ended": ended} for number, status, ended in listed]
+    assert _in_order(ranks)[0]["status"] == first
 
 
 def test_a_rank_that_ended_well_is_not_among_those_that_failed(agent):
@@ -202,7 +222,10 @@ def test_an_option_that_an_old_torchrun_does_not_know_is_left_out(agent, options
 
 def test_without_its_words_it_says_how_it_is_called(agent):
     done = subprocess.run([sys.executable, "-S", str(AGENT), "x"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "usage: agent.py [--door FIFO] RECORD -- TORCHRUN-WORDS...\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "usage: agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...\n",
+    )
 
 
 # -- the launch step outside --------------------------------------------------------------
@@ -244,7 +267,7 @@ def test_when_the_launch_step_is_gone_nothing_below_it_is_left(agent):
     # Deaf to TERM, with a child of its own.
     deaf = "trap '' TERM; sleep 300 & echo $! >$HERE/child; echo $$ >$HERE/rank; wait"
     leash, end = os.pipe()
-    os.write(end, LEASH)
+    os.write(end, PARENT_PIPE)
     child = begin(agent, leash, deaf)
     os.close(leash)
     pids = [int(wait_for(agent.base / name)) for name in ("child", "rank")]
@@ -263,4 +286,4 @@ def test_a_standard_input_that_is_no_leash_ends_nobody_and_ranks_have_none(agent
 
 
 def test_both_ends_know_the_same_leash():
-    assert launch.LEASH == LEASH
+    assert launch.PARENT_PIPE == PARENT_PIPE

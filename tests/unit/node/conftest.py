@@ -2,9 +2,7 @@
 
 import dataclasses
 import hashlib
-import importlib.util
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -12,22 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import hpcenv
-from hpcenv import wire
-from hpcenv.wire import (
-    Environment,
-    Expectation,
-    Facts,
-    Interface,
-    Manifest,
-    Network,
-    NodeSettings,
-    NodeVerdict,
-    Rendezvous,
-    Route,
-    RunFolder,
-    Verdict,
-)
+from hpcenv.project.severities import resolve
+from hpcenv.records.facts import Facts, Interface, Network, Route
+from hpcenv.records.files import save_record
+from hpcenv.records.manifest import Environment, Expectation, Manifest, Setting
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import NodeSettings, NodeVerdict, Rendezvous, Verdict
+from hpcenv.submission.node_code import copy_node_code
 
 SCRIPT = "print('hello')\n"
 SCRIPT_SHA256 = hashlib.sha256(SCRIPT.encode()).hexdigest()
@@ -57,7 +46,9 @@ def _manifest(**changes):
         lockfile_sha256="0" * 64,
         hpcenv_version="0.1.0",
     )
-    return dataclasses.replace(base, **changes)
+    changed = dataclasses.replace(base, **changes)
+    severities = changes.get("severities") or resolve({}, gpus=changed.gpus_per_node > 0)
+    return dataclasses.replace(changed, severities=severities)
 
 
 _ADDRESS = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}
@@ -100,7 +91,7 @@ case "$1" in
 esac
 """
 
-PROBE = '{"schema": 1, "level": "full", "values": {"python.version": "3.11.7"}, "unknown": {}, "packages": [], "seconds": {}}'
+PROBE = '{"schema": 1, "level": "full", "values": {"python.version": "3.11.7"}, "unknown": {}, "packages": [], "seconds": {}, "mountinfo": "1 0 0:1 / / rw - overlay overlay rw"}'
 
 
 def write_sif(path: Path, payload: bytes = b"files") -> Path:
@@ -143,30 +134,12 @@ class HandMadeRun:
             workdir=str(base),
             environment=Environment(kind="host", python=str(self.bin / "python")),
         )
-        self._copy_code()
+        copy_node_code(self.folder)
         self.save()
-
-    def _copy_code(self) -> None:
-        """Copy what submit copies, with the compiled files: a step then starts in half the time."""
-        package, target = Path(hpcenv.__file__).parent, self.folder.code / "hpcenv"
-        names = ["__init__", "dataclass", "errors", "version", "wire"]
-        names += [f"adapters/{name}" for name in ("__init__", "apptainer", "nvml", "process", "sif")]
-        names += [f"node/{path.stem}" for path in (package / "node").glob("*.py")]
-        names += ["incontainer/__init__", "incontainer/probe", "incontainer/agent"]
-        names += ["model/__init__", "model/compat", "model/failure"]
-        for name in names:
-            source = package / f"{name}.py"
-            compiled = Path(importlib.util.cache_from_source(str(source)))
-            for path in (source, compiled):
-                copy = target / path.relative_to(package)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists():
-                    shutil.copy2(path, copy)
-        shutil.copyfile(package / "node" / "step.py", self.folder.step)
 
     def save(self, **changes) -> None:
         self.manifest = dataclasses.replace(self.manifest, **changes)
-        wire.write(self.manifest, self.folder.manifest)
+        save_record(self.manifest, self.folder.manifest)
 
     def probe(self, program: str) -> None:
         (self.bin / "probe.sh").write_text(program + "\n")
@@ -227,7 +200,7 @@ class HandMadeRun:
             rendezvous=meeting,
             settings={},
         )
-        wire.write(verdict, self.folder.verdict)
+        save_record(verdict, self.folder.verdict)
         settings = NodeSettings(
             schema=1,
             run=run,
@@ -236,9 +209,9 @@ class HandMadeRun:
             node_rank=0,
             local_address="127.0.0.1",
             rendezvous=meeting,
-            settings=(wire.Setting(name="NCCL_DEBUG", value="WARN", origin="detected"),),
+            settings=(Setting(name="NCCL_DEBUG", value="WARN", origin="detected"),),
         )
-        wire.write(settings, self.folder.env_of("n1"))
+        save_record(settings, self.folder.env_of("n1"))
 
 
 @pytest.fixture

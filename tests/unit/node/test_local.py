@@ -7,9 +7,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from hpcenv import wire
 from hpcenv.node.local import node_names
-from hpcenv.wire import NodeExit, NodeSettings, Verdict
+from hpcenv.records.files import load_record
+from hpcenv.records.outcome import NodeExit
+from hpcenv.records.verdict import NodeSettings, Verdict
 
 
 def environ(run, **more):
@@ -63,8 +64,8 @@ def test_all_nodes_are_checked_before_all_nodes_train(local_run):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("hpcenv verdict: match: 2 nodes as lockfiles/default.lock.toml says\n")
     assert sorted(done.stdout.splitlines()[-2:]) == ["training on local0", "training on local1"]
-    assert [node.node for node in wire.read(Verdict, local_run.folder.verdict).nodes] == ["local0", "local1"]
-    assert wire.read(NodeSettings, local_run.folder.env_of("local1")).rendezvous.host == "127.0.0.1"
+    assert [node.node for node in load_record(Verdict, local_run.folder.verdict).nodes] == ["local0", "local1"]
+    assert load_record(NodeSettings, local_run.folder.env_of("local1")).rendezvous.host == "127.0.0.1"
     assert status(local_run) == 0
 
 
@@ -81,7 +82,7 @@ def test_a_difference_ends_with_90_and_no_training(local_run):
     done = go(local_run)
     assert (done.returncode, status(local_run)) == (90, 90)
     assert "training" not in done.stdout
-    assert "local1  python.version  3.11.7  3.12.0" in done.stdout
+    assert "local[0-1]  python.version  3.11.7  3.12.0" in done.stdout
 
 
 def test_what_could_not_be_told_ends_with_91(local_run):
@@ -103,7 +104,7 @@ def test_the_status_of_a_node_that_fails_is_the_runs_and_the_other_node_ends(loc
     local_run.torchrun(WHO + '[ "$who" = local1 ] && exit 7\nexec sleep 60')
     done = go(local_run)
     assert (done.returncode, status(local_run)) == (7, 7)
-    assert wire.read(NodeExit, local_run.folder.exit_of("local0")).signal == "SIGTERM"
+    assert load_record(NodeExit, local_run.folder.exit_of("local0")).signal == "SIGTERM"
     assert left_behind(local_run) == []
 
 
@@ -114,7 +115,7 @@ def test_a_run_that_is_told_to_end_leaves_no_process_and_its_status(local_run):
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 143
     assert status(local_run) == 143
-    assert {wire.read(NodeExit, path).status for path in local_run.folder.exits.iterdir()} == {143}
+    assert {load_record(NodeExit, path).status for path in local_run.folder.exits.iterdir()} == {143}
     assert json.loads(local_run.folder.finished.read_text())["cancelled"] is True
     assert left_behind(local_run) == []
     assert os.listdir(local_run.tmp) == []

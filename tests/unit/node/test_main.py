@@ -10,8 +10,11 @@ import time
 
 import pytest
 
-from hpcenv import wire
-from hpcenv.wire import Facts, NodeExit, NodeSettings, Setting, StopOptions, Verdict
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import Setting, StopOptions
+from hpcenv.records.outcome import NodeExit
+from hpcenv.records.verdict import NodeSettings, Verdict
 
 
 def listing(folder):
@@ -29,7 +32,7 @@ def checked_run(run_of_two, make_facts):
     run = run_of_two
     assert run.step("begin").returncode == 0
     for node in ("n1", "n2"):
-        wire.write(make_facts(node), run.folder.facts_of(node))
+        save_record(make_facts(node), run.folder.facts_of(node))
     return run
 
 
@@ -85,7 +88,7 @@ def test_jobs_of_a_chain_count_their_starts_together(checked_run):
         environ = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
         assert checked_run.step("begin", **environ).returncode == 0
         assert checked_run.step("check", **environ).returncode == 0
-        assert wire.read(Facts, checked_run.folder.facts_of("n1")).attempt == number
+        assert load_record(Facts, checked_run.folder.facts_of("n1")).attempt == number
         assert checked_run.step("finish", "7", **environ).returncode == 0
         # One of an earlier job that still runs on a lost node leaves no record.
         checked_run.folder.finished.unlink()
@@ -138,7 +141,7 @@ def test_each_node_writes_its_own_facts(run_of_two):
     for node in ("n1", "n2"):
         assert run_of_two.step("check", node=node).returncode == 0
     assert listing(run_of_two.folder.facts) == ["n1.json", "n2.json"]
-    found = wire.read(Facts, run_of_two.folder.facts_of("n2"))
+    found = load_record(Facts, run_of_two.folder.facts_of("n2"))
     assert (found.run, found.node, found.attempt) == ("r1", "n2", 0)
     assert found.network.first_node == "n1"
 
@@ -147,7 +150,7 @@ def test_a_node_that_differs_is_no_failure_of_the_check_step(run):
     run.probe("exit 1")
     done = run.step("check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert wire.read(Facts, run.folder.facts_of("n1")).unknown["probe"] == "`python` ended with status 1"
+    assert load_record(Facts, run.folder.facts_of("n1")).unknown["probe"] == "`python` ended with status 1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -171,16 +174,16 @@ def test_a_check_that_is_told_to_end_leaves_no_folder_and_no_file(run, number):
 def test_a_match_writes_settings_for_every_node_and_the_verdict(checked_run):
     done = checked_run.step("decide")
     assert (done.returncode, done.stderr) == (0, "")
-    verdict = wire.read(Verdict, checked_run.folder.verdict)
+    verdict = load_record(Verdict, checked_run.folder.verdict)
     assert (verdict.run, verdict.attempt, verdict.result) == ("r1", 0, "match")
-    second = wire.read(NodeSettings, checked_run.folder.env_of("n2"))
+    second = load_record(NodeSettings, checked_run.folder.env_of("n2"))
     assert (second.run, second.node, second.attempt, second.node_rank) == ("r1", "n2", 0, 1)
     assert (second.local_address, second.rendezvous) == ("10.0.0.2", verdict.rendezvous)
     assert second.settings == verdict.settings["n2"]
 
 
 def test_a_node_that_differs_ends_with_90_a_table_and_no_settings(checked_run, make_facts):
-    wire.write(make_facts("n2", values={"python.version": "3.11.8"}), checked_run.folder.facts_of("n2"))
+    save_record(make_facts("n2", values={"python.version": "3.11.8"}), checked_run.folder.facts_of("n2"))
     done = checked_run.step("decide")
     assert done.returncode == 90
     assert done.stdout == (
@@ -193,7 +196,7 @@ def test_a_node_that_differs_ends_with_90_a_table_and_no_settings(checked_run, m
         "n2    python.version  3.11.7  3.11.8\n"
         "\n"
     )
-    assert wire.read(Verdict, checked_run.folder.verdict).result == "mismatch"
+    assert load_record(Verdict, checked_run.folder.verdict).result == "mismatch"
     assert not checked_run.folder.env.exists()
 
 
@@ -209,14 +212,14 @@ def test_facts_that_cannot_be_read_end_with_91_and_say_why(checked_run, damage, 
     checked_run.folder.facts_of("n2").write_bytes(damage.encode("utf-8", "surrogateescape"))
     done = checked_run.step("decide")
     assert (done.returncode, done.stderr) == (91, "")
-    (finding,) = wire.read(Verdict, checked_run.folder.verdict).findings
+    (finding,) = load_record(Verdict, checked_run.folder.verdict).findings
     assert (finding.node, finding.field, finding.result) == ("n2", "facts", "unknown")
     assert said in finding.found
 
 
 @pytest.mark.parametrize("changes", [{"attempt": 1}, {"run": "other"}])
 def test_facts_of_another_start_end_with_91(checked_run, make_facts, changes):
-    wire.write(dataclasses.replace(make_facts("n2"), **changes), checked_run.folder.facts_of("n2"))
+    save_record(dataclasses.replace(make_facts("n2"), **changes), checked_run.folder.facts_of("n2"))
     assert checked_run.step("decide").returncode == 91
 
 
@@ -225,7 +228,7 @@ def test_facts_that_appear_late_still_count(checked_run, make_facts):
     path.unlink()
     child = checked_run.start("decide")
     time.sleep(0.7)
-    wire.write(make_facts("n2"), path)
+    save_record(make_facts("n2"), path)
     assert child.wait(timeout=20) == 0
     child.stdout.close()
 
@@ -234,7 +237,7 @@ def test_a_manifest_that_expects_nothing_opens_no_gate(checked_run):
     checked_run.save(expectations=())
     done = checked_run.step("decide")
     assert done.returncode == 91
-    assert "nothing that the lockfile says could be compared" in done.stdout
+    assert "nothing that the lockfile names could be compared" in done.stdout
 
 
 def test_settings_that_cannot_be_written_leave_no_verdict(checked_run):
@@ -270,41 +273,19 @@ def test_a_locale_that_cannot_write_a_name_is_no_reason_to_end(checked_run):
 # -- task ---------------------------------------------------------------------------------
 
 
-def test_without_submitit_the_task_is_launched_all_the_same(run):
+@pytest.mark.parametrize(("program", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
+def test_the_task_ends_with_the_trainings_own_status(run, program, status):
     run.open_gate()
-    run.torchrun("echo training; exit 7")
-    run.folder.submitit.mkdir()
-    (run.folder.submitit / "77_submitted.pkl").write_bytes(b"")
+    run.torchrun(f"echo training; {program}")
     argv = run.argv("task")
     argv[1:2] = ["-I", "-S"]  # no site-packages
     done = subprocess.run(argv, env=run.environ(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (7, "training\n")
+    assert (done.returncode, done.stdout) == (status, "training\n")
 
 
-@pytest.fixture
-def submitted_run(run):
-    """A run whose task submitit pickled, as the login node does."""
-    pytest.importorskip("submitit")
-    from submitit.core.utils import DelayedSubmission
-
-    from hpcenv.node.task import LaunchTask
-
-    run.folder.submitit.mkdir()
-    DelayedSubmission(LaunchTask(), str(run.folder.path)).dump(run.folder.submitit / "77_submitted.pkl")
-    return run
-
-
-@pytest.mark.parametrize(("program", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
-def test_through_submitit_the_trainings_status_stays_its_own(submitted_run, program, status):
-    submitted_run.open_gate()
-    submitted_run.torchrun(program)
-    done = submitted_run.step("task", SUBMITIT_EXECUTOR="slurm", SLURM_PROCID="0", SLURM_LOCALID="0")
-    assert (done.returncode, done.stderr) == (status, "")
-
-
-def test_through_submitit_a_closed_gate_still_ends_with_91(submitted_run):
-    submitted_run.open_gate(result="unknown")
-    done = submitted_run.step("task", SUBMITIT_EXECUTOR="slurm", SLURM_PROCID="0", SLURM_LOCALID="0")
+def test_behind_a_closed_gate_the_task_ends_with_91(run):
+    run.open_gate(result="unknown")
+    done = run.step("task")
     assert done.returncode == 91
     assert "error[nodes-unknown]: no matching verdict for attempt 0\n" in done.stderr
 
@@ -332,7 +313,7 @@ def test_outside_of_a_job_no_step_runs(run, step):
     assert errors(done) == [
         "error[nodes-unknown]: this step does not run inside a Slurm job",
         "why: SLURMD_NODENAME is not set",
-        "hint: start it through `hpcenv submit`",
+        "hint: start it with `hpcenv submit`",
     ]
 
 
@@ -348,7 +329,7 @@ def test_a_copied_run_folder_does_not_run(run, step, tmp_path):
     assert errors(done) == [
         f"error[record-invalid]: `{copy}/manifest.json` is the manifest of another run folder",
         f"why: it was made for {run.folder.path}",
-        "hint: do not copy or move run folders that shall still run; submit again",
+        "hint: do not copy or move the folder of a run that has not ended; submit again",
     ]
 
 
@@ -389,7 +370,7 @@ def node_exit(node, status, ended, *, asked="", attempt=0):
 )
 def test_the_runs_status_is_that_of_the_node_which_failed_first(run_of_two, records, status):
     for record in records:
-        wire.write(record, run_of_two.folder.exit_of(record.node))
+        save_record(record, run_of_two.folder.exit_of(record.node))
     assert run_of_two.step("outcome", "143").returncode == status
 
 
@@ -470,7 +451,7 @@ def test_a_job_whose_training_was_cut_off_does_not_end_as_completed(run, requeue
     assert run.step("begin").returncode == 0
     run.open_gate()
     saved = dataclasses.replace(node_exit("n1", 0, 5.0), stopped="time-limit", saved=True)
-    wire.write(saved, run.folder.exit_of("n1"))
+    save_record(saved, run.folder.exit_of("n1"))
     done = run.step("finish", "0", PATH=f"{tool.parent}:{os.environ['PATH']}")
     record = json.loads(run.folder.finished.read_text())
     assert (record["status"], record["unfinished"], record["again"]) == (status, True, again)
@@ -497,7 +478,7 @@ def test_wrong_words_are_told_what_is_right(run, words):
     assert done.returncode == 91
     assert done.stderr == (
         "error[usage]: step.py takes one of begin, former, stage-look, stage-send, stage-keep, check, stopped, decide, task, outcome, finish, local and a run folder; "
-        "`stopped`, `outcome` and `finish` a status besides\n"
+        "`stopped`, `outcome` and `finish` also take a status\n"
     )
 
 
@@ -516,8 +497,9 @@ def test_a_status_that_is_none_is_refused(run, status):
 
 
 def test_a_fault_of_hpcenv_itself_does_not_look_like_one_of_the_training(run):
-    (run.folder.code / "hpcenv" / "node" / "facts.py").write_text(
-        (run.folder.code / "hpcenv" / "node" / "facts.py").read_text() + "\ndef gather(*a, **k):\n    return 1 / 0\n"
+    (run.folder.code / "hpcenv" / "node" / "check" / "facts.py").write_text(
+        (run.folder.code / "hpcenv" / "node" / "check" / "facts.py").read_text()
+        + "\ndef gather(*a, **k):\n    return 1 / 0\n"
     )
     done = run.step("check")
     assert done.returncode == 91

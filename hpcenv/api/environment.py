@@ -1,0 +1,87 @@
+"""Make and check a lockfile from Python: `hpcenv init` and `hpcenv lock`. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcenv.api.here import open_project, project_folder
+from hpcenv.locking import lock as locking
+from hpcenv.locking.lock import CheckResult, LockResult
+from hpcenv.project import init as project_init
+from hpcenv.project.context import cache_folder
+from hpcenv.project.init import InitResult
+from hpcenv.project.workspace import DEFAULT_LOCK
+
+
+def init(
+    project: str | Path = ".", *, image: str = "host", python: str | None = None, plain_http: Sequence[str] = ()
+) -> InitResult:
+    """Write a commented hpcenv.toml into a folder: `hpcenv init`.
+
+    Args:
+        image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
+        python: the interpreter: a path, or a name inside the image; None leaves the default as a comment.
+        plain_http: registries without TLS, each as HOST:PORT.
+
+    Raises:
+        WouldOverwrite: the folder has one already.
+        UsageError: a value that the file cannot hold.
+    """
+    return project_init.init(project_folder(project), image=image, python=python, plain_http=tuple(plain_http))
+
+
+def lock(
+    project: str | Path = ".",
+    *,
+    lock: str = DEFAULT_LOCK,
+    upgrade: bool = False,
+    deep: bool = False,
+    pins: str | Path | None = None,
+    wheels: bool = True,
+    allow_floating: bool = False,
+) -> LockResult:
+    """Resolve the environment of a project and write its lockfile: `hpcenv lock`.
+
+    Args:
+        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        upgrade: ask the registry again what the tag means.
+        deep: import torch too, and lock the libraries that really load.
+        pins: pylock.toml, requirements.txt or uv.lock that the environment must agree with; relative to `project`.
+        wheels: ask the package index for the hashes of the wheels.
+        allow_floating: accept an image without a tag, or with the tag `latest`.
+
+    Raises:
+        PinsDiffer: something else is installed than was pinned.
+        HpcenvError: the image or the environment cannot be read. The old lockfile stays as it is.
+    """
+    return locking.lock(
+        open_project(project),
+        environ=os.environ,
+        report=lambda _line: None,
+        name=lock,
+        allow_floating=allow_floating,
+        upgrade=upgrade,
+        level="deep" if deep else "full",
+        pins=_path(project, pins),
+        wheels_cache=cache_folder(os.environ) / "wheels" if wheels else None,
+    )
+
+
+def check_lock(project: str | Path = ".", *, lock: str = DEFAULT_LOCK, pins: str | Path | None = None) -> CheckResult:
+    """Return whether a lockfile is stale, and why: `hpcenv lock --check`. It asks no registry and no index.
+
+    Args:
+        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        pins: as for `lock`.
+
+    Raises:
+        LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
+        PinsDiffer: the lockfile is fresh, and something else is installed than was pinned.
+    """
+    return locking.check_lock(open_project(project), environ=os.environ, name=lock, pins=_path(project, pins))
+
+
+def _path(project: str | Path, path: str | Path | None) -> Path | None:
+    return None if path is None else Path(os.path.abspath(project_folder(project) / path))

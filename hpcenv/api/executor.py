@@ -1,0 +1,156 @@
+"""`hpcenv.Executor`: a submitit executor whose jobs are checked against the lockfile before the function runs.
+
+Runs on: LOGIN NODE.
+
+    executor = hpcenv.Executor("jobs", nodes=2, tasks_per_node=4, time="1:00:00")
+    job = executor.submit(train, lr=3e-4)
+    print(job.results())
+
+A program that was written for submitit changes one word: `submitit.AutoExecutor` becomes `hpcenv.AutoExecutor`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import submitit
+from submitit.core import utils
+
+from hpcenv.api.parameters import SUBMITIT, ParameterNames, translate
+from hpcenv.errors import UsageError
+from hpcenv.project.options import in_place
+from hpcenv.submission.submitit_executor import ScriptExecutor
+
+if TYPE_CHECKING:
+    from hpcenv.api.function_submission import FunctionSubmission
+    from hpcenv.submission.plan import Plan
+
+NAME = "hpcenv"
+KEYWORDS = frozenset(option.name for option in in_place("python"))
+
+
+class Executor(ScriptExecutor):
+    """Submits functions as `submitit.SlurmExecutor` does, as jobs whose nodes are checked first.
+
+    A job starts the function only where every node is as the lockfile of the project says; otherwise it ends with
+    status 90, and `job.result()` raises an error with the table of differences.
+
+    Args:
+        folder: for the functions, results and logs, in submitit's layout; all nodes must see it.
+        max_num_timeout: how often a `Checkpointable` function is queued again after its time limit.
+        max_pickle_size_gb: the most that a function and its arguments may need.
+        python: not possible: the Python is that of the lockfile.
+        project: folder of hpcenv.toml.
+        parameters: as for `update_parameters`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_num_timeout: int = 3,
+        max_pickle_size_gb: float = 1.0,
+        python: str | None = None,
+        *,
+        project: str | Path = ".",
+        **parameters: Any,
+    ) -> None:
+        if python is not None:
+            raise UsageError(
+                "`python` is not a parameter of hpcenv.Executor", why="functions run in the Python of the lockfile"
+            )
+        super().__init__(
+            folder, environ=os.environ, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb
+        )
+        self.project = project
+        self.update_parameters(**parameters)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the plug-in: `submitit.AutoExecutor(folder, cluster="hpcenv")`."""
+        return NAME
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Return 0: submitit takes this executor only when a program names it."""
+        return 0
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return ParameterNames({*SUBMITIT, *KEYWORDS, "call", "name"})
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Set parameters: submitit's generic ones, those of SlurmExecutor, and the keywords of `hpcenv.submit`.
+
+        Raises:
+            UsageError: there is no such parameter, or two contradict each other.
+        """
+        generic = {name: kwargs.pop(name) for name in list(self._equivalence_dict()) if name in kwargs}
+        # `nodes` and `cpus_per_task` have the same name in both.
+        given = {**self._convert_parameters(generic), **kwargs}
+        parameters = {**self.parameters, **given}
+        translate(parameters, KEYWORDS)
+        # The same dictionary: AutoExecutor shares it.
+        self.parameters.update(given)
+
+    def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
+        """Decide everything about a job; writes and submits nothing. `plan(...).script` is the batch script."""
+        return self._submission([utils.DelayedSubmission(function, *args, **kwargs)]).plan()
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[submitit.Job[Any]]:
+        """Submit one job, or an array of jobs: for `submit`, `map_array` and `batch`."""
+        return self._submission(list(delayed_submissions)).submit()
+
+    def _submission(self, submissions: list[utils.DelayedSubmission]) -> FunctionSubmission:
+        # Loaded here: submitit loads this module for every AutoExecutor, also for one of another cluster.
+        from hpcenv.api.function_submission import FunctionSubmission
+
+        return FunctionSubmission(
+            submissions=tuple(submissions),
+            options=translate(self.parameters, KEYWORDS),
+            folder=self.folder,
+            project=self.project,
+            max_num_timeout=self.max_num_timeout,
+            max_pickle_size_gb=self.max_pickle_size_gb,
+        )
+
+
+class AutoExecutor(submitit.AutoExecutor):
+    """`submitit.AutoExecutor` for programs that set `slurm_*` parameters: submitit drops them for other clusters.
+
+    `slurm_partition=...`, and also `partition=...`, is set for hpcenv.
+
+    Args:
+        folder: for functions, results and logs.
+        cluster: None and `slurm` mean `hpcenv`; `local` and `debug` are submitit's own.
+    """
+
+    def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:
+        cluster = NAME if cluster in (None, "slurm") else cluster
+        super().__init__(folder, cluster=cluster, **_for_hpcenv(kwargs))
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        super()._internal_update_parameters(**_for_hpcenv(kwargs))
+
+
+# What submitit translates for every cluster.
+_GENERIC = frozenset(submitit.AutoExecutor._typed_parameters())  # noqa: SLF001
+_CONSTRUCTOR = ("max_num_timeout", "max_pickle_size_gb", "python")
+
+
+def _for_hpcenv(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the prefix of hpcenv in the place of `slurm_`, or of none."""
+    renamed: dict[str, Any] = {}
+    for name, value in parameters.items():
+        plain = name.removeprefix("slurm_")
+        belongs = plain != name or (name not in _GENERIC and (name in SUBMITIT or name in _CONSTRUCTOR))
+        # What has the name of hpcenv wins.
+        if belongs:
+            renamed.setdefault(f"{NAME}_{plain}", parameters.get(f"{NAME}_{plain}", value))
+        else:
+            renamed[name] = value
+    return renamed

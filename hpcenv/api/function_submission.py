@@ -1,0 +1,170 @@
+"""Submit Python functions as one job or as an array of jobs: for `hpcenv.Executor`. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from submitit.core import utils
+
+from hpcenv.api.function_job import FunctionJob, remember_run
+from hpcenv.api.here import open_here
+from hpcenv.api.parameters import FunctionOptions
+from hpcenv.errors import UsageError
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, read_lockfile
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import function as function_step
+from hpcenv.submission import submit as submit_step
+from hpcenv.submission import sweep_job
+from hpcenv.submission.plan import Call, Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions, detect_cluster, from_keywords
+
+if TYPE_CHECKING:
+    import submitit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """The project, and how its ranks call the function."""
+
+    workspace: Workspace
+    context: Context
+    options: SubmitOptions
+    call: Call
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionSubmission:
+    """Some functions with their arguments, for jobs that differ in nothing else.
+
+    Attributes:
+        submissions: the functions; several of them become an array.
+        options: what the parameters of the executor mean.
+        folder: of the executor, with submitit's `%j`, `%A` and `%a`.
+        project: folder of hpcenv.toml.
+        max_num_timeout, max_pickle_size_gb: see `Executor`.
+    """
+
+    submissions: tuple[utils.DelayedSubmission, ...]
+    options: FunctionOptions
+    folder: Path
+    project: str | Path
+    max_num_timeout: int
+    max_pickle_size_gb: float
+
+    @property
+    def shared_folder(self) -> Path:
+        """The part of the folder that all jobs share."""
+        return utils.JobPaths.get_first_id_independent_folder(self.folder)
+
+    def plan(self) -> Plan:
+        """Decide everything about one job; writes and submits nothing."""
+        prepared = self._prepared
+        options = replace(prepared.options, call=prepared.call, max_parallel=None)
+        return plan_job(prepared.workspace, options, prepared.context)
+
+    def submit(self) -> list[submitit.Job[Any]]:
+        """Submit all functions: one array, or on this machine one job after the other."""
+        if len(self.submissions) > 1 and self._is_local():
+            return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
+        prepared = self._prepared
+        self.shared_folder.mkdir(parents=True, exist_ok=True)
+        return self._submit_array(prepared) if len(self.submissions) > 1 else [self._submit_one(prepared)]
+
+    def _is_local(self) -> bool:
+        _workspace, context = open_here(self.project, ())
+        return (self.options.keywords.get("cluster") or detect_cluster(context.environ)) == "local"
+
+    @cached_property
+    def _prepared(self) -> _Prepared:
+        name = getattr(self.submissions[0].function, "__qualname__", type(self.submissions[0].function).__name__)
+        workspace, context = open_here(self.project, ("hpcenv.Executor", name))
+        lockfile = read_lockfile(workspace.lockfile_path(self.options.keywords.get("lock", DEFAULT_LOCK)))
+        python = str(lockfile.facts["python.version"])
+        options = from_keywords(None, (), self.options.keywords)
+        return _Prepared(
+            workspace=workspace,
+            context=context,
+            options=replace(options, max_parallel=self.options.max_parallel),
+            call=self._call(python),
+            python=python,
+        )
+
+    def _call(self, python: str) -> Call:
+        calls = [
+            function_step.make_call(
+                submission.function,
+                folder=self.shared_folder,
+                submitit_folder=str(self.folder),
+                python=python,
+                per=self.options.call,
+                name=self.options.name,
+                stderr_to_stdout=self.options.stderr_to_stdout,
+            )
+            for submission in self.submissions
+        ]
+        if len({call.module for call in calls}) > 1:
+            files = ", ".join(sorted({str(call.module) for call in calls}))
+            raise UsageError("the functions of an array are in one file", why=files, hint="submit one array for each")
+        return calls[0]
+
+    def _submit_one(self, prepared: _Prepared) -> FunctionJob[Any]:
+        plan = self.plan()
+        with self._pickled(plan, prepared.python) as pickles:
+            result = submit_step.submit(plan, prepared.context)
+            return self._job(result.job_id, result.run_folder, plan, pickles[0])
+
+    def _submit_array(self, prepared: _Prepared) -> list[submitit.Job[Any]]:
+        sweep = sweep_job.plan_calls(
+            prepared.workspace, prepared.options, prepared.context, prepared.call, len(self.submissions)
+        )
+        with self._pickled(sweep.plan, prepared.python) as pickles:
+            result = sweep_job.submit_sweep(sweep, prepared.context)
+            return [
+                self._job(f"{result.job_id}_{element.index}", result.run_folder / element.folder, sweep.plan, path)
+                for element, path in zip(result.elements, pickles, strict=True)
+            ]
+
+    @contextlib.contextmanager
+    def _pickled(self, plan: Plan, python: str) -> Iterator[list[Path]]:
+        """Pickle functions and arguments under temporary names; what is left of them at the end is removed."""
+        paths = [self.shared_folder / f"{uuid.uuid4().hex}.pkl" for _ in self.submissions]
+        minutes = plan.request.time_minutes
+        try:
+            for path, submission in zip(paths, self.submissions, strict=True):
+                # Five minutes is the default of submitit, for a limit that only Slurm knows.
+                submission.set_timeout(5 if minutes is None else int(minutes), self.max_num_timeout)
+                function_step.dump(submission, path, python=python)
+                self._require_size(path)
+            yield paths
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _require_size(self, path: Path) -> None:
+        count, size = len(self.submissions), path.stat().st_size / 1024**3
+        if count * size > self.max_pickle_size_gb:
+            raise UsageError(
+                f"about {count} x {size:.2f} GB of functions and arguments are too much",
+                why=f"max_pickle_size_gb is {self.max_pickle_size_gb:g}",
+                hint="pass paths of files, or set executor.max_pickle_size_gb",
+            )
+
+    def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path) -> FunctionJob[Any]:
+        """Give the files of a job their names, and return the job."""
+        paths = utils.JobPaths(self.folder, job_id=job_id)
+        remember_run(self.folder, job_id, run_folder)
+        (run_folder / function_step.FOLDER / "job").write_text(job_id, encoding="utf-8")
+        paths.move_temporary_file(pickled, "submitted_pickle")
+        with contextlib.suppress(FileExistsError):
+            paths.submission_file.symlink_to(RunFolder(run_folder).script)
+        count = plan.manifest.nodes * plan.manifest.nproc_per_node
+        return FunctionJob(folder=self.folder, job_id=job_id, tasks=list(range(count)))

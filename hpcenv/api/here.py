@@ -1,0 +1,51 @@
+"""What the functions of the API read themselves: the environment, the folder and the clock. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcenv.project.context import Context, cache_folder, user_folder
+from hpcenv.project.workspace import Workspace, open_workspace
+
+
+def project_folder(project: str | Path) -> Path:
+    """Return the folder of a project as an absolute path, without resolving symbolic links."""
+    return Path(os.path.abspath(user_folder(os.environ) / Path(project).expanduser()))
+
+
+def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, Context]:
+    """Open the project, and read what its steps get as a value.
+
+    Args:
+        command: how this call is recorded.
+    """
+    workspace = open_project(project)
+    context = Context(
+        environ=os.environ,
+        cwd=project_folder(project),
+        now=time.localtime(),
+        token=secrets.token_hex(2),
+        command=tuple(command),
+        cache=cache_folder(os.environ),
+    )
+    return workspace, context
+
+
+def open_project(project: str | Path = ".") -> Workspace:
+    """Open the project of a folder: hpcenv.toml there or in a folder above it.
+
+    Raises:
+        SpecError: no folder has one, or it is not valid.
+    """
+    folder, cache = project_folder(project), cache_folder(os.environ)
+    store = os.environ.get("HPCENV_STORE")
+    return open_workspace(
+        folder,
+        store=Path(os.path.abspath(folder / Path(store).expanduser())) if store else None,
+        default_store=cache / "store",
+        trusted_owners=tuple(os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split()),
+    )

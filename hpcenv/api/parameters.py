@@ -1,0 +1,179 @@
+"""The parameters of `hpcenv.Executor`: those of `submitit.SlurmExecutor`, and the keywords of `hpcenv.submit`.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcenv.errors import UsageError
+
+# submitit writes these into its batch script. Here the batch script is hpcenv's.
+_REFUSED = {
+    "setup": "the batch script is hpcenv's; environment modules come from the site profile, variables from `env`",
+    "teardown": "the batch script is hpcenv's; let the function clean up",
+    "use_srun": "hpcenv starts each of its steps with srun",
+}
+# Parameters of submitit with another name here.
+_OTHER_NAMES = {
+    "job_name": "name",
+    "num_gpus": "gpus",
+    "gpus_per_node": "gpus",
+    "signal_delay_s": "grace",
+    "array_parallelism": "max_parallel",
+}
+_SAME_NAMES = ("partition", "qos", "account", "constraint", "exclude", "nodelist", "dependency", "nodes", "mem", "time")
+# sbatch options without a keyword.
+_PASSED_ON = ("comment", "mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
+# These take part in the counts of tasks, GPUs and CPUs.
+_COUNTS = ("ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus_per_task", "gres")
+
+SUBMITIT = frozenset(
+    {*_REFUSED, *_OTHER_NAMES, *_SAME_NAMES, *_PASSED_ON, *_COUNTS}
+    | {"additional_parameters", "srun_args", "stderr_to_stdout"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOptions:
+    """What the parameters of an executor mean for a run.
+
+    Attributes:
+        keywords: of `hpcenv.submit`.
+        call: `task`: one plain process for each task, as in submitit; `rank`: torchrun starts the ranks.
+        name: how the names of the runs begin; None takes the name of the function.
+        stderr_to_stdout: both go to one log.
+        max_parallel: how many jobs of an array run at a time; None for no limit.
+    """
+
+    keywords: Mapping[str, Any]
+    call: Literal["task", "rank"] = "task"
+    name: str | None = None
+    stderr_to_stdout: bool = False
+    max_parallel: int | None = None
+
+
+class ParameterNames(set[str]):
+    """The names of the parameters, for submitit's AutoExecutor.
+
+    submitit uses the set in two ways. For a parameter with the prefix `hpcenv_` it asks `name in names`: every name
+    is in the set. For a parameter without a prefix (`partition=`) it goes through the names of all executors, and the
+    last executor that has the name gets it. Iteration leaves out the names of SlurmExecutor, so such a parameter goes
+    to `slurm`, as it does without hpcenv.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in set(super().__iter__()) if name not in SUBMITIT)
+
+
+def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionOptions:
+    """Return what parameters mean for a run.
+
+    Args:
+        parameters: names of submitit (`ntasks_per_node`) and keywords of `hpcenv.submit`; None means "not given".
+        known: the keywords of `hpcenv.submit`.
+
+    Raises:
+        UsageError: there is no such parameter, hpcenv cannot do what it says, or two contradict each other.
+    """
+    given = {name: value for name, value in parameters.items() if value is not None}
+    _require_known(given, known)
+    keywords = {name: given[name] for name in given if name in known}
+    for name, keyword in _OTHER_NAMES.items():
+        if name in given:
+            _set(keywords, keyword, given[name], name)
+    call = given.get("call", "task")
+    if call not in ("task", "rank"):
+        raise UsageError(f"call={call!r} is not a way to call a function", hint='call="task" or call="rank"')
+    _count_gpus(given, keywords)
+    _count_tasks(given, keywords, call)
+    if isinstance(keywords.get("time"), (int, float)):
+        keywords["time"] = str(keywords["time"])
+    _pass_on(given, keywords, known)
+    name, limit = keywords.pop("name", None), keywords.pop("max_parallel", None)
+    return FunctionOptions(
+        keywords=keywords,
+        call=call,
+        name=name,
+        stderr_to_stdout=bool(given.get("stderr_to_stdout", False)),
+        max_parallel=limit,
+    )
+
+
+def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
+    names = sorted({*known, *SUBMITIT, "call", "name", "max_parallel"})
+    for name, value in given.items():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            raise UsageError(
+                f"there is no parameter `{name}`",
+                why=f"the parameters are {', '.join(names)}",
+                hint=f"did you mean `{close[0]}`?" if close else None,
+            )
+        if name in _REFUSED and value not in (True, [], ()):
+            raise UsageError(f"`{name}` is not a parameter of hpcenv.Executor", why=_REFUSED[name])
+
+
+def _set(keywords: dict[str, Any], name: str, value: object, origin: str) -> None:
+    if keywords.get(name, value) != value:
+        raise UsageError(f"`{origin}` and `{name}` contradict each other", why=f"{value!r} and {keywords[name]!r}")
+    keywords[name] = value
+
+
+def _count_gpus(given: Mapping[str, Any], keywords: dict[str, Any]) -> None:
+    if "gres" in given:
+        match = re.fullmatch(r"gpu(?::([^:,]+))??(?::([0-9]+))?", str(given["gres"]))
+        if match is None:
+            raise UsageError(f"gres={given['gres']!r} is not understood", hint='gres="gpu:4", or `gpus` and `gpu_type`')
+        _set(keywords, "gpus", ":".join(filter(None, (match[1], match[2] or "1"))), "gres")
+    if "gpus_per_task" in given:
+        _set(keywords, "gpus", int(given["gpus_per_task"]) * int(given.get("ntasks_per_node", 1)), "gpus_per_task")
+    kind, _, count = str(keywords.get("gpus", "")).rpartition(":")
+    if kind:
+        _set(keywords, "gpu_type", kind, "gpus")
+    if count:
+        keywords["gpus"] = int(count)
+
+
+def _count_tasks(given: Mapping[str, Any], keywords: dict[str, Any], call: str) -> None:
+    """Set the numbers of processes and CPUs per node: submitit counts CPUs for each task."""
+    if "ntasks_per_node" in given:
+        _set(keywords, "nproc", int(given["ntasks_per_node"]), "ntasks_per_node")
+    elif "nproc" not in keywords:
+        keywords["nproc"] = (keywords.get("gpus") or 1) if call == "rank" else 1
+    if "cpus_per_task" in given:
+        _set(keywords, "cpus", int(given["cpus_per_task"]) * keywords["nproc"], "cpus_per_task")
+    if "cpus_per_gpu" in given:
+        _set(keywords, "cpus", int(given["cpus_per_gpu"]) * int(keywords.get("gpus") or 1), "cpus_per_gpu")
+
+
+def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozenset[str]) -> None:
+    """Hand over to sbatch and srun the options that have no keyword."""
+    sbatch = {
+        name.replace("_", "-"): given[name]
+        for name in _PASSED_ON
+        if name not in known and given.get(name, False) is not False
+    }
+    sbatch |= {str(name).replace("_", "-"): value for name, value in given.get("additional_parameters", {}).items()}
+    for name, more in (("sbatch", sbatch), ("srun", _srun_options(given.get("srun_args", ())))):
+        if not more:
+            continue
+        if name not in known:
+            raise UsageError(f"`{', '.join(more)}` cannot be passed to {name}", hint="leave it out")
+        keywords[name] = {**more, **keywords.get(name, {})}
+
+
+def _srun_options(words: Any) -> dict[str, Any]:
+    """Return options of srun as a table: `--cpu-bind=none` is {"cpu-bind": "none"}; True for one without a value."""
+    options: dict[str, Any] = {}
+    for word in words:
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
+        if match is None:
+            raise UsageError(f"srun_args: {word!r} is not understood", hint='srun_args=["--cpu-bind=none"]')
+        options[match[1]] = True if match[2] is None else match[2]
+    return options

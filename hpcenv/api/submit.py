@@ -1,0 +1,85 @@
+"""Submit a script from Python: `hpcenv submit` and `hpcenv submit --sweep`. Runs on: LOGIN NODE.
+
+job = hpcenv.submit("train.py", ["--lr", "3e-4"], nodes=2, gpus=8, time="4:00:00")
+job.wait()
+print(job.report().status.exit_status)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcenv.api.here import open_here
+from hpcenv.api.job import Job
+from hpcenv.project.option_types import SubmitKeywords
+from hpcenv.submission import plan_job as planning
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.request import command_of, from_keywords
+from hpcenv.submission.submit import submit as submit_plan
+from hpcenv.submission.sweep_job import plan_sweep, submit_sweep
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def plan_job(
+    script: str | Path, args: Sequence[object] = (), *, project: str | Path = ".", **options: Unpack[SubmitKeywords]
+) -> Plan:
+    """Decide everything about a run; writes and submits nothing: `hpcenv submit --dry-run`.
+
+    Args:
+        script: the training script; relative to `project`.
+        args: for the script, each literal; other values are converted with `str()`.
+        project: the folder to submit from.
+        options: those of `hpcenv submit`, with `_` for `-`.
+
+    Raises:
+        HpcenvError: the job would fail for a reason that can be known here.
+    """
+    given = from_keywords(str(script), args, options)
+    workspace, context = open_here(project, command_of(given))
+    return planning.plan_job(workspace, given, context)
+
+
+def submit(
+    script: str | Path, args: Sequence[object] = (), *, project: str | Path = ".", **options: Unpack[SubmitKeywords]
+) -> Job:
+    """Submit a script that torchrun starts on every node, in the locked environment: `hpcenv submit`.
+
+    Arguments and errors are those of `plan_job`.
+
+    Raises:
+        SubmitRejected, ToolMissing: nothing is queued, and no run folder is left.
+    """
+    given = from_keywords(str(script), args, options)
+    workspace, context = open_here(project, command_of(given))
+    return Job(submit_plan(planning.plan_job(workspace, given, context), context).run_folder)
+
+
+def sweep(
+    script: str | Path,
+    args: Sequence[object] = (),
+    *,
+    over: Mapping[str, Sequence[object]],
+    max_parallel: int | None = None,
+    project: str | Path = ".",
+    **options: Unpack[SubmitKeywords],
+) -> tuple[Job, ...]:
+    r"""Submit a run for every combination of values, as one job array: `hpcenv submit --sweep`.
+
+    Args:
+        args: `{NAME}` in them stands for a value. A name that is in none of them is appended as `--NAME=VALUE`.
+        over: name -> its values; the last name varies fastest.
+        max_parallel: how many run at a time.
+
+    Returns:
+        One job for each element, in the order of their indices.
+    """
+    axes = tuple(f"{name}=" + ",".join(str(value).replace(",", r"\,") for value in over[name]) for name in over)
+    given = replace(from_keywords(str(script), args, options), sweep=axes, max_parallel=max_parallel)
+    workspace, context = open_here(project, command_of(given))
+    result = submit_sweep(plan_sweep(workspace, given, context), context)
+    return tuple(Job(result.run_folder / element.folder) for element in result.elements)

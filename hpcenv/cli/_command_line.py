@@ -1,0 +1,66 @@
+"""The click group of all commands, and how a command ends.
+
+Runs on: LOGIN NODE. The module of a command is imported when the command is used (LazyGroup).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from hpcenv.cli import _errors, _help
+from hpcenv.cli._group import LazyGroup
+from hpcenv.cli._help import VERBS
+from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.version import VERSION
+
+
+class _Hpcenv(LazyGroup):
+    def get_help(self, ctx: click.Context) -> str:
+        return _help.page()
+
+
+@click.group(
+    cls=_Hpcenv,
+    verbs=VERBS,
+    package="hpcenv.cli",
+    modules={"list": "listing"},
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
+)
+@click.version_option(VERSION, prog_name="hpcenv")
+def cli() -> None:
+    """Run one of the commands; `_help.page` is what `--help` prints."""
+
+
+def run(argv: list[str]) -> int:
+    """Run a command; print every error in our own form; return the exit status."""
+    stdout = sys.stdout
+    try:
+        status: Any = cli.main(args=argv, prog_name="hpcenv", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except SystemExit as stop:
+        # click ends with status 1 for a closed pipe, after it has replaced stdout.
+        if sys.stdout is not stdout:
+            raise BrokenPipeError from stop
+        raise
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
+        return _errors.show(_errors.from_exception(error), as_json=_wants_json(argv), command=_command_name(argv))
+    return status if isinstance(status, int) else 0
+
+
+def _wants_json(argv: list[str]) -> bool:
+    return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
+
+
+def _command_name(argv: list[str]) -> str:
+    """Return the command that was typed, for the JSON envelope: `lock`, `image pull`."""
+    name = next((word for word in argv if word in VERBS or word == "--"), "")
+    if name != "image":
+        return name.removeprefix("--")
+    inner = next((word for word in argv[argv.index(name) + 1 :] if word in IMAGE_VERBS), None)
+    return name if inner is None else f"{name} {inner}"

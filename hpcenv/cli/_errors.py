@@ -1,0 +1,148 @@
+"""Errors as text or JSON, and the JSON envelope of every command.
+
+The envelope has exactly these keys: `schema`, `command`, `ok`, `data`, `error`; `error` is null
+or has `code`, `what`, `why`, `hint`, `exit_status`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcenv import filesystem
+from hpcenv.cli import _old_names, _terminal
+from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
+
+ENVELOPE_SCHEMA = 1
+
+
+def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
+    """Print an error and return its exit status."""
+    if as_json:
+        envelope(command, ok=False, data=None, problem=problem)
+        return problem.exit_status
+    print(text(problem), file=sys.stderr, flush=True)
+    return problem.exit_status
+
+
+def text(problem: HpcenvError) -> str:
+    """Return an error as it is printed."""
+    lines = [f"error[{problem.code}]: " + problem.what.replace("\n", "\n       ")]
+    if problem.why:
+        lines.append("  why: " + problem.why.replace("\n", "\n       "))
+    if problem.hint:
+        lines += ["", "hint: " + problem.hint.replace("\n", "\n      ")]
+    return _terminal.clean_text("\n".join(lines))
+
+
+def envelope(command: str, *, ok: bool, data: Any, problem: HpcenvError | None = None) -> None:
+    """Print the JSON envelope of a command; `data` is plain."""
+    body = {
+        "schema": ENVELOPE_SCHEMA,
+        "command": command,
+        "ok": ok,
+        "data": data,
+        "error": None if problem is None else _body(problem),
+    }
+    print(json.dumps(body, indent=1, sort_keys=True), flush=True)
+
+
+def _body(problem: HpcenvError) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "what": problem.what,
+        "why": problem.why,
+        "hint": problem.hint,
+        "exit_status": problem.exit_status,
+    }
+
+
+def from_exception(error: BaseException) -> HpcenvError:
+    """Return any exception in our own form; one that we do not expect is a bug in hpcenv."""
+    if isinstance(error, HpcenvError):
+        return error
+    if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)):
+        return Interrupted("interrupted")
+    if isinstance(error, click.ClickException):
+        return _from_click(error)
+    if isinstance(error, OSError):
+        return _from_os(error)
+    return _unexpected(error)
+
+
+def _from_click(problem: click.ClickException) -> HpcenvError:
+    """Return a parsing error in our own form; click knows the nearest option's name."""
+    context = getattr(problem, "ctx", None)
+    # click 8.1 has no such class: it prints the help itself.
+    if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
+        verbs = ", ".join(context.command.list_commands(context))
+        return UsageError("which command?", why=f"one of {verbs}", hint=Command("hpcenv", "--help"))
+    old = _old_names.answer(problem, sys.argv[1:]) if isinstance(problem, click.UsageError) else None
+    if old is not None:
+        return old
+    hint = None if context is None else _with(context, "--help")
+    if isinstance(problem, click.NoSuchOption) and context is not None:
+        return _no_such_option(problem.option_name, context)
+    return UsageError(problem.format_message().rstrip("."), hint=hint)
+
+
+def _no_such_option(typed: str, context: click.Context) -> UsageError:
+    """Name the nearest option, and what to do with one of the script's."""
+    known = [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
+    # Without the dashes, which every option shares.
+    names = {name.lstrip("-"): name for name in known if name.startswith("--")}
+    close = difflib.get_close_matches(typed.lstrip("-"), names, n=1, cutoff=0.75)
+    near = names[close[0]] if close else None
+    what = f"no such option `{typed}`" + (f", perhaps you meant `{near}`" if near else "")
+    if context.info_name != "submit":
+        return UsageError(what, hint=_with(context, near or "--help"))
+    after = ("an option of the script goes after `--`: ", Command("hpcenv", "submit", "SCRIPT", "...", "--", typed))
+    if near is None:
+        return UsageError(what, hint=after)
+    return UsageError(what, why=render_hint(after), hint=Command("hpcenv", "submit", "SCRIPT", "...", near))
+
+
+def _with(context: click.Context, option: str) -> Command:
+    return Command(*context.command_path.split(), option)
+
+
+def _from_os(problem: OSError) -> HpcenvError:
+    """Return what the operating system refused in our own form."""
+    reason = problem.strerror or str(problem)
+    if problem.filename is None and problem.errno == errno.ENOENT and not _has_folder():
+        return FileUnusable("the current folder no longer exists", why=reason, hint=Command("cd", "~"))
+    if problem.filename is None:
+        hint = "df -h . $HOME /tmp shows which file system is full" if problem.errno in filesystem.FULL else None
+        return FileUnusable("a file cannot be read or written", why=reason, hint=hint)
+    path = Path(os.path.abspath(os.fsdecode(problem.filename)))
+    if problem.errno in filesystem.FULL:
+        return filesystem.refused(path, problem)
+    near = filesystem.most_similar(path) if problem.errno == errno.ENOENT else None
+    hint = None if near is None else f"perhaps you meant `{near}`"
+    return FileUnusable(f"cannot use `{os.fsdecode(problem.filename)}`", why=reason, hint=hint)
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unexpected(problem: BaseException) -> HpcenvError:
+    """Return the error for a bug in hpcenv; print its traceback to stderr."""
+    lines = "".join(traceback.format_exception(problem))
+    print(_terminal.clean_text(lines), end="", file=sys.stderr, flush=True)
+    return HpcenvError(
+        f"this is a bug in hpcenv: {type(problem).__name__}: {problem}",
+        hint="please report it with the lines above",
+    )

@@ -1,0 +1,58 @@
+"""`submit --wait` and `rerun --wait`: print the log of a run until it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpcenv.cli import _render
+from hpcenv.cli._wait import Wait
+from hpcenv.cli.logs import LogPrinter
+from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
+from hpcenv.runs.entries import open_run
+from hpcenv.runs.logs import LogTail
+from hpcenv.runs.status import RunStatus
+from hpcenv.runs.wait import exit_status_of, wait_for
+from hpcenv.submission.submit import SubmitResult
+
+
+def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: str) -> int:
+    """Print the log of a run until it has ended; return the exit status of the run.
+
+    Raises:
+        WaitTimeout: the run has not ended in time. It continues.
+    """
+    run = open_run(result.run_folder)
+    tail, show = LogTail(run.folder.log), LogPrinter(run)
+
+    def print_new() -> bool:
+        text = tail.read()
+        if not as_json:
+            show(text)
+        return bool(text)
+
+    def pause(seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            print_new()
+            time.sleep(min(0.5, left))
+
+    def on_status(status: RunStatus) -> None:
+        if not as_json:
+            tell_state(status)
+
+    status = wait_for([run], environ=os.environ, pause=pause, on_status=on_status, timeout=wait.timeout)[0]
+    while print_new():
+        pass
+    if not as_json:
+        show(tail.rest())
+        show.end()
+    code = exit_status_of(status)
+    if as_json:
+        _render.verdict_on(verb, {"submitted": result, "status": status}, ok=code == 0)
+    elif code != 0:
+        say_failure(status)
+        _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", word)))
+    if not as_json:
+        tell_exit_status(status)
+    return code

@@ -1,0 +1,124 @@
+"""Options of sbatch, srun and torchrun that are typed to `hpcenv submit`: each is answered with hpcenv's own words.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcenv.errors import Command, UsageError
+from hpcenv.project import native_options
+from hpcenv.project.options import OPTIONS
+from hpcenv.submission import launch_options
+
+# Options that users of `torch.distributed.launch` and of wrappers know: name -> what to do.
+_ADVICE = {
+    "local-rank": 'torchrun sets the variable LOCAL_RANK instead: read os.environ["LOCAL_RANK"] in the script',
+    "rank": 'torchrun sets the variable RANK: read os.environ["RANK"] in the script',
+    "world-size": "torchrun sets the variable WORLD_SIZE; the shape of the run is --nodes, --gpus and --nproc",
+    "sbatch-args": "--sbatch NAME=VALUE, once for each option of sbatch",
+    "srun-args": "--srun NAME=VALUE, once for each option of srun",
+}
+
+
+def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
+    """Return the error for an option of another program; None if no such program has the option.
+
+    Args:
+        option: as it was typed, with its dashes and without a value.
+        arguments: the command line without `hpcenv`.
+    """
+    name = option.lstrip("-").replace("_", "-")
+    if len(option.lstrip("-")) == 1:
+        own = native_options.short_spellings().get(name)
+        return None if own is None else _own(option, "sbatch", own, arguments)
+    own_name = _own_name(name)
+    if own_name is not None:
+        return _own(option, *own_name, arguments)
+    if name in _ADVICE:
+        return UsageError(f"no such option `{option}`", why="hpcenv starts the ranks with torchrun", hint=_ADVICE[name])
+    return _owned(option, name) or _passed_on(option, name, arguments)
+
+
+def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
+    """Return a command line with another name for an option; what follows `--` is not changed."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    words: list[str] = []
+    for word in arguments[:end]:
+        name, equals, value = word.partition("=")
+        if name == old:
+            words += f"{new}{equals}{value}".split(" ", 1) if " " in new else [f"{new}{equals}{value}"]
+        elif len(old) == 2 and not word.startswith("--") and word.startswith(old):
+            words.append(f"{new}={word[2:]}")
+        else:
+            words.append(word)
+    return [*words, *arguments[end:]]
+
+
+def _own_name(name: str) -> tuple[str, str] | None:
+    """Return the program that has an option, and the option of hpcenv that takes the same value."""
+    for row in OPTIONS:
+        # --signal has a signal and a time: hpcenv has an option for each.
+        for program, theirs in (("sbatch", row.sbatch), ("srun", row.srun), ("torchrun", row.torchrun)):
+            if theirs == name and name != "signal":
+                return program, row.flag
+    return None
+
+
+def _own(option: str, program: str, own: str, arguments: Sequence[str]) -> UsageError:
+    """Return the error for an option that has another name in hpcenv."""
+    return UsageError(
+        f"no such option `{option}`; hpcenv calls it `{own}`",
+        why=f"{option} is an option of {program}",
+        hint=Command("hpcenv", *replaced(arguments, option, own)),
+    )
+
+
+def _owned(option: str, name: str) -> UsageError | None:
+    """Return the error for an option that hpcenv sets itself."""
+    for program, reason in (
+        ("sbatch", native_options.owned("sbatch").get(name)),
+        ("srun", native_options.owned("srun").get(name)),
+        ("torchrun", launch_options.reason_against(name)),
+    ):
+        if reason is not None:
+            return UsageError(
+                f"no such option `{option}`",
+                why=f"{option} is an option of {program}: {reason}",
+                hint=(Command("hpcenv", "submit", "--help"), " lists the options; leave this one out"),
+            )
+    return None
+
+
+def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
+    """Return the error for an option that hpcenv can pass on."""
+    program = "torchrun" if launch_options.can_pass(name) else native_options.program_of(name)
+    if program is None:
+        return None
+    words = _passing(arguments, option, *_CARRIERS[program], name)
+    return UsageError(
+        f"no such option `{option}`",
+        why=f"{option} is an option of {program}; {_CARRIERS[program][0]} passes it on",
+        hint=Command("hpcenv", *words),
+    )
+
+
+# Program -> the option of hpcenv that passes on, and what stands before the name in its value.
+_CARRIERS = {"sbatch": ("--sbatch", ""), "srun": ("--srun", ""), "torchrun": ("--torchrun-args", "--")}
+
+
+def _passing(arguments: Sequence[str], option: str, carrier: str, dashes: str, name: str) -> list[str]:
+    """Return a command line with `--mail-type=END`, or `--mail-type END`, as `--sbatch mail-type=END`."""
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    number = next((n for n, word in enumerate(words[:end]) if word.partition("=")[0] == option), None)
+    if number is None:
+        return words
+    _, equals, value = words[number].partition("=")
+    following = words[number + 1 : end][:1]
+    # A word after an option without `=` is its value, unless it is an option or the script.
+    taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
+    text = f"{dashes}{name}={following[0] if taken else value}" if equals or taken else f"{dashes}{name}"
+    given = [f"{carrier}={text}"] if text.startswith("-") else [carrier, text]
+    return [*words[:number], *given, *words[number + 1 + taken :]]

@@ -1,0 +1,47 @@
+"""The page of `hpcenv --help`.
+
+It is printed without click: the import of click alone takes four times as long as an empty Python.
+"""
+
+from __future__ import annotations
+
+# Name of a command -> its one-line help, in the order of a project's life.
+VERBS = {
+    "doctor": "Say what this cluster is like, and write its site profile.",
+    "init": "Write a commented hpcenv.toml.",
+    "lock": "Resolve the environment and write its lockfile.",
+    "image": "Convert, keep, prove and make images.",
+    "verify": "Compare an environment, a SIF or nodes with the lockfile.",
+    "explain": "Say what a field is, where it comes from and why it matters.",
+    "submit": "Submit a script to run on every node as locked.",
+    "status": "Say what a run is doing.",
+    "list": "List the runs, the newest first.",
+    "logs": "Print a run's log; -f follows it.",
+    "attach": "Open a shell in a running run, on one of its nodes.",
+    "wait": "Wait for runs and end with their exit status.",
+    "cancel": "End runs.",
+    "report": "Say what became of a run, with its verdict.",
+    "rerun": "Submit a run again, with the same inputs or changed flags.",
+    "clean": "Remove old run folders; says first which.",
+    "diff": "Say what differs between lockfiles and runs.",
+    "export": "Write the lockfile in another tool's format.",
+}
+
+
+def page() -> str:
+    """Return the help of `hpcenv`."""
+    width = max(map(len, VERBS))
+    commands = "\n".join(f"  {name:{width}}  {text}" for name, text in VERBS.items())
+    return f"""\
+Usage: hpcenv [OPTIONS] COMMAND [ARGS]...
+
+  Lock an environment, submit to Slurm, and know that every node runs it.
+
+Options:
+  --version   Show the version and exit.
+  -h, --help  Show this message and exit.
+
+Commands:
+{commands}
+
+  Exit statuses and error codes: docs/reference/errors.md"""

@@ -1,0 +1,48 @@
+"""`--wait` and `--timeout` of the commands that submit. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+
+from hpcenv.cli import _duration
+from hpcenv.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Follow a run until it ends, for at most `timeout` seconds; None is without a limit."""
+
+    timeout: float | None = None
+
+
+def wait_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add `--wait` and `--timeout` to a command."""
+    timeout = click.option(
+        "--timeout",
+        metavar="TIME",
+        callback=_duration.parse_seconds,
+        help="With --wait: wait at most this long, then end with exit status 124; the run continues."
+        " 90 (seconds), 30m, 2h, 1d, HH:MM:SS.",
+    )
+    wait = click.option(
+        "--wait", is_flag=True, help="Print the log of the run until it ends, and end with its exit status."
+    )
+    return wait(timeout(command))
+
+
+def wait_of(wait: bool, timeout: float | None) -> Wait | None:
+    """Return what `--wait` and `--timeout` say together; None is "do not wait".
+
+    Raises:
+        UsageError: `--timeout` without `--wait`.
+    """
+    if timeout is not None and not wait:
+        raise UsageError(
+            "`--timeout` needs --wait",
+            why="it limits how long hpcenv waits, not how long the run takes",
+            hint="add --wait, or set the time limit of the job: --time",
+        )
+    return Wait(timeout=timeout) if wait else None

@@ -1,0 +1,4 @@
+"""Slurm commands, and the parsers of their output.
+
+Runs on: LOGIN NODE.
+"""

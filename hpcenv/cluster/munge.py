@@ -1,0 +1,38 @@
+"""Why Slurm's commands get no answer: munge does not work on this machine.
+
+Runs on: LOGIN NODE. Slurm's commands try for a minute if munge is down, and say nothing until then (24.11).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from hpcenv import process
+from hpcenv.errors import HpcenvError, ToolFailed
+
+# Slurm normally answers in less time. After it, munge is asked.
+SECONDS_UNTIL_ASKED = 2.0
+_SECONDS = 5.0
+DOWN = "Slurm cannot check who you are: munge does not work on this machine"
+
+
+def explain(environ: Mapping[str, str]) -> HpcenvError | None:
+    """Return the error if munge does not work here; None if it works, or is not what this site uses."""
+    munge = shutil.which("munge", path=environ.get("PATH"))
+    if munge is None:
+        return None
+    try:
+        process.run([munge, "--no-input"], timeout=_SECONDS, env=environ)
+    except ToolFailed as error:
+        said = next((line for line in error.stderr.splitlines() if line.strip()), error.what)
+        return ToolFailed(
+            DOWN,
+            why=said.strip(),
+            hint="tell your site's support that munged is down on this machine; `munge -n` shows when it works again",
+            argv=(munge, "--no-input"),
+            stderr=said.strip(),
+        )
+    except HpcenvError:
+        return None
+    return None

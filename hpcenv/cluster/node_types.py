@@ -1,0 +1,339 @@
+"""A Slurm cluster: its name, its configuration, its partitions and nodes.
+
+Runs on: LOGIN NODE. Queries about jobs are in `slurm`.
+
+It reads the text that Slurm's commands print, not their `--json`: the text is the same in Slurm 22.05, 24.11
+and 26.05 (recorded in tests/fakes/outputs), and the JSON changes with every release. A value that cannot be
+parsed is None; it is never guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.cluster import slurm
+from hpcenv.errors import HpcenvError, SubmitRejected, ToolFailed
+from hpcenv.project.duration import time_minutes
+from hpcenv.records.files import write_text
+
+# A check before submission does not wait longer for a busy slurmctld; its answer is then unknown.
+QUICK_SECONDS = 5.0
+# A cluster of 10 000 nodes answers with some 100 KB.
+_LONGEST = 16 * 1024 * 1024
+# slurm.conf(5), FILES AND DIRECTORIES; Debian's; and the copy of a configless slurmd or sackd.
+_CONF_PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+_CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
+
+
+# -- its name -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcedValue:
+    """A value and its source; if the value is unknown, it is empty and `how` is the reason."""
+
+    value: str
+    how: str
+
+
+def cluster_name(environ: Mapping[str, str], *, cache: Path | None = None) -> SourcedValue:
+    """Return the cluster's name, from a file where possible.
+
+    Args:
+        cache: folder that stores the answer of scontrol for a day; None stores nothing.
+    """
+    named = environ.get("SLURM_CLUSTERS", "")
+    if re.fullmatch(r"[\w.-]+", named) and named != "all":
+        return SourcedValue(value=named.lower(), how="SLURM_CLUSTERS")
+    for place in dict.fromkeys(filter(None, (environ.get("SLURM_CONF"), *_CONF_PLACES))):
+        try:
+            with open(place, encoding="utf-8", errors="replace") as file:
+                found = _CLUSTER_LINE.search(file.read(_LONGEST))
+        except OSError:
+            continue
+        if found is not None:
+            return SourcedValue(value=found[1].strip("\"'").lower(), how=str(place))
+    return _asked_name(environ, cache)
+
+
+def _asked_name(environ: Mapping[str, str], cache: Path | None) -> SourcedValue:
+    """Ask scontrol, once a day: login nodes of configless clusters have no slurm.conf."""
+    where = f"{environ.get('SLURM_CONF', '')}\0{environ.get('SLURM_CONF_SERVER', '')}\0{environ.get('PATH', '')}"
+    record = None if cache is None else cache / "cluster" / hashlib.sha256(os.fsencode(where)).hexdigest()[:16]
+    try:
+        if record is not None and time.time() - record.stat().st_mtime < 86400:
+            kept = record.read_text(encoding="utf-8")
+            if re.fullmatch(r"[\w.-]{1,100}", kept):
+                return SourcedValue(value=kept, how="scontrol show config, asked within the last day")
+    except (OSError, UnicodeDecodeError):
+        pass
+    try:
+        name = configuration(environ, seconds=QUICK_SECONDS).get("clustername", "").lower()
+    except HpcenvError as error:
+        return SourcedValue(value="", how=error.what)
+    if not name:
+        return SourcedValue(value="", how="`scontrol show config` names no ClusterName")
+    if record is not None:
+        with contextlib.suppress(OSError):
+            write_text(name, record)
+    return SourcedValue(value=name, how="scontrol show config")
+
+
+# -- its configuration --------------------------------------------------------------------
+
+
+def configuration(environ: Mapping[str, str], *, seconds: float) -> dict[str, str]:
+    """Return `scontrol show config` by lower-case keys, values as Slurm prints them.
+
+    Raises:
+        ToolMissing, ToolFailed: scontrol is missing, slurmctld does not answer.
+    """
+    return parse_configuration(_ask(["scontrol", "show", "config"], environ, seconds))
+
+
+def parse_configuration(text: str) -> dict[str, str]:
+    """Parse lines of `Key = value`; `(null)` and `N/A` are values that are not set."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_0-9\[\]]+\s*", key):
+            text_value = value.strip()
+            found.setdefault(key.strip().lower(), "" if text_value in ("(null)", "N/A") else text_value)
+    return found
+
+
+def partition_rules(environ: Mapping[str, str], *, seconds: float) -> dict[str, dict[str, str]]:
+    """Return the output of `scontrol show partition` for each partition, by lower-case keys.
+
+    Raises:
+        ToolMissing, ToolFailed: scontrol is missing, slurmctld does not answer.
+    """
+    return parse_partition_rules(_ask(["scontrol", "--all", "--oneliner", "show", "partition"], environ, seconds))
+
+
+def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
+    """Parse one partition a line: `PartitionName=NAME Key=value ...`."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        pairs = dict(re.findall(r"(\S+?)=(\S*)", line))
+        name = pairs.get("PartitionName")
+        if name:
+            found[name] = {key.lower(): value for key, value in pairs.items()}
+    return found
+
+
+# -- its nodes ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Equal nodes of one partition; None is a value that could not be read.
+
+    Attributes:
+        default: jobs without `--partition` run in this partition.
+        available: of the partition: `up`, `down`, `drain` or `inact`.
+        max_minutes: longest time limit; `no_limit` if the partition has no limit.
+        max_nodes: of one job; None for any number.
+        state: of the nodes, as sinfo's %T: `idle`, `mixed`, `drained*` ...
+        cpus, memory: of a node; memory in MiB.
+        gpus: type -> count; the type is empty where GRES has no type.
+        features: values for --constraint.
+        hosts: Slurm's host list expression.
+    """
+
+    partition: str
+    default: bool
+    available: str
+    max_minutes: float | None
+    no_limit: bool
+    min_nodes: int
+    max_nodes: int | None
+    nodes: int
+    state: str
+    cpus: int | None
+    memory: int | None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    hosts: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether these nodes can take jobs now or when those on them end."""
+        # A final `*` is a node that does not answer.
+        return not self.state.endswith("*") and self.state.rstrip("~#!%$@^-+&").lower() not in _UNUSABLE
+
+
+# sinfo(1), NODE STATE CODES, Slurm 22.05 to 26.05; maintenance and reservations end without an administrator.
+_UNUSABLE = frozenset(
+    {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future", "perfctrs", "no_respond"}
+)  # fmt: skip
+
+_SINFO = "%P|%a|%l|%s|%D|%T|%c|%m|%G|%f|%N"
+
+
+def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tuple[Offer, ...]:
+    """Ask sinfo once for all partitions, also hidden ones, and their nodes.
+
+    Raises:
+        ToolMissing, ToolFailed: sinfo is missing or did not answer in time.
+    """
+    with begin_offers(environ, seconds=seconds) as query:
+        return read_offers(query)
+
+
+def begin_offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> process.BackgroundProcess:
+    """Start the query of `offers`; `read_offers` returns the answer.
+
+    Raises:
+        ToolMissing: sinfo is missing.
+    """
+    return _begin(["sinfo", "--noheader", "--all", "--exact", f"--format={_SINFO}"], environ, seconds)
+
+
+def read_offers(query: process.BackgroundProcess) -> tuple[Offer, ...]:
+    """Return sinfo's answer.
+
+    Raises:
+        ToolFailed: it did not arrive in time.
+    """
+    return parse_offers(_output(query, "sinfo"))
+
+
+def parse_offers(text: str) -> tuple[Offer, ...]:
+    """Parse sinfo's lines in the format above; lines of another form are ignored."""
+    found = []
+    for line in text.splitlines():
+        words = line.strip().split("|")
+        if len(words) != 11 or not re.fullmatch(r"[0-9]{1,9}", words[4]):
+            continue
+        name, available, limit, size, nodes, state, cpus, memory, gres, features, hosts = (w.strip() for w in words)
+        fewest, _, most = size.rpartition("-")
+        found.append(
+            Offer(
+                partition=name.rstrip("*"),
+                default=name.endswith("*"),
+                available=available.lower(),
+                max_minutes=time_minutes(limit),
+                no_limit=limit == "infinite",
+                min_nodes=_number(fewest) or 0,
+                max_nodes=_number(most),
+                nodes=int(nodes),
+                state=state,
+                cpus=_number(cpus),
+                memory=_number(memory),
+                gpus=parse_gpus(gres),
+                features=frozenset(filter(None, features.split(","))) - {"(null)"},
+                hosts=hosts,
+            )
+        )
+    return tuple(found)
+
+
+def _number(text: str) -> int | None:
+    """Return a number that sinfo printed; None for `16+`, which means that some nodes have more."""
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
+
+
+def parse_gpus(gres: str) -> dict[str, int]:
+    """Return GPU type -> count of GRES such as `gpu:h100:8(S:0-1),nvme:1` or `gpu:4`."""
+    found: dict[str, int] = {}
+    for kind, count in re.findall(r"(?:^|,)gpu:(?:([^:,()\s]+):)?([0-9]{1,6})(?=[(,\s]|$)", gres):
+        found[kind] = found.get(kind, 0) + int(count)
+    return found
+
+
+# -- when a job would start ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Slurm's estimate of when a job would start if it were submitted now.
+
+    Attributes:
+        start: local time of the cluster, as Slurm writes it.
+        processors: CPUs of the job.
+        nodes: which nodes it would get, as a host list expression.
+        partition: empty where Slurm does not report it.
+        said: the line that Slurm printed.
+    """
+
+    start: str
+    processors: int
+    nodes: str
+    partition: str
+    said: str
+
+
+# Slurm 26.05 puts an `a` behind the time (seen with 26.05.5); 22.05 and 24.11 do not.
+_ESTIMATE = re.compile(
+    r"Job \d+ to start at (?P<start>\S+)(?: \w)? using (?P<processors>\d+) processors? "
+    r"on (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
+)
+
+
+def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 60.0) -> Estimate:
+    """Ask `sbatch --test-only` when a script would start; nothing is queued, no file is written.
+
+    Args:
+        script: text of the batch script.
+
+    Raises:
+        ToolMissing, ToolFailed: no sbatch, or it did not answer.
+        SubmitRejected: Slurm would refuse the job, or has no estimate.
+    """
+    sbatch = process.find_tool("sbatch", needed_for="ask Slurm when a job would start", path=environ.get("PATH"))
+    argv = [sbatch, "--test-only"]
+    done = process.run(
+        argv, timeout=seconds, env=slurm.clean_environment(environ), stdin=script, accept=tuple(range(256))
+    )
+    said = f"{done.stderr}\n{done.stdout}"
+    found = parse_estimate(said)
+    if found is not None:
+        return found
+    if done.status == 0:
+        raise SubmitRejected("Slurm gave no estimate", why=said.strip()[:500] or "`sbatch --test-only` said nothing")
+    reason, hint = slurm.rejection(said.strip())
+    raise SubmitRejected(
+        "Slurm would not start this job",
+        why=f"{reason}; nodes that are down or drained now do not count here, in the queue a job waits for them",
+        hint=hint,
+    )
+
+
+def parse_estimate(text: str) -> Estimate | None:
+    """Parse the line of `sbatch --test-only` (it writes to standard error), None without one."""
+    found = _ESTIMATE.search(text)
+    if found is None:
+        return None
+    return Estimate(
+        start=found["start"],
+        processors=int(found["processors"][:12]),
+        nodes=found["nodes"],
+        partition=found["partition"] or "",
+        said=found[0],
+    )
+
+
+def _ask(argv: list[str], environ: Mapping[str, str], seconds: float) -> str:
+    with _begin(argv, environ, seconds) as query:
+        return _output(query, argv[0])
+
+
+def _begin(argv: list[str], environ: Mapping[str, str], seconds: float) -> process.BackgroundProcess:
+    tool = process.find_tool(argv[0], needed_for="ask what the cluster has", path=environ.get("PATH"))
+    return slurm.begin([tool, *argv[1:]], slurm.clean_environment(environ), timeout=seconds)
+
+
+def _output(query: process.BackgroundProcess, name: str) -> str:
+    text = query.read_bytes().decode("utf-8", errors="replace")
+    if len(text) > _LONGEST:
+        raise ToolFailed(f"`{name}` said more than {_LONGEST >> 20} MiB", argv=(name,))
+    return text

@@ -1,0 +1,550 @@
+"""Slurm's query commands: squeue, sacct, scancel, and srun inside a running job.
+
+Runs on: LOGIN NODE. Submission itself goes through submitit (`submission/submitit_executor.py`).
+
+States are parsed into one total mapping: a state that a later Slurm adds is `unknown`,
+never "completed". Formats with explicit separators are used because `--json` changes with
+every release (torchx#1101, #1373); they are the same in Slurm 22.05, 24.11 and 26.05.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hpcenv import process
+from hpcenv.cluster import munge
+from hpcenv.errors import HpcenvError, ToolFailed
+
+State = Literal[
+    "pending", "running", "completing", "suspended", "completed", "failed", "cancelled", "timeout",
+    "preempted", "node-fail", "out-of-memory", "requeued", "unknown",
+]  # fmt: skip
+
+# squeue(1) and sacct(1), section JOB STATE CODES, Slurm 22.05 to 26.05.
+_STATES: dict[str, State] = {
+    "PENDING": "pending",
+    "CONFIGURING": "pending",
+    "REQUEUED": "requeued",
+    "REQUEUE_HOLD": "requeued",
+    "REQUEUE_FED": "requeued",
+    "RESV_DEL_HOLD": "pending",
+    "SPECIAL_EXIT": "requeued",
+    "POWER_UP_NODE": "pending",
+    "RUNNING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "completing",
+    "COMPLETING": "completing",
+    "RESIZING": "running",
+    "SUSPENDED": "suspended",
+    "STOPPED": "suspended",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+    "BOOT_FAIL": "node-fail",
+    "LAUNCH_FAILED": "failed",
+    "RECONFIG_FAIL": "failed",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "DEADLINE": "timeout",
+    "TIMEOUT": "timeout",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node-fail",
+    "OUT_OF_MEMORY": "out-of-memory",
+}
+
+ENDED: frozenset[State] = frozenset(
+    {"completed", "failed", "cancelled", "timeout", "preempted", "node-fail", "out-of-memory"}
+)
+
+_SECONDS = 30.0
+
+# Variables that would change what Slurm's commands do or print: SBATCH_*
+# override #SBATCH lines, SQUEUE_FORMAT and SACCT_FORMAT change the output, and those of an
+# outer job leak into a job submitted from inside it (inherited SLURM_CPU_BIND pinned eight
+# ranks to four cores, goodfire-ai/spd#955).
+_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|JWKS|SACK_\w+|DEBUG_FLAGS)\Z")
+_SCRUBBED = re.compile(r"(SLURM|SLURMD|SLURMSTEPD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|PMI|PMIX|OMPI|HPCENV)_")
+_LAUNCHER = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|"
+    r"(GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|PET_\w+|TORCHELASTIC_\w+|SUBMITIT_\w+|APPTAINER\w*|SINGULARITY\w*)\Z"
+)
+
+
+# In a rank, the gate and torchrun of that job have chosen these. In another job they would look like
+# the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
+_OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for Slurm's commands and for the job. Pure.
+
+    `SLURM_CONF` and similar variables stay: they select the cluster.
+    """
+    in_a_rank = "TORCHELASTIC_RUN_ID" in environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if (_KEPT.match(name) or not _SCRUBBED.match(name))
+        and not _LAUNCHER.match(name)
+        and not (in_a_rank and _OF_A_RANK.match(name))
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """The state of a job as Slurm reports it.
+
+    Attributes:
+        state: `unknown` if neither squeue nor sacct knows it; `reason` has the cause.
+        exit_status, exit_signal: of the batch script, None while unknown.
+        nodelist: where it runs or ran.
+        source: `squeue`, `sacct` or empty.
+        gone: squeue answered and no longer lists the job, so nothing more will happen, but
+            how it ended is unknown. False when squeue did not answer.
+        no_slurm: this machine has no squeue; what is known comes from files alone.
+        unconfirmed: squeue did not answer, and what sacct reports for a job that has not ended may be old.
+    """
+
+    state: State
+    reason: str = ""
+    exit_status: int | None = None
+    exit_signal: int | None = None
+    nodelist: str = ""
+    elapsed: str = ""
+    source: str = ""
+    gone: bool = False
+    no_slurm: bool = False
+    unconfirmed: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over; `unknown` is not."""
+        return self.state in ENDED
+
+
+def parse_state(word: str) -> State:
+    """Return the state for the name that Slurm prints; `CANCELLED by 1001` and `CANCELLED+` are cancelled."""
+    name = word.strip().split(" ")[0].rstrip("+").upper()
+    return _STATES.get(name, "unknown")
+
+
+def job_state(job_id: str, environ: Mapping[str, str]) -> JobState:
+    """Return the state of one job: see `job_states`."""
+    return job_states((job_id,), environ)[job_id]
+
+
+def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """Return the states of jobs from squeue, then sacct: one call of each for any number of jobs.
+
+    A job that neither knows is `unknown` with both reasons. sacct is called only for jobs
+    that squeue does not list, or lists as ended: squeue keeps an ended job for MinJobAge,
+    without its exit status.
+
+    Args:
+        job_ids: `123`, or `123_4` for an element of an array.
+    """
+    asked = dict.fromkeys(job_ids)
+    valid = [job_id for job_id in asked if _JOB_ID.fullmatch(job_id)]
+    env = clean_environment(environ)
+    listed, no_squeue = _answers("squeue", _ask_squeue, valid, env)
+    open_ids = [job_id for job_id in valid if job_id not in listed or listed[job_id].ended]
+    # sacct needs munge, too.
+    down = no_squeue if no_squeue.startswith(munge.DOWN) else ""
+    accounted, no_sacct = ({}, down) if down else _answers("sacct", _ask_sacct, open_ids, env)
+    found = {job_id: JobState(state="unknown", reason=f"`{job_id}` is not a job id") for job_id in asked}
+    for job_id in valid:
+        found[job_id] = _combine(listed.get(job_id), no_squeue, accounted.get(job_id), no_sacct)
+    return found
+
+
+# A job id comes from a file: scancel would read `--me` or `-u alice` as options.
+_JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
+
+# One argument of a program holds 128 KiB (MAX_ARG_STRLEN, execve(2)).
+_MOST_CHARACTERS = 100_000
+
+# squeue sometimes fails when slurmctld is busy or fails over: seconds before the next attempt.
+_PAUSES = (0.3, 1.0)
+
+# Part of the message of `process.find_tool` for a missing program.
+_MISSING = "is not on PATH"
+
+_Ask = Callable[[Sequence[str], Mapping[str, str]], "dict[str, JobState]"]
+
+
+def _answers(name: str, ask: _Ask, job_ids: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, JobState], str]:
+    """Return the answer of a command, and the reason if it has none."""
+    if not job_ids:
+        return {}, ""
+    for pause in (*_PAUSES, None):
+        try:
+            return ask(job_ids, env), ""
+        except HpcenvError as error:
+            # No second attempt after a timeout: the user has waited long enough.
+            again = isinstance(error, ToolFailed) and error.status is not None and not _DISABLED.search(error.stderr)
+            if not again or pause is None:
+                return {}, f"{error.what}: {_last_line(error)}"
+        time.sleep(pause)
+    raise AssertionError(name)
+
+
+# What sacct prints where there is no slurmdbd.
+_DISABLED = re.compile(r"accounting storage is disabled|AccountingStorageType", re.IGNORECASE)
+
+
+def _combine(listed: JobState | None, no_squeue: str, accounted: JobState | None, no_sacct: str) -> JobState:
+    """Combine the answers of squeue and sacct about one job."""
+    if listed is not None:
+        # slurmdbd learns of the end later than squeue.
+        return accounted if listed.ended and accounted is not None and accounted.ended else listed
+    gone = not no_squeue
+    if accounted is not None and accounted.ended:
+        return accounted
+    if accounted is not None and not gone:
+        return replace(accounted, unconfirmed=True, reason=f"so says sacct; {no_squeue}")
+    reasons = [no_squeue or "squeue does not know this job"]
+    if accounted is not None:
+        # For a job whose end accounting has missed ("runaway"), sacct prints RUNNING forever.
+        reasons.append(f"sacct says {accounted.state}, which squeue does not confirm")
+    else:
+        reasons.append(no_sacct or "sacct does not know this job")
+    return JobState(
+        state="unknown", reason="; ".join(dict.fromkeys(reasons)), gone=gone, no_slurm=_MISSING in no_squeue
+    )
+
+
+def _last_line(error: HpcenvError) -> str:
+    text = error.stderr if isinstance(error, ToolFailed) else error.why or ""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no message"
+
+
+def _ask_squeue(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobState]:
+    squeue = _find("squeue", "ask for the state of a job", env)
+    argv = [squeue, "--noheader", "--states=all", "--array"]
+    words = ",".join(job_ids)
+    if len(words) <= _MOST_CHARACTERS:
+        argv.append(f"--jobs={words}")
+    # Without --jobs all jobs are listed.
+    argv.append("--format=%i|%T|%r|%N|%M")
+    try:
+        text = _output(argv, env)
+    except ToolFailed as error:
+        # Only for a single job; of several, squeue omits those that it does not know.
+        if "Invalid job id" in error.stderr:
+            return {}
+        raise
+    return _parse_squeue(text, job_ids)
+
+
+def _reason(state: State, word: str, reason: str = "") -> str:
+    """Return the reason of a state; for an unknown state, the name that Slurm prints."""
+    return f"Slurm says {word}" if state == "unknown" else reason
+
+
+def _parse_squeue(text: str, job_ids: Iterable[str]) -> dict[str, JobState]:
+    wanted = set(job_ids)
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == 5 and fields[0] in wanted:
+            job_id, word, reason, nodelist, elapsed = fields
+            state = parse_state(word)
+            found[job_id] = JobState(
+                state=state,
+                reason=_reason(state, word, "" if reason == "None" else reason),
+                nodelist=nodelist,
+                elapsed=elapsed,
+                source="squeue",
+            )
+    return found
+
+
+def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobState]:
+    sacct = _find("sacct", "ask for the state of an ended job", env)
+    # Not JobIDRaw: it gives an element of an array another number.
+    columns = "JobID,State,ExitCode,NodeList,Elapsed"
+    found: dict[str, JobState] = {}
+    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints it only for the
+    # whole array, and has --array since 23.02.
+    for words in _portions(list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))):
+        argv = [sacct, "--noheader", "--parsable2", "--allocations", f"--jobs={words}", f"--format={columns}"]
+        found |= _parse_sacct(_output(argv, env), job_ids)
+    return found
+
+
+def _portions(job_ids: Sequence[str]) -> list[str]:
+    """Return job ids joined by commas, in as few arguments as their maximal length allows."""
+    portions = [""]
+    for job_id in job_ids:
+        if len(portions[-1]) + len(job_id) >= _MOST_CHARACTERS:
+            portions.append("")
+        portions[-1] += ("," if portions[-1] else "") + job_id
+    return portions
+
+
+_NEVER_STARTED = re.compile(r"([0-9]{1,18})_\[([0-9,:-]{1,200000})(?:%[0-9]{1,9})?\]")
+
+
+def _elements(job_id: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which of the wanted ids a line of sacct describes.
+
+    Args:
+        wanted: number of a job or array -> the ids wanted of it.
+    """
+    match = _NEVER_STARTED.fullmatch(job_id)
+    if match is None:
+        return [job_id] if job_id in wanted.get(job_id.partition("_")[0], ()) else []
+    spans = []
+    for part in match[2].split(","):
+        numbers = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?::([0-9]{1,9}))?", part)
+        if numbers is not None:
+            spans.append(range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1, int(numbers[3] or 1) or 1))
+    return [
+        one
+        for one in wanted.get(match[1], ())
+        if (index := one.partition("_")[2]) and any(int(index) in span for span in spans)
+    ]
+
+
+def _parse_sacct(text: str, job_ids: Iterable[str]) -> dict[str, JobState]:
+    wanted: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        wanted.setdefault(job_id.partition("_")[0], []).append(job_id)
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        for job_id in _elements(fields[0], wanted) if len(fields) == 5 else ():
+            _, word, code, nodelist, elapsed = fields
+            status, _, number = code.partition(":")
+            state = parse_state(word)
+            found[job_id] = JobState(
+                state=state,
+                reason=_reason(state, word),
+                exit_status=int(status) if re.fullmatch("[0-9]{1,9}", status) else None,
+                exit_signal=int(number) if re.fullmatch("[0-9]{1,9}", number) else None,
+                nodelist="" if nodelist == "None assigned" else nodelist,
+                elapsed=elapsed,
+                source="sacct",
+            )
+    return found
+
+
+def cancel(job_id: str, environ: Mapping[str, str]) -> None:
+    """Cancel a job.
+
+    Raises:
+        ToolMissing, ToolFailed: scancel is missing or refused.
+    """
+    cancel_all((job_id,), environ)
+
+
+def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool = False) -> None:
+    """Cancel jobs with one call of scancel.
+
+    Args:
+        job_ids: `123` (of an array: all of it), or `123_4`.
+        kill: send KILL at once to everything of the jobs, the batch script too, as Slurm
+            itself does KillWait seconds after the job was cancelled.
+
+    Raises:
+        ToolMissing, ToolFailed: scancel is missing or refused. Jobs that have ended are no error.
+    """
+    for job_id in job_ids:
+        if not _JOB_ID.fullmatch(job_id):
+            raise ToolFailed(f"`{job_id}` is not a job id")
+    scancel = _find("scancel", "cancel a job", environ)
+    how = ("--signal=KILL", "--full") if kill else ()
+    try:
+        _output([scancel, *how, *job_ids], clean_environment(environ))
+    except ToolFailed as error:
+        lines = [line for line in error.stderr.splitlines() if line.strip()]
+        if not lines or not all(_OVER.search(line) for line in lines):
+            raise
+
+
+# What scancel prints for jobs that have ended (24.11); it continues with the others.
+_OVER = re.compile(r"Invalid job id|already completing or completed|Job/step already complet", re.IGNORECASE)
+
+
+def kill_wait(environ: Mapping[str, str]) -> float:
+    """Return the seconds between TERM and KILL when a job is cancelled: KillWait of slurm.conf(5).
+
+    30, Slurm's own default, where scontrol does not say.
+    """
+    try:
+        scontrol = _find("scontrol", "ask for the cluster's settings", environ)
+        text = process.run([scontrol, "show", "config"], timeout=_SECONDS, env=clean_environment(environ)).stdout
+    except HpcenvError:
+        return 30.0
+    match = re.search(r"^KillWait\s*=\s*([0-9]{1,6})\b", text, re.MULTILINE)
+    return 30.0 if match is None else float(match[1])
+
+
+def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool) -> list[str]:
+    """Return how to run `command` inside a running job, on one of its nodes, beside what runs there.
+
+    `--overlap` (Slurm 20.11 and later): the step shares the job's CPUs, memory and GPUs.
+
+    Raises:
+        ToolMissing: srun is missing.
+        ToolFailed: the recorded job id is not valid.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise ToolFailed(f"`{job_id}` is not a job id")
+    srun = _find("srun", "run a command inside a job", environ)
+    where = (f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
+    return [srun, *where, *(("--pty",) if tty else ()), *command]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A job that waits or runs, found by its name and working directory.
+
+    Attributes:
+        job_id: of an array that of the whole array: `123` also where squeue shows `123_[0-3%2]` or `123_7`.
+        state: of an array what asks for most attention: `running` if any of it runs.
+    """
+
+    job_id: str
+    state: State
+
+
+def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
+    """Return the jobs that wait or run in some folders: one call of squeue for all of them.
+
+    For runs whose submission got no answer: name and working directory are all that is known of them.
+
+    Args:
+        places: working directory -> name of the job.
+
+    Returns:
+        Folder -> its jobs in the order of their ids; empty for one without a job.
+
+    Raises:
+        ToolMissing, ToolFailed: squeue is missing or did not answer, also not when asked again.
+    """
+    found: dict[str, dict[str, State]] = {folder: {} for folder in places}
+    names = dict.fromkeys(places.values())
+    for words in _portions(list(names)) if places else ():
+        for line in _ask_by_name(words, environ).splitlines():
+            job_id, _, rest = line.strip().partition("|")
+            word, _, place = rest.partition("|")
+            if re.fullmatch("[0-9]{1,18}", job_id) and place in found and found[place].get(job_id) != "running":
+                found[place][job_id] = parse_state(word)
+    return {
+        folder: tuple(Found(job_id=job_id, state=jobs[job_id]) for job_id in sorted(jobs, key=int))
+        for folder, jobs in found.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
+    """A job of this user that squeue still knows.
+
+    Attributes:
+        script: path of the batch script.
+    """
+
+    name: str
+    state: State
+    script: str
+    nodelist: str
+
+
+def own_job(job_id: str, environ: Mapping[str, str]) -> OwnJob | None:
+    """Return a job of this user; None if squeue does not know it any more, or it is another user's.
+
+    Of a job array, the element that asks for most attention.
+
+    Raises:
+        ToolMissing, ToolFailed: squeue is missing or did not answer.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        return None
+    squeue = _find("squeue", "look for the job", environ)
+    argv = [squeue, "--noheader", "--states=all", "--me", f"--jobs={job_id}", "--format=%T|%N|%j|%o"]
+    try:
+        lines = _output(argv, clean_environment(environ)).splitlines()
+    except ToolFailed as error:
+        if "Invalid job id" in error.stderr:
+            return None
+        raise
+    rows = [fields for line in lines if len(fields := line.strip().split("|", 3)) == 4]
+    jobs = [OwnJob(state=parse_state(row[0]), nodelist=row[1], name=row[2], script=row[3]) for row in rows]
+    return next((job for job in jobs if job.state not in ENDED), jobs[0] if jobs else None)
+
+
+def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
+    """Cancel the jobs of a folder whose submission was not recorded.
+
+    Args:
+        folder, name: the working directory and name of the jobs, as for `find_jobs`.
+        known: ids of jobs that are not cancelled.
+
+    Raises:
+        ToolMissing, ToolFailed: a command is missing or failed; what is queued cannot be told.
+    """
+    for job in find_jobs({folder: name}, environ)[folder]:
+        if job.job_id not in known:
+            cancel(job.job_id, environ)
+
+
+def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
+    squeue = _find("squeue", "look for the job", environ)
+    # %F, unlike %i, is the number of the whole array; of other jobs it is the job id (squeue(1), 22.05 to 26.05).
+    argv = [squeue, "--noheader", f"--name={names}", "--format=%F|%T|%Z"]
+    env = clean_environment(environ)
+    for pause in _PAUSES:
+        try:
+            return _output(argv, env)
+        except ToolFailed as error:
+            if error.status is None:
+                raise
+        time.sleep(pause)
+    return _output(argv, env)
+
+
+def _output(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return what a command of Slurm prints; ask after some seconds whether munge is why it does not answer."""
+    with begin(argv, env, timeout=_SECONDS) as command:
+        return command.finish().stdout
+
+
+def begin(argv: Sequence[str], env: Mapping[str, str], *, timeout: float) -> process.BackgroundProcess:
+    """Start a command of Slurm. If it is slow, and munge does not work here, the error names munge."""
+    return process.BackgroundProcess(
+        argv, timeout=timeout, env=env, slow=munge.SECONDS_UNTIL_ASKED, explain=lambda: munge.explain(env)
+    )
+
+
+def _find(tool: str, needed_for: str, environ: Mapping[str, str]) -> str:
+    return process.find_tool(tool, needed_for=needed_for, path=environ.get("PATH"))
+
+
+def rejection(said: str) -> tuple[str, str | None]:
+    """Return sbatch's complaint in one line, and what to do about it."""
+    lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
+    reason = " / ".join(line.split("error:", 1)[-1].strip() for line in lines) or "no message"
+    for pattern, hint in _REJECTIONS:
+        if re.search(pattern, said, re.IGNORECASE):
+            return reason, hint
+    return reason, None
+
+
+_REJECTIONS: Sequence[tuple[str, str]] = (
+    (r"munge|authentication", "`munge -n` shows whether munge works on this machine; tell your site's support"),
+    (r"invalid partition|partition.*not (available|permit)", "`sinfo --summarize` lists the partitions"),
+    (r"invalid account", "`sacctmgr show associations user=$USER` lists your accounts"),
+    (r"invalid --mem", "--mem takes a number with K, M, G or T: --mem 64G"),
+    (r"reservation", "`scontrol show reservation` lists the reservations"),
+    (r"dependency", "--dependency names jobs that Slurm still knows: `squeue --me` lists yours"),
+    (r"invalid qos", "`sacctmgr show associations user=$USER format=qos` lists your QOS"),
+    (r"time limit is invalid|time limit", "`sinfo --format='%P %l'` shows each partition's limit"),
+    (r"gres.*(invalid|unavailable)|invalid generic resource", "`sinfo --format='%P %G'` shows each partition's GPUs"),
+    (r"node configuration is not available|more processors", "`sinfo --format='%P %D %c %G'` shows what nodes have"),
+    (r"unable to contact slurm controller|connection refused|timed out", "slurmctld does not answer: `scontrol ping`"),
+)  # fmt: skip

@@ -1,0 +1,4 @@
+"""What this cluster is like; writes a site profile.
+
+Runs on: LOGIN NODE.
+"""

@@ -1,0 +1,514 @@
+"""`hpcenv doctor`: the properties of this cluster, each with its source.
+
+Runs on: LOGIN NODE. Each query is separate and has a time limit. What it cannot find out is `unknown`
+with the reason, and does not stop the other queries. Nothing is submitted: `hpcenv verify --nodes`
+reads what only compute nodes know.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcenv import filesystem, process
+from hpcenv.cluster import node_types, slurm
+from hpcenv.errors import HpcenvError, ToolFailed
+from hpcenv.node.container import apptainer as apptainer_tool
+from hpcenv.project.context import Context
+
+_SECONDS = 20.0
+UNKNOWN = "unknown"
+# The oldest release that this was tried with (testbed, 2026-11-20).
+_OLDEST = (22, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One thing about the cluster.
+
+    Attributes:
+        group: the heading under which it is printed.
+        name: a few words.
+        value: `unknown` if it could not be found out.
+        how: the source of the value; the reason if it is unknown.
+    """
+
+    group: str
+    name: str
+    value: str
+    how: str
+
+    @property
+    def known(self) -> bool:
+        """Whether the value could be found out."""
+        return self.value != UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """A problem for runs on this cluster, and what to do about it.
+
+    Attributes:
+        blocking: no run can start; otherwise some runs or features are affected.
+    """
+
+    what: str
+    why: str
+    todo: str
+    blocking: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionFacts:
+    """One partition; empty and None are unknown. Times as Slurm writes them, memory in MiB."""
+
+    name: str
+    default: bool
+    state: str
+    nodes: int
+    cpus: str
+    memory: str
+    gpus: str
+    max_time: str
+    default_time: str = ""
+    max_nodes: str = ""
+    preempt_mode: str = ""
+    grace_time: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The result of `doctor`."""
+
+    facts: tuple[Fact, ...]
+    partitions: tuple[PartitionFacts, ...]
+    troubles: tuple[Trouble, ...]
+    cluster: str = ""
+    gres: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    slurm: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, name: str) -> str:
+        """Return a fact's value, `unknown` if there is no such fact."""
+        return next((fact.value for fact in self.facts if fact.name == name), UNKNOWN)
+
+    def how(self, name: str) -> str:
+        """Return how a fact was found, or why it is unknown."""
+        return next((fact.how for fact in self.facts if fact.name == name), "not looked at")
+
+
+class _Notes:
+    """Facts and troubles collected so far."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.troubles: list[Trouble] = []
+
+    def add(self, group: str, name: str, value: str, how: str) -> None:
+        self.facts.append(Fact(group=group, name=name, value=_plain(value) or UNKNOWN, how=_plain(how)))
+
+    def trouble(self, what: str, why: str, todo: str, *, blocking: bool = False) -> None:
+        self.troubles.append(Trouble(what=_plain(what), why=_plain(why), todo=todo, blocking=blocking))
+
+
+def _plain(text: str) -> str:
+    """Return one line without control characters: it comes from other programs."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
+
+
+def doctor(context: Context, *, store: Path) -> Diagnosis:
+    """Look at this machine and ask Slurm; writes nothing.
+
+    Args:
+        store: where images are kept.
+    """
+    notes = _Notes()
+    configured = _slurm(notes, context)
+    offers, rules = _partitions(notes, context)
+    partitions = _merge(offers, rules)
+    accounts = _accounting(notes, context)
+    _gpus(notes, configured, offers)
+    _preemption(notes, configured, partitions)
+    _containers(notes, context)
+    _places(notes, context, store)
+    _python(notes, context)
+    return Diagnosis(
+        facts=tuple(notes.facts),
+        partitions=partitions,
+        troubles=tuple(sorted(notes.troubles, key=lambda trouble: not trouble.blocking)),
+        cluster="" if notes_value(notes, "cluster") == UNKNOWN else notes_value(notes, "cluster"),
+        gres=tuple(filter(None, configured.get("grestypes", "").split(","))),
+        accounts=accounts,
+        slurm=configured,
+    )
+
+
+def notes_value(notes: _Notes, name: str) -> str:
+    """Return what was noted under a name."""
+    return next((fact.value for fact in notes.facts if fact.name == name), UNKNOWN)
+
+
+# -- Slurm --------------------------------------------------------------------------------
+
+# Name in words -> key of `scontrol show config`, and what a value that is not set means there.
+_CONFIGURED = (
+    ("selection", "SelectType", ""),
+    ("process tracking", "ProctrackType", ""),
+    ("task plugin", "TaskPlugin", "none"),
+    ("kill on bad exit", "KillOnBadExit", ""),
+    ("wait before kill", "KillWait", ""),
+    ("requeue", "JobRequeue", ""),
+    ("preemption", "PreemptType", "none"),
+    ("preempt mode", "PreemptMode", ""),
+    ("partition limits enforced", "EnforcePartLimits", "NO"),
+    ("largest array", "MaxArraySize", ""),
+    ("GRES", "GresTypes", "none"),
+    ("accounting storage", "AccountingStorageType", "none"),
+    ("job submit plugins", "JobSubmitPlugins", "none"),
+)
+
+
+def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
+    """Note version and configuration; return the configuration as far as it is known."""
+    version, how = _version(context.environ)
+    notes.add("Slurm", "version", version, how)
+    number = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+    if version and number < _OLDEST:
+        notes.trouble(f"Slurm {version} is older than any that hpcenv was tried with", how, "ask for 22.05 or later")
+    if not version:
+        notes.trouble(
+            "there is no Slurm here", how, "load the module that provides sbatch, or use --cluster local", blocking=True
+        )
+    name = node_types.cluster_name(context.environ, cache=context.cache)
+    notes.add("Slurm", "cluster", name.value, name.how)
+    try:
+        found = node_types.configuration(context.environ, seconds=_SECONDS)
+    except HpcenvError as error:
+        for what, _, _ in _CONFIGURED:
+            notes.add("Slurm", what, "", _reason(error))
+        if version:
+            why = _reason(error)
+            notes.trouble("Slurm does not tell its configuration", why, "`scontrol ping` tells whether it is up")
+        return {}
+    for what, key, unset in _CONFIGURED:
+        if key.lower() in found:
+            notes.add("Slurm", what, found[key.lower()] or unset, f"scontrol show config: {key}")
+        else:
+            notes.add("Slurm", what, "", f"`scontrol show config` has no {key}")
+    for what, value, where in (_user_signal(found), _children(found), _credentials(found)):
+        notes.add("Slurm", what, value, where)
+    if found.get("enforcepartlimits", "").upper() in ("", "NO"):
+        notes.trouble(
+            "Slurm queues jobs that can never start",
+            "EnforcePartLimits is NO",
+            "nothing: `hpcenv submit` compares with the partition itself, sbatch does not",
+        )
+    return found
+
+
+def _version(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the version of Slurm's commands here, and how it was found or why not."""
+    try:
+        tool = process.find_tool("sbatch", needed_for="submit jobs", path=environ.get("PATH"))
+        said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm.clean_environment(environ)).stdout
+    except HpcenvError as error:
+        return "", _reason(error)
+    match = re.search(r"\bslurm\S* ([0-9][\w.-]*)", said, re.IGNORECASE)
+    return (match[1], "sbatch --version") if match else ("", f"`sbatch --version` says {said[:80]!r}")
+
+
+# Where the switch for the signal before preemption is: slurm.conf(5) of 24.11 and 26.05, and
+# of 22.05, which does not know PreemptParameters (testbed, 2026-11-20).
+_SIGNAL_SWITCHES = (
+    ("PreemptParameters", "send_user_signal"),
+    ("SlurmctldParameters", "preempt_send_user_signal"),
+)
+
+
+def _user_signal(found: Mapping[str, str]) -> tuple[str, str, str]:
+    """Whether a preempted job gets its --signal."""
+    for key, word in _SIGNAL_SWITCHES:
+        if word in found.get(key.lower(), "").split(","):
+            return "signal before preemption", "yes", f"scontrol show config: {key} has {word}"
+    keys = " nor ".join(key for key, _ in _SIGNAL_SWITCHES)
+    return "signal before preemption", "no", f"scontrol show config: it is neither in {keys}"
+
+
+def _children(found: Mapping[str, str]) -> tuple[str, str, str]:
+    """Whether batch signals also reach the batch script's children (cgroup.conf and slurm.conf(5))."""
+    value = found.get("signalchildrenprocesses", "")
+    if value:
+        yes = value.lower() in ("yes", "1", "true")
+        return "signals to children", "yes" if yes else "no", "scontrol show config: SignalChildrenProcesses"
+    return "signals to children", "", "scontrol show config has no SignalChildrenProcesses (cgroup.conf)"
+
+
+def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
+    """How long a requeued job waits: until its old credential has expired (slurm.conf(5), cred_expire)."""
+    match = re.search(r"\bcred_expire=([0-9]{1,6})", found.get("authinfo", ""))
+    if match:
+        return "credential lifetime", f"{match[1]} s", "scontrol show config: AuthInfo has cred_expire"
+    return "credential lifetime", "120 s", "Slurm's default; AuthInfo sets no cred_expire"
+
+
+def _partitions(notes: _Notes, context: Context) -> tuple[tuple[node_types.Offer, ...], dict[str, dict[str, str]]]:
+    """Ask for partitions and their nodes, and for their rules."""
+    offers: tuple[node_types.Offer, ...] = ()
+    rules: dict[str, dict[str, str]] = {}
+    try:
+        offers = node_types.offers(context.environ, seconds=_SECONDS)
+        rules = node_types.partition_rules(context.environ, seconds=_SECONDS)
+    except HpcenvError as error:
+        notes.add("Slurm", "partitions", "", _reason(error))
+    else:
+        names = ", ".join(dict.fromkeys(offer.partition for offer in offers))
+        notes.add("Slurm", "partitions", names, "sinfo --all" if names else "sinfo lists none")
+    unusable = [offer for offer in offers if not offer.usable]
+    down: dict[str, str] = {}
+    for offer in unusable:
+        down[offer.hosts] = offer.state
+    if down:
+        some = "; ".join(f"{hosts} {state}" for hosts, state in list(down.items())[:5])
+        notes.trouble(f"nodes are out of use: {some}", "sinfo", "nothing: jobs get other nodes, or wait")
+    return offers, rules
+
+
+def _merge(offers: tuple[node_types.Offer, ...], rules: Mapping[str, Mapping[str, str]]) -> tuple[PartitionFacts, ...]:
+    """Return a line for each partition from what sinfo and scontrol say."""
+    found = []
+    for name in dict.fromkeys(offer.partition for offer in offers):
+        own, rule = [offer for offer in offers if offer.partition == name], rules.get(name, {})
+        grace = rule.get("gracetime", "")
+        found.append(
+            PartitionFacts(
+                name=_plain(name),
+                default=own[0].default,
+                state=own[0].available,
+                nodes=sum(offer.nodes for offer in own),
+                cpus=_range([offer.cpus for offer in own]),
+                memory=_range([offer.memory for offer in own]),
+                gpus=", ".join(sorted({_gpus_of(offer) for offer in own})),
+                max_time=_plain(rule.get("maxtime", "")) or ("UNLIMITED" if own[0].no_limit else ""),
+                default_time=_plain(rule.get("defaulttime", "")),
+                max_nodes=_plain(rule.get("maxnodes", "")),
+                preempt_mode=_plain(rule.get("preemptmode", "")),
+                grace_time=int(grace) if re.fullmatch("[0-9]{1,9}", grace) else None,
+            )
+        )
+    return tuple(found)
+
+
+def _range(values: list[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return ""
+    return str(known[0]) if min(known) == max(known) else f"{min(known)}-{max(known)}"
+
+
+def _gpus_of(offer: node_types.Offer) -> str:
+    return "+".join(f"{kind}:{count}" if kind else str(count) for kind, count in sorted(offer.gpus.items())) or "0"
+
+
+def _accounting(notes: _Notes, context: Context) -> tuple[str, ...]:
+    """Note whether sacct answers, and return the user's accounts."""
+    argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw", "--starttime=now-1minutes"]
+    try:
+        _ask(argv, context.environ)
+    except HpcenvError as error:
+        reason = _reason(error)
+        # `no` only if sacct answered so; otherwise it is unknown.
+        answered = isinstance(error, ToolFailed) and error.status is not None and "disabled" in reason
+        notes.add("Slurm", "accounting", "no" if answered else "", reason)
+        if notes_value(notes, "version") != UNKNOWN:
+            notes.trouble(
+                "sacct does not answer",
+                reason,
+                "nothing: states of ended jobs come from the run's own records; those before them are not known",
+            )
+        return ()
+    notes.add("Slurm", "accounting", "yes", "sacct answers")
+    me = filesystem.user_name(os.geteuid())
+    try:
+        said = _ask(
+            ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={me}", "format=account"],
+            context.environ,
+        )
+    except HpcenvError as error:
+        notes.add("Slurm", "your accounts", "", _reason(error))
+        return ()
+    accounts = tuple(dict.fromkeys(line.partition("|")[0].strip() for line in said.splitlines() if line.strip()))
+    notes.add("Slurm", "your accounts", ", ".join(accounts[:20]), "sacctmgr" if accounts else "sacctmgr lists none")
+    return accounts
+
+
+def _gpus(notes: _Notes, configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -> None:
+    """Note in which form GPUs are asked for, and which types there are."""
+    if not configured:
+        notes.add("Slurm", "GPU request", "", "the configuration is not known")
+    elif "gpu" not in configured.get("grestypes", "").split(","):
+        notes.add("Slurm", "GPU request", "none", "scontrol show config: GresTypes has no gpu")
+    elif configured.get("selecttype") == "select/cons_tres":
+        notes.add("Slurm", "GPU request", "gpus-per-node", "select/cons_tres knows it")
+    else:
+        notes.add("Slurm", "GPU request", "gres", "only select/cons_tres knows --gpus-per-node (sbatch(1))")
+    types = sorted({kind for offer in offers for kind in offer.gpus if kind})
+    if offers:
+        notes.add("Slurm", "GPU types", ", ".join(types) or "none named", "sinfo: GRES of the nodes")
+
+
+def _preemption(notes: _Notes, configured: Mapping[str, str], partitions: tuple[PartitionFacts, ...]) -> None:
+    """Say where preempted jobs get too little warning."""
+    hit = [part for part in partitions if part.preempt_mode.upper() in ("REQUEUE", "CANCEL")]
+    if not hit or configured.get("preempttype", "") in ("", "preempt/none"):
+        return
+    names = ", ".join(part.name for part in hit[:8])
+    if notes_value(notes, "signal before preemption") == "no":
+        notes.trouble(
+            f"jobs in {names} can be preempted without their signal: TERM comes at once",
+            "send_user_signal is not set",
+            "save often; ask your site for PreemptParameters=send_user_signal",
+        )
+    short = [part.name for part in hit if part.grace_time == 0]
+    if short:
+        notes.trouble(
+            f"preempted jobs in {', '.join(short[:8])} have no time to save",
+            "GraceTime is 0: KILL follows TERM after KillWait",
+            "save often, or ask for a GraceTime",
+        )
+
+
+# -- this machine -------------------------------------------------------------------------
+
+
+def _containers(notes: _Notes, context: Context) -> None:
+    """Note Apptainer and what it needs of the kernel; of this machine, nodes may differ."""
+    group = "Containers (of this machine)"
+    userns, userns_how = _user_namespaces(context.environ)
+    try:
+        program = apptainer_tool.find(context.environ.get("PATH"))
+        notes.add(group, "apptainer", f"{apptainer_tool.version(program)} at {program}", f"{program} --version")
+    except HpcenvError as error:
+        notes.add(group, "apptainer", "", _reason(error))
+        notes.trouble("Apptainer is not found here", _reason(error), 'load its module; image = "host" does without')
+        program = ""
+    setuid = ""
+    if program:
+        setuid, how = _setuid(program, context.environ)
+        notes.add(group, "apptainer starts", setuid, how)
+    notes.add(group, "user namespaces", userns, userns_how)
+    if program and userns == "no" and setuid == "through user namespaces":
+        notes.trouble(
+            "containers cannot start on this machine",
+            f"Apptainer is not setuid, and {userns_how}",
+            "ask for user namespaces or the apptainer-suid package; nodes may have them: hpcenv verify --nodes",
+        )
+    ranges, ranges_how = _subuid()
+    notes.add(group, "subordinate ids", ranges, ranges_how)
+    version, how = _cgroup()
+    notes.add(group, "cgroup", version, how)
+
+
+def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return how Apptainer starts containers (setuid or user namespaces), from its settings and files."""
+    try:
+        said = process.run([program, "buildcfg"], timeout=_SECONDS, env=apptainer_tool.host_environment(environ)).stdout
+    except HpcenvError as error:
+        return "", _reason(error)
+    values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    starter = os.path.join(values.get("LIBEXECDIR", ""), "apptainer", "bin", "starter-suid")
+    try:
+        status = os.stat(starter)
+        if status.st_uid == 0 and status.st_mode & stat.S_ISUID:
+            return "setuid", starter
+    except OSError:
+        pass
+    if "APPTAINER_SUID_INSTALL" in values or values.get("LIBEXECDIR"):
+        return "through user namespaces", f"{program} buildcfg: there is no setuid {starter}"
+    return "", f"`{program} buildcfg` does not say where it is installed"
+
+
+def _user_namespaces(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return whether this user may create a user namespace: create one, otherwise ask the kernel's settings."""
+    try:
+        tool = process.find_tool("unshare", needed_for="try a user namespace", path=environ.get("PATH"))
+        process.run(
+            [tool, "--user", "--map-root-user", "true"], timeout=_SECONDS, env={"PATH": environ.get("PATH", "")}
+        )
+    except ToolFailed as error:
+        return "no", f"unshare --user: {_reason(error)}"
+    except HpcenvError:
+        try:
+            most = Path("/proc/sys/user/max_user_namespaces").read_text(encoding="ascii").strip()
+        except OSError as error:
+            return "", f"no unshare, and /proc/sys/user/max_user_namespaces: {error.strerror}"
+        return ("no" if most == "0" else ""), f"/proc/sys/user/max_user_namespaces is {most[:20]}; no unshare to try"
+    return "yes", "unshare --user made one"
+
+
+def _subuid() -> tuple[str, str]:
+    """Return how many subordinate user ids this user has in /etc/subuid (subuid(5))."""
+    me = {filesystem.user_name(os.geteuid()), str(os.geteuid())}
+    try:
+        lines = Path("/etc/subuid").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return "", f"/etc/subuid: {error.strerror}"
+    counts = [line.split(":") for line in lines if line.partition(":")[0] in me]
+    total = sum(int(words[2]) for words in counts if len(words) == 3 and words[2].isdigit())
+    return (str(total), "/etc/subuid") if total else ("none", "/etc/subuid names no range of this user")
+
+
+def _cgroup() -> tuple[str, str]:
+    if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return "v2", "/sys/fs/cgroup/cgroup.controllers is there"
+    if os.path.isdir("/sys/fs/cgroup/memory") or os.path.isdir("/sys/fs/cgroup/freezer"):
+        return "v1", "/sys/fs/cgroup has a folder for each controller"
+    return "", "/sys/fs/cgroup is of neither kind"
+
+
+def _places(notes: _Notes, context: Context, store: Path) -> None:
+    """Note which folders compute nodes see."""
+    home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
+    places = {"home": home, "this folder": context.cwd, "image store": store, "hpcenv's Python": Path(sys.prefix)}
+    for what, place in places.items():
+        seen = filesystem.visibility(place, home=home)
+        shared = f"taken as shared: {place}" if seen.assumed else f"shared: {place}"
+        value = {True: shared, False: f"not shared: {place}", None: ""}[seen.shared]
+        notes.add("Files that nodes must see", what, value, seen.reason if value else f"{place}: {seen.reason}")
+        if seen.shared is False:
+            notes.trouble(
+                f"compute nodes cannot see {what} `{place}`",
+                seen.reason,
+                _TO_DO[what],
+                blocking=what == "hpcenv's Python",
+            )
+
+
+_TO_DO = {
+    "home": "work in a folder that nodes share, and keep projects there",
+    "this folder": "work in a folder that nodes share",
+    "image store": "HPCENV_STORE=DIR on a shared file system, or `store` under [paths] in hpcenv.toml",
+    "hpcenv's Python": "install hpcenv's virtual environment on a file system that all nodes share",
+}
+
+
+def _python(notes: _Notes, context: Context) -> None:
+    group = "This hpcenv"
+    notes.add(group, "Python", f"{sys.version.split()[0]} at {sys.executable}", "this process")
+    loader = next((name for name in ("LMOD_CMD", "MODULESHOME") if context.environ.get(name)), None)
+    modules = {"LMOD_CMD": "Lmod", "MODULESHOME": "Environment Modules"}.get(loader or "", "none")
+    notes.add(group, "modules", modules, f"{loader} is set" if loader else "neither LMOD_CMD nor MODULESHOME is set")
+
+
+def _ask(argv: list[str], environ: Mapping[str, str]) -> str:
+    tool = process.find_tool(argv[0], needed_for="ask Slurm", path=environ.get("PATH"))
+    return process.run([tool, *argv[1:]], timeout=_SECONDS, env=slurm.clean_environment(environ)).stdout
+
+
+def _reason(error: HpcenvError) -> str:
+    said = error.stderr.strip().splitlines() if isinstance(error, ToolFailed) else []
+    return f"{error.what}: {said[-1]}" if said else error.what

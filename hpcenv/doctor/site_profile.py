@@ -1,0 +1,189 @@
+"""The site profile that `hpcenv doctor --write` writes.
+
+Runs on: LOGIN NODE. A value that is unknown is a comment with its reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpcenv.doctor.report import UNKNOWN, Diagnosis, PartitionFacts
+from hpcenv.errors import EnvironmentUnreadable, HpcenvError, WouldOverwrite
+from hpcenv.project import document, site_files, toml_files
+from hpcenv.project.context import Context
+from hpcenv.project.site import NAME, SiteFile
+from hpcenv.records.files import write_text
+from hpcenv.version import VERSION
+
+
+def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) -> Path:
+    """Write the profile, aside and then renamed; return where.
+
+    Args:
+        path: a file, or a folder to put it into; None for the user's own profiles.
+        force: replace an existing profile, including the user's changes.
+
+    Raises:
+        EnvironmentUnreadable: the cluster's name is unknown, so the profile could not match it.
+        WouldOverwrite: the file exists.
+    """
+    if not found.cluster or not NAME.match(found.cluster):
+        raise EnvironmentUnreadable(
+            "there is nothing to make a site profile of",
+            why=f"the cluster's name is not known: {found.how('cluster')}",
+            hint="`scontrol show config` must answer, or SLURM_CONF name the cluster's slurm.conf",
+        )
+    target = _target(found, context, path)
+    if target.exists() and not force:
+        raise WouldOverwrite(f"`{target}` exists", hint="--force replaces it, with whatever was edited in it")
+    text = render(found, context)
+    site, problems = document.parse(SiteFile, toml_files.loads(text.encode(), target, error=HpcenvError))
+    if site is None:
+        raise EnvironmentUnreadable("what was found does not fit into a site profile", why="\n".join(problems))
+    # Others could set variables for this user's runs if they could write to it.
+    write_text(text, target, mode=0o644)
+    return target
+
+
+def _target(found: Diagnosis, context: Context, path: str | None) -> Path:
+    name = f"{found.cluster}{site_files.SUFFIX}"
+    if not path:
+        return site_files.user_folder(context.environ) / name
+    given = context.cwd / Path(path).expanduser()
+    return given / name if given.is_dir() else given
+
+
+def render(found: Diagnosis, context: Context) -> str:
+    """Return the profile's text, every value with how it was found."""
+    day = f"{context.now.tm_year:04}-{context.now.tm_mon:02}-{context.now.tm_mday:02}"
+    lines = [
+        f"# Site profile, written by hpcenv doctor {VERSION} on {day}. Edit it as you like.",
+        "# Flags and hpcenv.toml win over what stands here.",
+        f"name = {_text(found.cluster)}",
+        "",
+        "# Environment modules that every job loads, in this order.",
+        "# modules = []",
+        *_optional("accounting", _yes_no(found.value("accounting")), found, "accounting"),
+        *_apptainer(found),
+        "",
+        "[match]",
+        *_value("cluster", _text(found.cluster), found.how("cluster")),
+        "",
+        "# Defaults for `hpcenv submit`.",
+        "[submit]",
+        *_submit(found),
+        "",
+        "# Folders of the nodes that containers see.",
+        "# [[bind]]",
+        '# source = "/scratch"',
+        "",
+        "# Variables for the ranks, each with its reason:",
+        "# [env.NCCL_SOCKET_IFNAME]",
+        '# value = "ib0"',
+        '# reason = "the other interfaces do not reach all nodes"',
+        "",
+        "# What was found.",
+        "[slurm]",
+        *_slurm(found),
+    ]
+    for part in found.partitions:
+        lines += ["", *_partition(part)]
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    """Return a TOML basic string; what doctor keeps is printable already."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _value(key: str, value: str, how: str) -> list[str]:
+    return [f"# {how}", f"{key} = {value}"]
+
+
+def _optional(key: str, value: str | None, found: Diagnosis, fact: str) -> list[str]:
+    if value is None:
+        return [f"# {key}: {found.value(fact)} ({found.how(fact)})"]
+    return _value(key, value, found.how(fact))
+
+
+def _yes_no(value: str) -> str | None:
+    return {"yes": "true", "no": "false", "1": "true", "0": "false"}.get(value.lower())
+
+
+def _number(value: str) -> str | None:
+    match = re.match(r"([0-9]{1,9})(?: s(?:ec)?)?$", value)
+    return None if match is None else match[1]
+
+
+def _word(value: str) -> str | None:
+    usable = value not in (UNKNOWN, "") and re.fullmatch(r"[^\s\"'\\]+", value)
+    return _text(value) if usable else None
+
+
+def _apptainer(found: Diagnosis) -> list[str]:
+    known = found.value("apptainer")
+    if known == UNKNOWN:
+        return [f"# apptainer: unknown ({found.how('apptainer')})"]
+    # Left to PATH, as without a profile: nodes may have it elsewhere.
+    return [f"# apptainer on this machine: {known}, {found.value('apptainer starts')}", '# apptainer = "/PATH/OF/IT"']
+
+
+def _submit(found: Diagnosis) -> list[str]:
+    request = found.value("GPU request")
+    lines = _optional(
+        "gpu-request", _text(request) if request in ("gpus-per-node", "gres") else None, found, "GPU request"
+    )
+    types = found.value("GPU types")
+    lines += [f"# gpu-type: {types} ({found.how('GPU types')})"]
+    names = ", ".join(part.name + (" (default)" if part.default else "") for part in found.partitions)
+    lines += [f"# partition: {names or UNKNOWN} ({found.how('partitions')})"]
+    lines += [f"# account: {', '.join(found.accounts[:20]) or UNKNOWN} ({found.how('your accounts')})"]
+    return lines
+
+
+# Key of [slurm] -> the fact, and how its value is written.
+_KEYS = (
+    ("version", "version", _word),
+    ("select", "selection", _word),
+    ("proctrack", "process tracking", _word),
+    ("task", "task plugin", _word),
+    ("kill-on-bad-exit", "kill on bad exit", _yes_no),
+    ("send-user-signal", "signal before preemption", _yes_no),
+    ("signal-children", "signals to children", _yes_no),
+    ("cred-expire", "credential lifetime", _number),
+    ("kill-wait", "wait before kill", _number),
+    ("job-requeue", "requeue", _yes_no),
+    ("max-array-size", "largest array", _number),
+    ("preempt-type", "preemption", _word),
+    ("preempt-mode", "preempt mode", _word),
+    ("enforce-part-limits", "partition limits enforced", _word),
+)
+
+
+def _slurm(found: Diagnosis) -> list[str]:
+    lines: list[str] = []
+    for key, fact, form in _KEYS:
+        lines += _optional(key, form(found.value(fact)), found, fact)
+    gres = [word for word in map(_word, found.gres) if word is not None]
+    lines += _optional("gres", f"[{', '.join(gres)}]" if gres else None, found, "GRES")
+    return lines
+
+
+_WORDS = ("state", "max-time", "default-time", "max-nodes")
+
+
+def _partition(part: PartitionFacts) -> list[str]:
+    if _word(part.name) is None:
+        return [f"# partition {part.name}: left out, its name cannot be asked for"]
+    lines = ["[[slurm.partition]] # sinfo, scontrol show partition", f"name = {_text(part.name)}"]
+    if part.default:
+        lines.append("default = true")
+    words = (
+        *(("state", part.state), ("cpus", part.cpus), ("memory", part.memory), ("gpus", part.gpus)),
+        *(("max-time", part.max_time), ("default-time", part.default_time), ("max-nodes", part.max_nodes)),
+        ("preempt-mode", part.preempt_mode),
+    )
+    lines.append(f"nodes = {part.nodes}")
+    lines += [f"{key} = {_text(value)}" for key, value in words if value and (key not in _WORDS or _word(value))]
+    return lines if part.grace_time is None else [*lines, f"grace-time = {part.grace_time}"]

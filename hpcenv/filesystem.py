@@ -1,0 +1,432 @@
+"""The file system of a path: who sees it, who may change it, how much space is left.
+
+Runs on: LOGIN NODE. Reads /proc/self/mountinfo (proc(5)); quota from the tools that know it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.errors import Command, FileUnusable, Hint, HpcenvError, UsageError
+
+# In memory, or of one machine: other nodes never see what is written there.
+_NODE_LOCAL = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "aufs", "iso9660", "proc", "sysfs"})
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "orangefs", "pvfs2", "9p", "wekafs",
+     "panfs", "glusterfs", "fuse.glusterfs", "fuse.cephfs", "fuse.juicefs", "fuse.sshfs", "virtiofs", "daos", "vast"}
+)  # fmt: skip
+# No space, or quota exceeded.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# Only compared with; nothing is written there.
+_LOCAL_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")  # noqa: S108
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
+    """Whether other nodes see a path.
+
+    Attributes:
+        shared: None if it is unknown on this machine.
+        assumed: it is treated as shared without proof.
+    """
+
+    shared: bool | None
+    reason: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """Where a file system is mounted, its type, and its device or server as the kernel names it."""
+
+    point: str
+    kind: str
+    source: str
+
+    @property
+    def network(self) -> bool:
+        """Whether other machines are known to see the same files."""
+        return self.kind in _NETWORK
+
+
+def visibility(path: Path, *, home: Path) -> Visibility:
+    """Tell whether compute nodes will see `path` under the same name.
+
+    Certain cases are certain; a local disk may be exported to the nodes by this machine. A
+    path on the same device as the home folder is taken as shared: sites share homes, and a
+    cluster of one machine has nothing to share.
+    """
+    place = _existing(path)
+    mount = mount_of(place)
+    if mount is None:
+        return Visibility(shared=None, reason="its mount point is not in /proc/self/mountinfo")
+    if mount.kind in _NETWORK:
+        return Visibility(shared=True, reason=f"{mount.point} is a {mount.kind} file system")
+    if mount.kind in _NODE_LOCAL:
+        return Visibility(shared=False, reason=f"{mount.point} is a {mount.kind} file system, local to this machine")
+    local = next((p for p in _LOCAL_PLACES if _is_below(str(place), p)), None)
+    if local is not None:
+        return Visibility(shared=False, reason=f"{local} is local to each machine")
+    if os.path.exists(home) and os.stat(place).st_dev == os.stat(home).st_dev:
+        where = "" if str(place) == os.path.realpath(home) else f"it is on the same file system as {home}, and "
+        reason = f"{where}homes are shared at most sites; no node was asked"
+        return Visibility(shared=True, reason=reason, assumed=True)
+    return Visibility(shared=None, reason=f"{mount.point} is a {mount.kind} file system; it may be exported or not")
+
+
+def _existing(path: Path) -> Path:
+    # os.path never raises here; Path.resolve and Path.exists do, for loops of links and for
+    # folders that may not be entered.
+    place = Path(os.path.realpath(path))
+    while not os.path.exists(place):
+        place = place.parent
+    return place
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def mount_of(path: Path) -> Mount | None:
+    """Return the mount with the longest point above `path`; later lines cover earlier ones.
+
+    Args:
+        path: absolute and without links; it need not exist.
+    """
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    best: Mount | None = None
+    for line in lines:
+        fields, _, tail = line.partition(" - ")
+        point = _unescape(fields.split()[4])
+        if (point == "/" or _is_below(str(path), point)) and (best is None or len(point) >= len(best.point)):
+            words = tail.split()
+            best = Mount(point=point, kind=words[0], source=_unescape(words[1]) if len(words) > 1 else "")
+    return best
+
+
+def _unescape(text: str) -> str:
+    r"""Undo the octal escapes of mountinfo: a blank is written as \040."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), text)
+
+
+def file_time(folder: Path) -> float:
+    """Return the time by the clock that stamps files in `folder`: on a network, the server's.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    probe = folder / f".{os.urandom(8).hex()}.now"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.write(fd, b"\n")  # NFS: the server's stamp, not this machine's
+            os.fsync(fd)
+        except OSError as error:
+            # A full disk: the stamp of the empty file will do, since `prune` must go on just then.
+            if error.errno not in FULL:
+                raise
+        return os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
+        os.unlink(probe)
+
+
+# --- how much fits in --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """How many bytes the caller may still write; `quota` is None where it cannot be told.
+
+    Attributes:
+        free: of the file system, for users without privileges.
+        quota: what the caller's quota leaves.
+        origin: which command said so.
+    """
+
+    free: int
+    quota: int | None = None
+    origin: str = ""
+
+    @property
+    def usable(self) -> int:
+        """The smaller of the two."""
+        return self.free if self.quota is None else min(self.free, self.quota)
+
+
+def space(folder: Path) -> Space:
+    """Return how much may be written into `folder`.
+
+    The quota comes from `lfs`, `mmlsquota` or `quota`, whichever belongs to the file system and
+    is there; each has five seconds to answer. Project quotas of XFS and ext4 are in `free`
+    already, where the site has set them up so.
+
+    Raises:
+        OSError: the folder is not there.
+    """
+    said = os.statvfs(folder)
+    free = said.f_bavail * said.f_frsize
+    place = Path(os.path.realpath(folder))
+    mount = mount_of(place)
+    if mount is None or os.geteuid() == 0:
+        return Space(free=free)
+    for tool, argv, parse in _quota_commands(place, mount):
+        if shutil.which(tool) is None:
+            continue
+        with contextlib.suppress(HpcenvError):
+            # `quota` ends with 1 when one is exceeded, which is an answer.
+            left = parse(process.run(argv, timeout=5, accept=(0, 1)).stdout)
+            if left is not None:
+                return Space(free=free, quota=left, origin=argv[0])
+    return Space(free=free)
+
+
+_QuotaCommand = tuple[str, list[str], Callable[[str], int | None]]
+
+
+def _quota_commands(place: Path, mount: Mount) -> list[_QuotaCommand]:
+    user = str(os.geteuid())
+    if mount.kind == "lustre":
+        return [("lfs", ["lfs", "quota", "-q", "-u", user, str(place)], _lfs_left)]
+    if mount.kind == "gpfs":
+        device = mount.source.rpartition("/")[2]
+        return [("mmlsquota", ["mmlsquota", "-Y", "-u", user, device], _gpfs_left)]
+    return [("quota", ["quota", "-w", "-p", "-u", user], lambda text: _quota_left(text, mount.source))]
+
+
+def _left(used: str, soft: str, hard: str) -> int | None:
+    """Return how many bytes a quota leaves, from the columns of a quota command in KiB; None without a limit.
+
+    A limit of 0 means "no limit". The hard limit is used if it is set: a user who exceeds only the soft limit can
+    still write during the grace period, usually for days.
+    """
+    try:
+        taken, limit = int(used.rstrip("*")), int(hard) or int(soft)
+    except ValueError:
+        return None
+    return max(limit - taken, 0) * 1024 if limit else None
+
+
+def _lfs_left(text: str) -> int | None:
+    """Read `lfs quota -q` (Lustre 2.12 to 2.15): path, KiB used, quota, limit, grace, files ...
+
+    A long path is on a separate line.
+    """
+    words = text.split()
+    for at in range(1, len(words) - 2):
+        if all(re.fullmatch(r"\d+\*?", word) for word in words[at : at + 3]):
+            return _left(*words[at : at + 3])
+    return None
+
+
+def _gpfs_left(text: str) -> int | None:
+    """Read `mmlsquota -Y` (IBM Storage Scale): colons, with a line of column names."""
+    names: list[str] = []
+    for line in text.splitlines():
+        words = line.split(":")
+        if "HEADER" in words:
+            names = words
+        elif names:
+            row = dict(zip(names, words, strict=False))
+            if row.get("quotaType") == "USR":
+                return _left(row.get("blockUsage", ""), row.get("blockQuota", ""), row.get("blockLimit", ""))
+    return None
+
+
+def _quota_left(text: str, source: str) -> int | None:
+    """Read `quota -w -p` (quota-tools 4): file system, KiB used, quota, limit, grace, files ..."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[0] == source:
+            return _left(*words[1:4])
+    return None
+
+
+def most_similar(path: Path) -> Path | None:
+    """Return the existing path whose spelling is nearest to a path that does not exist; None if none is near.
+
+    Args:
+        path: absolute. Its parts are compared one by one with what exists beside them.
+    """
+    import difflib
+
+    here = Path(path.anchor)
+    for part in path.parts[1:]:
+        if os.path.lexists(here / part):
+            here /= part
+            continue
+        try:
+            with os.scandir(here) as entries:
+                names = [entry.name for _, entry in zip(range(_MOST_NAMES), entries, strict=False)]
+        except OSError:
+            return None
+        close = difflib.get_close_matches(part, names, n=1, cutoff=0.7)
+        if not close:
+            return None
+        here /= close[0]
+    return here
+
+
+# In a folder with a million files the comparison of all names would take longer than the user waits.
+_MOST_NAMES = 5000
+
+
+def refused(path: Path, error: OSError, *, doing: str = "written") -> FileUnusable:
+    """Return the error for an operation on `path` that the operating system refused."""
+    why = error.strerror or str(error)
+    hint: Hint = "check its permissions, and those of the folders above it"
+    if error.errno in FULL:
+        with contextlib.suppress(OSError):
+            folder = path if path.is_dir() else path.parent
+            why += f"; {_megabytes(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize)} are free in {folder}"
+        hint = (
+            "free some space (",
+            Command("hpcenv", "image", "prune"),
+            "), or keep images elsewhere (--store, HPCENV_STORE)",
+        )
+    elif error.errno == errno.EROFS:
+        hint = "name a folder on a file system that can be written to"
+    return FileUnusable(f"`{path}` cannot be {doing}", why=why, hint=hint)
+
+
+def require_space(folder: Path, need: int, *, purpose: str) -> None:
+    """Check before the work that `need` bytes can be written into `folder`.
+
+    Args:
+        purpose: completes "bytes are needed to ...".
+
+    Raises:
+        FileUnusable: less is free, or the user's quota leaves less.
+    """
+    try:
+        found = space(folder)
+    except OSError as error:
+        raise refused(folder, error, doing="used") from error
+    if found.usable >= need:
+        return
+    short = "your quota leaves" if found.usable == found.quota else "the file system has"
+    origin = f" (says `{found.origin}`)" if found.usable == found.quota else ""
+    raise FileUnusable(
+        f"there is not enough space in `{folder}`",
+        why=f"{_megabytes(need)} are needed to {purpose}, {short} {_megabytes(found.usable)}{origin}",
+        hint=(Command("hpcenv", "image", "prune"), ", or keep images elsewhere (--store, HPCENV_STORE)"),
+    )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB".replace(",", " ")
+
+
+# --- who may change it -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose folders hpcenv trusts to run programs from.
+
+    Attributes:
+        owners: ids of trusted users, in addition to the caller and root.
+        group: whether the group that may write to a folder is trusted too.
+    """
+
+    owners: frozenset[int] = frozenset()
+    group: bool = False
+
+    def owns(self, status: os.stat_result) -> bool:
+        """Whether the owner is trusted."""
+        if status.st_uid in {os.geteuid(), 0, *self.owners}:
+            return True
+        return self.group and bool(status.st_mode & stat.S_IWGRP) and status.st_gid in {os.getegid(), *os.getgroups()}
+
+
+def user_ids(names: Sequence[str]) -> frozenset[int]:
+    """Return the ids of users given by name or number.
+
+    Raises:
+        UsageError: this machine does not know one of them.
+    """
+    found = set()
+    for name in names:
+        try:
+            found.add(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            raise UsageError(f"this machine knows no user `{name}`", hint="give a login name or a user id") from None
+    return frozenset(found)
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the user id where the machine knows no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def require_trusted(folder: Path, trust: Trust) -> None:
+    """Refuse a folder that an untrusted user owns, may write to, or may replace.
+
+    Parent folders that only a group may write to are accepted: project folders usually are such, and a
+    folder that a member puts in this place has another owner.
+
+    Raises:
+        FileUnusable: names the folder, its mode, its owner and the remedy.
+        OSError: it cannot be read.
+    """
+    real = Path(os.path.realpath(folder))
+    for place in sorted({*Path(os.path.abspath(folder)).parents, *real.parents}):
+        status = os.stat(place)
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise _untrusted(
+                place, status, f"everybody may put another folder in place of `{folder}`", f"chmod o-w {place}"
+            )
+    link = os.lstat(folder)
+    if not trust.owns(link) and stat.S_ISLNK(link.st_mode):
+        raise _untrusted(folder, link, "the link is not yours", "name the folder itself")
+    status = os.stat(real)
+    if not stat.S_ISDIR(status.st_mode):
+        raise FileUnusable(f"`{folder}` is not a folder", hint="name another one")
+    if status.st_mode & stat.S_IWOTH:
+        raise _untrusted(folder, status, "everybody may write to it", f"chmod o-w {folder}")
+    if not trust.owns(status):
+        owner = user_name(status.st_uid)
+        hint = f"if you trust `{owner}`: --trust {owner}, or HPCENV_STORE_OWNERS={owner}"
+        raise _untrusted(folder, status, f"`{owner}` could change what is in it", hint)
+    if status.st_mode & stat.S_IWGRP and not trust.group and not private_group(status.st_gid):
+        hint = f"chmod g-w {folder}, or store-shared = true under [paths] in hpcenv.toml"
+        raise _untrusted(folder, status, "its group may write to it", hint)
+
+
+def _untrusted(folder: Path, status: os.stat_result, why: str, hint: str) -> FileUnusable:
+    mode = stat.S_IMODE(status.st_mode)
+    who = f"{user_name(status.st_uid)}:{_group_name(status.st_gid)}"
+    return FileUnusable(f"`{folder}` is not trusted", why=f"{why} (mode {mode:04o}, owner {who})", hint=hint)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def private_group(gid: int) -> bool:
+    """Whether the caller is the only member of a group: many systems give each user such a group."""
+    try:
+        me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == me.pw_gid and group.gr_name == me.pw_name and set(group.gr_mem) <= {me.pw_name}

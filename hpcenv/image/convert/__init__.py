@@ -1,0 +1,4 @@
+"""Convert an OCI image to a SIF file.
+
+Runs on: LOGIN NODE.
+"""

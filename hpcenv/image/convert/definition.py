@@ -1,0 +1,291 @@
+"""Parse Apptainer definition files: their sections, their sources, and pinning the sources.
+
+Runs on: LOGIN NODE. Pure. The format: Apptainer's user guide, "Definition Files" (1.4). The guide
+does not define these details; they were seen with 1.4.5 on 2026-11-20: a stage begins with
+`Bootstrap:` at the start of a line, even within a section; the first one may be indented; `#` begins
+a comment in a header; each line that begins with `%` begins a section; names of sections may be in
+upper case. This module neither runs nor changes sections.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpcenv.errors import SpecError
+
+__all__ = [
+    "Copy",
+    "Definition",
+    "DefinitionHeader",
+    "DefinitionSource",
+    "DefinitionStage",
+    "Section",
+    "copies",
+    "parse",
+    "pin",
+    "sources",
+]
+
+Kind = Literal["registry", "layout", "file", "nothing", "distribution"]
+
+_KINDS: Mapping[str, Kind] = {
+    "docker": "registry",
+    "oras": "registry",
+    "library": "registry",
+    "shub": "registry",
+    "oci": "layout",
+    "localimage": "file",
+    "oci-archive": "file",
+    "docker-archive": "file",
+    "scratch": "nothing",
+}
+_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})\Z")
+_HEADER = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\s*:(.*)")
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DefinitionHeader:
+    """The value of a header line, without comment and blanks; lines count from 1."""
+
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A section; `line` is that of `%name`, the text begins on the next.
+
+    Attributes:
+        name: in lower case, without `%`.
+        arguments: the text after the name.
+    """
+
+    line: int
+    name: str
+    arguments: str
+    text: str
+
+    @property
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The text's lines with their numbers in the file."""
+        return enumerate(self.text.split("\n"), self.line + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DefinitionStage:
+    """A stage: headers by name in lower case, and sections in order; `line` is that of `Bootstrap`."""
+
+    line: int
+    headers: Mapping[str, DefinitionHeader]
+    sections: tuple[Section, ...]
+
+    def header(self, name: str) -> str:
+        """Return the value of a header; empty if the stage does not have it."""
+        header = self.headers.get(name)
+        return "" if header is None else header.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Definition:
+    """A definition file.
+
+    Attributes:
+        arguments: the defaults of its build arguments.
+        stray: lines that belong to no header and no section, with their numbers; Apptainer
+            rejects a file with such a line.
+    """
+
+    stages: tuple[DefinitionStage, ...]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    stray: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefinitionSource:
+    """The source of a stage.
+
+    Attributes:
+        bootstrap: the agent, in lower case: `docker`, `localimage`, `debootstrap` ...
+        origin: the value of `From`; for `docker` with `Registry` and `Namespace` in front.
+        kind: `registry`, an OCI `layout`, a `file`, `nothing` for scratch; `distribution`
+            for agents that install the present packages from package servers.
+        digest: the digest at the end of `origin`, or None.
+        line: of `From`, or else of `Bootstrap`; counted from 1.
+        stage: its name, or None.
+    """
+
+    bootstrap: str
+    origin: str
+    kind: Kind
+    digest: str | None
+    line: int
+    stage: str | None
+
+    @property
+    def fixed(self) -> bool:
+        """The source always gives the same bytes, or is a file, which can be hashed."""
+        return self.digest is not None or self.kind in ("file", "nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A path of the host that `%files` copies, as in the file; it may be a pattern."""
+
+    path: str
+    line: int
+
+
+def parse(text: str, *, origin: str = "the definition file") -> Definition:
+    """Parse a definition file of Apptainer.
+
+    Args:
+        text: the content of the file.
+        origin: the name of the file for messages.
+
+    Raises:
+        SpecError: the file has no `Bootstrap`, or is too long.
+    """
+    if len(text) > _LONGEST:
+        raise SpecError(f"{origin} is too long", why=f"it has more than {_LONGEST} characters")
+    reader = _Reader()
+    for number, line in enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), 1):
+        reader.take(number, line)
+    if not reader.stages:
+        raise SpecError(
+            f"{origin} names no source",
+            why="no line begins with `Bootstrap:`",
+            hint="begin the file with, for example, `Bootstrap: docker` and `From: IMAGE@sha256:...`",
+        )
+    stages = tuple(reader.finished())
+    sections = [section for stage in stages for section in stage.sections if section.name == "arguments"]
+    return Definition(stages=stages, arguments=dict(_arguments(sections)), stray=tuple(reader.stray))
+
+
+class _Reader:
+    """Collects the stages of a file from its lines."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[int, dict[str, DefinitionHeader], list[tuple[int, str, str, list[str]]]]] = []
+        self.stray: list[tuple[int, str]] = []
+        self._inside: list[str] | None = None
+
+    def take(self, number: int, line: str) -> None:
+        plain = line.partition("#")[0]
+        header = _HEADER.match(plain.strip() if self._inside is None else plain)
+        starts = header is not None and header[1].lower() == "bootstrap"
+        if header is not None and starts and (not self.stages or plain[:1].strip()):
+            self.stages.append((number, {"bootstrap": DefinitionHeader(value=header[2].strip(), line=number)}, []))
+            self._inside = None
+        elif line.startswith("%") and self.stages:
+            name, _, arguments = line[1:].strip().partition(" ")
+            self._inside = []
+            self.stages[-1][2].append((number, name.lower(), arguments.strip(), self._inside))
+        elif self._inside is not None:
+            self._inside.append(line)
+        elif header is not None and self.stages:
+            self.stages[-1][1][header[1].lower()] = DefinitionHeader(value=header[2].strip(), line=number)
+        elif plain.strip():
+            self.stray.append((number, line))
+
+    def finished(self) -> Iterator[DefinitionStage]:
+        for line, headers, sections in self.stages:
+            parsed = (
+                Section(line=start, name=name, arguments=arguments, text="\n".join(body))
+                for start, name, arguments, body in sections
+            )
+            yield DefinitionStage(line=line, headers=headers, sections=tuple(parsed))
+
+
+def _arguments(sections: list[Section]) -> Iterator[tuple[str, str]]:
+    for section in sections:
+        for _, line in section.lines:
+            name, equals, value = line.strip().partition("=")
+            if equals and not name.startswith("#"):
+                yield name.strip(), value.strip().strip("\"'")
+
+
+def sources(text: str) -> tuple[DefinitionSource, ...]:
+    """Return the sources of a definition file's stages, in order.
+
+    Raises:
+        SpecError: see `parse`.
+    """
+    return tuple(_source(stage) for stage in parse(text).stages)
+
+
+def _source(stage: DefinitionStage) -> DefinitionSource:
+    bootstrap, origin = stage.header("bootstrap").lower(), stage.header("from")
+    if bootstrap == "docker":
+        prefix = [stage.header(key).strip("/") for key in ("registry", "namespace")]
+        origin = "/".join([*filter(None, prefix), origin.removeprefix("//")])
+    digest = _DIGEST.search(origin)
+    return DefinitionSource(
+        bootstrap=bootstrap,
+        origin=origin,
+        kind=_KINDS.get(bootstrap, "distribution"),
+        digest=digest[1] if digest else None,
+        line=stage.headers["from"].line if "from" in stage.headers else stage.line,
+        stage=stage.header("stage") if "stage" in stage.headers else None,
+    )
+
+
+def pin(text: str, digests: Mapping[str, str]) -> str:
+    """Return the definition file with its images named by digest.
+
+    Args:
+        text: the definition file.
+        digests: manifest digests of sources of kind `registry`, by `DefinitionSource.origin`. The digest
+            replaces the tag: Apptainer does not accept both.
+
+    Raises:
+        SpecError: the `From` line of an image cannot be rewritten.
+    """
+    lines = text.split("\n")
+    for source in sources(text):
+        digest = digests.get(source.origin)
+        if source.digest is not None or digest is None:
+            continue
+        if source.kind != "registry" or not _DIGEST.fullmatch(f"@{digest}"):
+            raise SpecError(f"`{source.origin}` cannot be pinned to {digest[:80]!r}")
+        written = _HEADER.match(lines[source.line - 1].partition("#")[0].strip())
+        if written is None or written[1].lower() != "from" or "{{" in written[2]:
+            raise SpecError(
+                f"line {source.line} of the definition file cannot be pinned",
+                why=f"the line is {lines[source.line - 1][:200]!r}",
+                hint=f"write the image with its digest: {digest}",
+            )
+        lines[source.line - 1] = f"From: {_without_tag(written[2].strip())}@{digest}"
+    return "\n".join(lines)
+
+
+def _without_tag(reference: str) -> str:
+    path, slash, name = reference.rpartition("/")
+    return path + slash + name.partition(":")[0]
+
+
+def copies(text: str) -> tuple[Copy, ...]:
+    """Return the paths that `%files` sections copy from the host (not from another stage).
+
+    Raises:
+        SpecError: see `parse`.
+    """
+    return tuple(
+        Copy(path=_first_word(line.strip()), line=number)
+        for stage in parse(text).stages
+        for section in stage.sections
+        if section.name == "files" and not section.arguments
+        for number, line in section.lines
+        if line.strip() and not line.strip().startswith("#")
+    )
+
+
+def _first_word(line: str) -> str:
+    try:
+        return shlex.split(line)[0]
+    except (ValueError, IndexError):
+        return line.split(maxsplit=1)[0]

@@ -1,0 +1,11 @@
+"""Files that an image made by `hpcenv image init` carries about its own packages.
+
+Runs on: LOGIN NODE. The recipe writes them, `hpcenv lock` and the lint rules read them.
+"""
+
+FOLDER = "/usr/share/hpcenv"
+REPORT = f"{FOLDER}/pip-report.json"
+REQUIREMENTS = f"{FOLDER}/requirements.lock"
+UNPROVED = f"{FOLDER}/requirements.unproved.txt"
+UNPROVED_REPORT = f"{FOLDER}/pip-report-unproved.json"
+SYSTEM_PACKAGES = f"{FOLDER}/dpkg-packages.txt"

@@ -1,0 +1,328 @@
+"""Parse the names of images and platforms that users write.
+
+Runs on: LOGIN NODE. Pure: it opens no file. Call it where text enters hpcenv: on the command line,
+and where hpcenv.toml or a lockfile is used. Everything below takes `Source`, `Reference` and `Platform`.
+
+    docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]    an image in a registry
+    oci:FOLDER[:TAG|@sha256:DIGEST]                    an OCI image layout
+    oci-archive:FILE[:TAG|@sha256:DIGEST]              the same in a tar archive
+    docker-archive:FILE[:NAME[:TAG]]                   what `docker save` writes
+    PATH.sif                                           a finished SIF
+    PATH.def                                           an Apptainer definition file
+    host                                               no container
+
+FOLDER and FILE end at the first colon, as in containers-transports(5) of containers/image
+5.34 (2025-02). So they cannot contain a colon.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from hpcenv.errors import Command, SpecError
+
+__all__ = [
+    "DIGEST",
+    "DefinitionFile",
+    "HostEnvironment",
+    "LayeredImage",
+    "LocalImage",
+    "Platform",
+    "Reference",
+    "SifFile",
+    "Source",
+    "parse_layered",
+    "parse_platform",
+    "parse_reference",
+    "parse_source",
+    "refuse_floating",
+    "require_layers",
+]
+
+# Names of `uname -m` -> names of OCI.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """For which machines an image is, in the words of OCI; the default is linux/amd64."""
+
+    os: str = "linux"
+    architecture: str = "amd64"
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.os, self.architecture, self.variant)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """An image in a registry, `docker://...`; `registry` is the name that users write."""
+
+    registry: str
+    repository: str
+    tag: str | None
+    digest: str | None
+
+    def __str__(self) -> str:
+        tag = "" if self.tag is None else f":{self.tag}"
+        digest = "" if self.digest is None else f"@{self.digest}"
+        return f"docker://{self.registry}/{self.repository}{tag}{digest}"
+
+    @property
+    def api_host(self) -> str:
+        """The host of the registry's API; Docker Hub's differs from its registry name."""
+        return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalImage:
+    """An image in files: a layout folder, a layout in a tar archive, or an archive of `docker save`.
+
+    Attributes:
+        path: as the user wrote it.
+        tag: selects one image of several; for a docker archive `NAME:TAG` or `TAG`.
+    """
+
+    kind: Literal["oci", "oci-archive", "docker-archive"]
+    path: str
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        tag = "" if self.tag is None else f":{self.tag}"
+        digest = "" if self.digest is None else f"@{self.digest}"
+        return f"{self.kind}:{self.path}{tag}{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SifFile:
+    """A finished SIF; `path` as the user wrote it."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefinitionFile:
+    """An Apptainer definition file; `path` as the user wrote it."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostEnvironment:
+    """No container: the Python environment of the host."""
+
+    def __str__(self) -> str:
+        return "host"
+
+
+# An image that consists of layers, so hpcenv can convert it.
+LayeredImage = Reference | LocalImage
+Source = Reference | LocalImage | SifFile | DefinitionFile | HostEnvironment
+
+# The grammar of github.com/distribution/reference v0.6 (2024-03), `reference.go`, and its
+# `normalize.go`: the first component is a host if it contains a dot or colon or is `localhost`.
+_ALNUM = r"[a-z0-9]+"
+_PATH = re.compile(rf"{_ALNUM}(?:(?:[._]|__|-+){_ALNUM})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:]+\])(?::(?P<port>[0-9]{{1,5}}))?")
+_FORM = "docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]"
+_FORMS = "docker://..., oci:FOLDER, oci-archive:FILE, docker-archive:FILE, PATH.sif, PATH.def or host"
+
+# image-spec 1.1, annotations.md: the alphabet of `org.opencontainers.image.ref.name`. Names in a
+# docker archive use the same alphabet.
+_REF_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,254}")
+# Schemes of other tools -> what to do instead.
+_ELSEWHERE = {
+    "docker-daemon": "save it from there: docker save -o FILE IMAGE, then docker-archive:FILE",
+    "containers-storage": "save it from there: podman save --format oci-archive -o FILE IMAGE, then oci-archive:FILE",
+    "dir": "copy it into a layout: skopeo copy dir:FOLDER oci:FOLDER2:TAG",
+    "library": "pull it with apptainer, and name the SIF file",
+    "shub": "pull it with apptainer, and name the SIF file",
+    "oras": "pull it with apptainer, and name the SIF file",
+    "docker": f"the form is {_FORM}",
+}
+_LONGEST = 4096
+
+
+def parse_source(text: str) -> Source:
+    """Parse the name of an image.
+
+    Raises:
+        SpecError: the text has none of the forms above; the message says what is wrong.
+    """
+    if len(text) > _LONGEST or "\0" in text or "\n" in text:
+        _bad_source(text, "it is longer than any path, or contains a newline or NUL")
+    if text == "host":
+        return HostEnvironment()
+    scheme, colon, rest = text.partition(":")
+    if colon and rest.startswith("//") and scheme == "docker":
+        return parse_reference(text)
+    if colon and scheme in ("oci", "oci-archive", "docker-archive"):
+        return _local(text, scheme, rest)
+    if colon and scheme in _ELSEWHERE:
+        _bad_source(text, f"hpcenv does not read {scheme}: sources", _ELSEWHERE[scheme])
+    if "://" in text:
+        _bad_source(text, f"hpcenv does not read {scheme[:40]}:// sources")
+    if text.endswith(".sif") and text != ".sif":
+        return SifFile(path=text)
+    if text.endswith(".def") and text != ".def":
+        return DefinitionFile(path=text)
+    return _bad_source(text, "it has no scheme and does not end in .sif or .def", _guess(text))
+
+
+def parse_layered(text: str) -> LayeredImage:
+    """Parse the name of an image that hpcenv can convert.
+
+    Raises:
+        SpecError: it names no image, or an image without layers.
+    """
+    return require_layers(parse_source(text))
+
+
+def require_layers(source: Source) -> LayeredImage:
+    """Return the image, if hpcenv can convert it.
+
+    Raises:
+        SpecError: it is a SIF, a definition file or `host`.
+    """
+    if isinstance(source, (Reference, LocalImage)):
+        return source
+    raise SpecError(
+        f"`{source}` is not an image with layers",
+        why="hpcenv converts only such images",
+        hint=("a SIF needs no conversion; a definition file: ", Command("hpcenv", "image", "build", "FILE.def")),
+    )
+
+
+def _guess(text: str) -> str:
+    """Return a hint for a text without a scheme, which is most often the name of an image."""
+    try:
+        return f"for an image in a registry, write {parse_reference(f'docker://{text}')}"
+    except SpecError:
+        return f"the forms are {_FORMS}"
+
+
+def _local(text: str, kind: str, rest: str) -> LocalImage:
+    if rest.startswith("//"):
+        _bad_source(text, f"a path must follow {kind}:, not //", f"write {kind}:{rest[2:]}")
+    path, digest = rest, None
+    before, mark, after = rest.rpartition("@")
+    if mark and DIGEST.fullmatch(after):
+        path, digest = before, after
+        if kind == "docker-archive":
+            _bad_source(text, "a docker archive contains no digests", "select an image by name: NAME:TAG")
+    elif mark and after.startswith("sha256:"):
+        _bad_source(text, f"`{after[:80]}` is not a digest (sha256: and 64 hexadecimal digits)")
+    path, colon, tag = path.partition(":")
+    if not path:
+        _bad_source(text, "it names no path", f"write {kind}:PATH")
+    if colon and not _REF_NAME.fullmatch(tag):
+        _bad_source(text, f"`{tag[:80]}` is not a tag; a path with a colon is not possible here")
+    if colon and digest:
+        _bad_source(text, "it has both a tag and a digest", "omit the tag: a digest names one image")
+    return LocalImage(
+        kind="oci" if kind == "oci" else "oci-archive" if kind == "oci-archive" else "docker-archive",
+        path=path,
+        tag=tag if colon else None,
+        digest=digest,
+    )
+
+
+def _bad_source(text: str, why: str, hint: str | None = None) -> NoReturn:
+    raise SpecError(f"`{_shown(text)}` does not name an image", why=why, hint=hint or f"the forms are {_FORMS}")
+
+
+def _shown(text: str) -> str:
+    return text[:300].encode("unicode_escape").decode() if not text.isprintable() else text[:300]
+
+
+# --- docker:// -------------------------------------------------------------------------
+
+
+def parse_reference(reference: str) -> Reference:
+    """Parse `docker://...` strictly, and fill in Docker Hub's defaults.
+
+    Raises:
+        SpecError: the text is not a reference; the message says which part is wrong.
+    """
+    scheme, mark, rest = reference.partition("://")
+    if not mark:
+        _bad_reference(reference, "it has no scheme", f"write docker://{reference}")
+    if scheme != "docker":
+        _bad_reference(reference, f"hpcenv reads docker:// references, not {scheme}://")
+    rest, mark, digest = rest.partition("@")
+    if mark and not DIGEST.fullmatch(digest):
+        _bad_reference(reference, f"`{digest}` is not a digest (sha256: and 64 hexadecimal digits)")
+    host, slash, path = rest.partition("/")
+    if not slash or not (set(".:") & set(host) or host == "localhost" or host != host.lower()):
+        host, path = "docker.io", rest
+    path, colon, tag = path.partition(":")
+    _check_host(reference, host)
+    if colon and not _TAG.fullmatch(tag):
+        _bad_reference(reference, f"`{tag}` is not a tag (letters, digits, `_`, `.`, `-`; at most 128)")
+    if host == "index.docker.io":
+        host = "docker.io"
+    if host == "docker.io" and "/" not in path:
+        path = f"library/{path}"
+    for part in path.split("/"):
+        if not _PATH.fullmatch(part):
+            _bad_reference(reference, f"`{part}` cannot be part of a repository name (lower case only)")
+    if len(host) + 1 + len(path) > 255:
+        _bad_reference(reference, "the name is longer than 255 characters")
+    return Reference(registry=host, repository=path, tag=tag if colon else None, digest=digest or None)
+
+
+def _check_host(reference: str, host: str) -> None:
+    match = _HOST.fullmatch(host)
+    if match is None:
+        _bad_reference(reference, f"`{host}` is not a host name or HOST:PORT")
+    port = match["port"]
+    if port is not None and not 0 < int(port) < 65536:
+        _bad_reference(reference, f"`{port}` is not a port")
+
+
+def _bad_reference(reference: str, why: str, hint: str | None = None) -> NoReturn:
+    raise SpecError(
+        f"`{reference[:300]}` is not an image reference",
+        why=why,
+        hint=hint or f"the form is {_FORM}",
+    )
+
+
+def refuse_floating(reference: Reference) -> NoReturn:
+    """Raise the error for a reference that names another image every few weeks.
+
+    Raises:
+        SpecError: always.
+    """
+    has = "has no tag" if reference.tag is None else f"has the tag `{reference.tag}`"
+    raise SpecError(
+        f"`{reference}` {has}, which names another image every few weeks",
+        why="a floating reference does not lead to the same image later",
+        hint="use the tag of a version or a digest, or accept it once with --allow-floating",
+    )
+
+
+def parse_platform(text: str) -> Platform:
+    """Parse `os/architecture[/variant]`; names of `uname -m` are accepted too.
+
+    Raises:
+        SpecError: the text has another form.
+    """
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or not all(re.fullmatch(r"[a-z0-9_.-]+", part) for part in parts):
+        raise SpecError(f"`{text}` is not a platform", hint="write os/architecture, for example linux/amd64")
+    architecture = _ARCHITECTURES.get(parts[1], parts[1])
+    return Platform(os=parts[0], architecture=architecture, variant=parts[2] if len(parts) == 3 else None)

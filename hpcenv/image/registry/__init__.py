@@ -1,0 +1,4 @@
+"""Fetch manifests and layers from registries and OCI layouts.
+
+Runs on: LOGIN NODE.
+"""

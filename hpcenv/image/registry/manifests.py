@@ -1,0 +1,391 @@
+"""Read an image's manifest and configuration.
+
+Runs on: LOGIN NODE. Pure. OCI image-spec 1.1 (2024-02) and Docker's Image Manifest V2,
+Schema 2. The bytes come from untrusted registries, layouts and archives: the type of every field is
+checked before its use, and every fault is an `HpcenvError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hpcenv.errors import ImageUnavailable
+from hpcenv.image.reference import DIGEST, Platform
+
+__all__ = [
+    "CONFIGS",
+    "CONFIG_LIMIT",
+    "INDEXES",
+    "MANIFESTS",
+    "MANIFEST_LIMIT",
+    "PLAIN_LAYER",
+    "ImageDocuments",
+    "Layer",
+    "ResolvedImage",
+    "canonical",
+    "chain_id",
+    "check_platform",
+    "choose",
+    "config_descriptor",
+    "describe",
+    "digest_of",
+    "kind",
+    "platform_name",
+    "printable",
+    "read_document",
+    "unusable",
+    "why_no_manifest",
+]
+
+# OCI image-spec 1.1 (2024-02) and Docker Image Manifest V2, Schema 2.
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_LAYER = re.compile(
+    r"application/vnd\.(?:"
+    r"oci\.image\.layer\.(?:nondistributable\.)?v1\.tar(?:\+(?:gzip|zstd))?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
+)
+
+# OCI distribution-spec 1.1: "a registry SHOULD enforce some limit" of 4 MiB on manifests.
+MANIFEST_LIMIT = 4 * 1024 * 1024
+CONFIG_LIMIT = 8 * 1024 * 1024
+
+
+DigestOrigin = Literal["registry", "layout", "synthesised"]
+
+# Bounds the memory that a manifest can use. Docker itself makes at most 127 layers.
+_MOST_LAYERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer: `digest` is of the (compressed) blob, `diff_id` of the tar inside it, `size` in bytes."""
+
+    digest: str
+    diff_id: str
+    size: int
+    media_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedImage:
+    """An image in digests, when its reference was resolved; all digests are of verified bytes.
+
+    Attributes:
+        reference: for messages and records: `docker://...` with registry and `library/` filled in,
+            or a layout or archive as the user wrote it.
+        registry, repository: where the image is; empty for a layout or an archive.
+        index_digest: of the multi-platform index; None if the reference names a single image.
+        manifest_digest: of the platform's manifest; pull by this one.
+        config_digest: docker's image ID.
+        platform: `os/architecture[/variant]`.
+        rootfs_chain_id: identity of the file system (`chain_id` of all diff_ids).
+        env_digest: of the run-time settings: sorted Env, Entrypoint, Cmd,
+            WorkingDir and User, as canonical JSON.
+        nvidia_require: `NVIDIA_REQUIRE_CUDA` in the image's environment.
+        created: RFC 3339, from the image's configuration.
+        config: the whole image configuration.
+        platforms: all platforms of the index, sorted; without an index the image's own.
+        digest_origin: who made the manifest: a `registry`, a `layout` (also in an
+            archive), or hpcenv itself (`synthesised`, see `oci_layout`).
+        manifest: the bytes whose digest is `manifest_digest`.
+        config_bytes: the bytes whose digest is `config_digest`.
+    """
+
+    reference: str
+    registry: str
+    repository: str
+    tag: str | None
+    index_digest: str | None
+    manifest_digest: str
+    config_digest: str
+    platform: str
+    layers: tuple[Layer, ...]
+    rootfs_chain_id: str
+    env_digest: str
+    nvidia_require: str | None
+    created: str | None
+    config: Mapping[str, Any] = field(repr=False)
+    platforms: tuple[str, ...] = ()
+    digest_origin: DigestOrigin = "registry"
+    manifest: bytes = field(default=b"", repr=False)
+    config_bytes: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDocuments:
+    """The verified manifest and configuration of an image; fields as in `ResolvedImage`."""
+
+    reference: str
+    registry: str = ""
+    repository: str = ""
+    tag: str | None = None
+    index_digest: str | None = None
+    platforms: tuple[str, ...] = ()
+    digest_origin: DigestOrigin = "registry"
+    manifest: bytes = field(repr=False)
+    config: bytes = field(repr=False)
+
+
+def digest_of(data: bytes) -> str:
+    """Return `sha256:` and the hexadecimal digest of `data`."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def read_document(body: bytes, *, origin: str, what: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Args:
+        origin: where the bytes come from, for the error.
+        what: `manifest` or `configuration`, for the error.
+
+    Raises:
+        ImageUnavailable: the bytes are no JSON object.
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ImageUnavailable(
+            f"`{origin}` answered with something that is not an image {what}",
+            why=f"the answer begins with {body[:60]!r}",
+            hint="check the host and port; the answer may come from a proxy or a login page",
+        )
+    return document
+
+
+# --- reading manifests -----------------------------------------------------------------
+
+
+def kind(document: Mapping[str, Any]) -> str:
+    """Return `index`, `manifest` or `other`.
+
+    image-spec 1.1: `mediaType` SHOULD be used. Without it, a field that only one of the two
+    has decides.
+    """
+    media = document.get("mediaType")
+    if media in INDEXES or (media is None and "manifests" in document):
+        return "index"
+    if media in MANIFESTS or (media is None and "config" in document):
+        return "manifest"
+    return "other"
+
+
+def why_no_manifest(document: Mapping[str, Any]) -> str:
+    """Return why a document is no image manifest, for the error."""
+    if document.get("schemaVersion") == 1:
+        return "its manifest is Docker's schema 1, which has no digests of the layers' contents"
+    if kind(document) == "index":
+        return "its index lists another index"
+    return f"its manifest is of type {str(document.get('mediaType'))[:100]!r}"
+
+
+def choose(index: Mapping[str, Any], wanted: Platform, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of the first manifest for the platform, and all platforms of the index.
+
+    image-spec 1.1, image-index.md: "If multiple manifests match a client or runtime's
+    requirements, the first matching entry SHOULD be used."
+
+    Raises:
+        ImageUnavailable: the index has no image for the platform; the error lists the others.
+    """
+    entries = index.get("manifests")
+    names: list[str] = []
+    chosen: Mapping[str, Any] | None = None
+    for entry in entries if isinstance(entries, list) else []:
+        platform = entry.get("platform") if isinstance(entry, dict) else None
+        if not isinstance(platform, dict) or platform.get("os") == "unknown":
+            continue  # attestations carry unknown/unknown
+        names.append(platform_name(platform))
+        if chosen is None and _platform_fits(platform, wanted):
+            chosen = entry
+    platforms = tuple(sorted(set(names)))
+    if chosen is None:
+        raise ImageUnavailable(
+            f"`{name}` has no image for {wanted}",
+            why=f"available platforms: {', '.join(platforms)[:2000] or 'none'}",
+            hint="set platform to one of them, or choose another image",
+        )
+    digest = chosen.get("digest")
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise unusable(name, f"its index has no sha256 digest for {wanted}")
+    return digest, platforms
+
+
+def platform_name(platform: Mapping[str, Any]) -> str:
+    """Return the platform of an index entry or a configuration, for messages."""
+    parts = (platform.get("os"), platform.get("architecture"), platform.get("variant"))
+    return printable("/".join(str(part)[:40] for part in parts if part))
+
+
+def printable(text: str) -> str:
+    """Return text of an image without control characters and lone surrogates, for a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _platform_fits(platform: Mapping[str, Any], wanted: Platform) -> bool:
+    return (
+        platform.get("os") == wanted.os
+        and platform.get("architecture") == wanted.architecture
+        and (wanted.variant is None or platform.get("variant") == wanted.variant)
+    )
+
+
+def check_platform(config: Mapping[str, Any], wanted: Platform, name: str) -> None:
+    """Raise `ImageUnavailable` if a configuration is for another platform; the variant may differ."""
+    if not _platform_fits(config, replace(wanted, variant=None)):
+        raise ImageUnavailable(
+            f"`{name}` has no image for {wanted}",
+            why=f"it is an image for {platform_name(config) or 'an unnamed platform'}",
+            hint="set platform to that, or choose another image",
+        )
+
+
+def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
+    """Return the digest of the image's configuration; raise `ImageUnavailable` if there is no valid one."""
+    config = manifest.get("config")
+    if not isinstance(config, dict) or not isinstance(config.get("digest"), str):
+        raise unusable(name, "its manifest names no configuration")
+    if config.get("mediaType") not in CONFIGS:
+        raise unusable(name, f"it holds {str(config.get('mediaType'))[:100]!r}, not a container image")
+    digest = config["digest"]
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise unusable(name, f"its configuration has the digest {str(digest)[:80]!r}, not a sha256 one")
+    return digest
+
+
+def unusable(name: str, why: str, hint: str | None = None) -> ImageUnavailable:
+    """Return the error for an image that exists but cannot be used."""
+    return ImageUnavailable(
+        f"`{name}` is not an image that hpcenv can use",
+        why=why,
+        hint=hint or "push it again with a current docker, podman or skopeo",
+    )
+
+
+# --- the description -------------------------------------------------------------------
+
+
+def chain_id(diff_ids: Sequence[str]) -> str:
+    """Return the ChainID of the topmost layer.
+
+    OCI image-spec 1.1, config.md, "Layer ChainID": ChainID(L0) = DiffID(L0), and
+    ChainID(L0|...|Ln) = Digest(ChainID(L0|...|Ln-1) + " " + DiffID(Ln)).
+    """
+    chain = diff_ids[0]
+    for diff_id in diff_ids[1:]:
+        chain = f"sha256:{hashlib.sha256(f'{chain} {diff_id}'.encode()).hexdigest()}"
+    return chain
+
+
+def describe(documents: ImageDocuments, wanted: Platform) -> ResolvedImage:
+    """Describe an image from its manifest and its configuration.
+
+    Args:
+        documents: both, with verified digests.
+        wanted: the platform that the user requested.
+
+    Raises:
+        ImageUnavailable: the documents are damaged, are for another platform, or do not describe
+            a container image.
+    """
+    name = documents.reference
+    manifest = read_document(documents.manifest, origin=name, what="manifest")
+    config = read_document(documents.config, origin=name, what="configuration")
+    check_platform(config, wanted, name)
+    layers = _layers(manifest, config, name)
+    run_time = _run_time(config, name)
+    created = config.get("created")
+    requires = [e.partition("=")[2] for e in run_time["Env"] if e.startswith("NVIDIA_REQUIRE_CUDA=")]
+    return ResolvedImage(
+        reference=name,
+        registry=documents.registry,
+        repository=documents.repository,
+        tag=documents.tag,
+        index_digest=documents.index_digest,
+        manifest_digest=digest_of(documents.manifest),
+        config_digest=digest_of(documents.config),
+        platform=str(wanted),
+        layers=layers,
+        rootfs_chain_id=chain_id([layer.diff_id for layer in layers]),
+        env_digest=digest_of(canonical(run_time)),
+        nvidia_require=requires[-1] if requires else None,
+        created=created if isinstance(created, str) and created else None,
+        config=config,
+        platforms=documents.platforms or (platform_name(config),),
+        digest_origin=documents.digest_origin,
+        manifest=documents.manifest,
+        config_bytes=documents.config,
+    )
+
+
+def _layers(manifest: Mapping[str, Any], config: Mapping[str, Any], name: str) -> tuple[Layer, ...]:
+    rootfs = config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    blobs = manifest.get("layers")
+    if not isinstance(diff_ids, list) or not isinstance(blobs, list) or not blobs:
+        raise unusable(name, "it has no layers")
+    if len(blobs) > _MOST_LAYERS:
+        raise unusable(name, f"it has {len(blobs)} layers; hpcenv takes at most {_MOST_LAYERS}")
+    if len(diff_ids) != len(blobs):
+        raise unusable(name, f"its manifest has {len(blobs)} layers, its configuration {len(diff_ids)}")
+    return tuple(_layer(blob, diff_id, name) for blob, diff_id in zip(blobs, diff_ids, strict=True))
+
+
+def _layer(blob: object, diff_id: object, name: str) -> Layer:
+    entry = blob if isinstance(blob, dict) else {}
+    digest, size, media = entry.get("digest"), entry.get("size"), entry.get("mediaType")
+    for value in (digest, diff_id):
+        if not isinstance(value, str) or not DIGEST.fullmatch(value):
+            raise unusable(name, f"a layer has the digest {str(value)[:80]!r}, not a sha256 one")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise unusable(name, f"the layer {digest} has the size {str(size)[:40]!r}")
+    if not isinstance(media, str) or not _LAYER.fullmatch(media):
+        raise unusable(
+            name,
+            f"the layer {digest} is of type {str(media)[:100]!r}",
+            "encrypted and foreign (Windows) layers cannot be converted",
+        )
+    return Layer(digest=str(digest), diff_id=str(diff_id), size=size, media_type=media)
+
+
+def _run_time(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the run-time settings.
+
+    Absent, null and empty mean the same: builders write different ones for "not set".
+    """
+    settings = config.get("config") or {}
+    if not isinstance(settings, dict):
+        raise unusable(name, "its configuration has no settings table")
+    found: dict[str, Any] = {}
+    for key in ("Env", "Entrypoint", "Cmd"):
+        value = settings.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise unusable(name, f"{key} in its configuration is not a list of strings")
+        found[key] = sorted(value) if key == "Env" else value
+    for key in ("WorkingDir", "User"):
+        found[key] = str(settings.get(key) or "")
+    return found
+
+
+def canonical(value: object) -> bytes:
+    """Return canonical JSON: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,138 @@
+"""Resolve the reference of an image in a registry to digests, and open the image's layers.
+
+Runs on: LOGIN NODE.
+
+A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes
+that it received. `resolve` fetches the manifest (through the index of a multi-platform image)
+and the configuration, a few kilobytes. `open_source` gives access to the layers, which
+`blobs.fetch_all` downloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hpcenv.errors import FileUnusable
+from hpcenv.image.reference import Platform, Reference, refuse_floating
+from hpcenv.image.registry import credentials, manifests
+from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
+
+if TYPE_CHECKING:
+    from hpcenv.image.registry.client import Client, RegistryBlobs
+
+__all__ = ["open_source", "resolve"]
+
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_DEFAULT_PLATFORM = Platform()
+
+
+def resolve(
+    reference: Reference,
+    *,
+    platform: Platform = _DEFAULT_PLATFORM,
+    plain_http: bool = False,
+    allow_floating: bool = False,
+    timeout: float = 30.0,
+    environ: Mapping[str, str] = _NO_VARIABLES,
+    ca_file: Path | None = None,
+) -> ResolvedImage:
+    """Ask the registry which image a reference names now, and check the digests of its answers.
+
+    Args:
+        reference: the image; if it has a tag and a digest, the digest counts.
+        platform: selects one image of a multi-platform image.
+        plain_http: use http instead of https; only for registries that the user listed.
+        allow_floating: accept `latest` or no tag.
+        timeout: seconds for one request with its retries; resolving needs at most four
+            requests, and a login at most four more.
+        environ: the user's environment, for credentials (see `credentials.find`).
+        ca_file: certificates to trust instead of the system's, PEM; without it the variable
+            `REQUESTS_CA_BUNDLE` of this process counts.
+
+    Raises:
+        SpecError: the reference floats.
+        ImageUnavailable: the image, the registry or the network prevents it.
+        FileUnusable: `ca_file` cannot be read.
+    """
+    from hpcenv.image.registry.client import Client
+
+    if reference.digest is None and reference.tag in (None, "latest") and not allow_floating:
+        refuse_floating(reference)
+    _check_ca(ca_file)
+
+    search = credentials.find(reference.registry, reference.repository, environ)
+    client = Client(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
+    with contextlib.closing(client):
+        client.authenticate()
+        return manifests.describe(_fetch_documents(client, reference, platform), platform)
+
+
+def _fetch_documents(client: Client, reference: Reference, wanted: Platform) -> ImageDocuments:
+    """Fetch the manifest, through the index if there is one, and the configuration."""
+    digest, body = client.manifest(reference.digest or reference.tag or "latest")
+    document = manifests.read_document(body, origin=reference.registry, what="manifest")
+    index_digest: str | None = None
+    platforms: tuple[str, ...] = ()
+    if manifests.kind(document) == "index":
+        index_digest = digest
+        digest, platforms = manifests.choose(document, wanted, str(reference))
+        digest, body = client.manifest(digest)
+        document = manifests.read_document(body, origin=reference.registry, what="manifest")
+    if manifests.kind(document) != "manifest":
+        raise manifests.unusable(str(reference), manifests.why_no_manifest(document))
+    return ImageDocuments(
+        reference=str(reference),
+        registry=reference.registry,
+        repository=reference.repository,
+        tag=reference.tag,
+        index_digest=index_digest,
+        platforms=platforms,
+        manifest=body,
+        config=client.config(manifests.config_descriptor(document, str(reference))),
+    )
+
+
+def open_source(
+    reference: Reference,
+    *,
+    plain_http: bool = False,
+    timeout: float = 30.0,
+    environ: Mapping[str, str] = _NO_VARIABLES,
+    ca_file: Path | None = None,
+) -> RegistryBlobs:
+    """Give access to the layers of a repository, for `blobs.fetch_all`; close it afterwards.
+
+    It sends no request before the first layer is fetched.
+
+    Args:
+        reference: the image; only its registry and repository matter here.
+        timeout: seconds until the registry's answer begins; a layer may take longer.
+        plain_http, environ, ca_file: as for `resolve`.
+
+    Raises:
+        FileUnusable: `ca_file` cannot be read.
+    """
+    from hpcenv.image.registry.client import RegistryBlobs
+
+    _check_ca(ca_file)
+    search = credentials.find(reference.registry, reference.repository, environ)
+    return RegistryBlobs(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
+
+
+def _check_ca(ca_file: Path | None) -> None:
+    """Raise `FileUnusable` for a bad CA file; the HTTP library's error would not name the file."""
+    if ca_file is None:
+        return
+
+    try:
+        ssl.create_default_context().load_verify_locations(cafile=ca_file)
+    except OSError as error:  # includes ssl.SSLError
+        reason = "it contains no certificates in PEM form" if isinstance(error, ssl.SSLError) else error.strerror
+        raise FileUnusable(
+            f"`{ca_file}` cannot be used as a CA file", why=reason, hint="name a file of PEM certificates"
+        ) from None

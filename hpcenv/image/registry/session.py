@@ -1,0 +1,108 @@
+"""An HTTP session for a registry: time limits, bounded bodies, and no credentials that we did not set.
+
+Runs on: LOGIN NODE. Loads `requests`.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import requests
+
+from hpcenv.errors import ImageUnavailable
+
+__all__ = ["RegistrySession", "read_in_time", "retry_after"]
+
+_CONNECT_SECONDS = 15.0
+_MOST_REDIRECTS = 5
+
+
+class RegistrySession(requests.Session):
+    """A session whose defaults are safe for a registry.
+
+    - Each request has a time limit.
+    - `ca_file` wins over REQUESTS_CA_BUNDLE in the environment.
+    - ~/.netrc is not read, and cookies are not kept. (Some registries treat a client with cookies
+      as a browser, and then demand CSRF tokens.)
+    - A redirect to another host carries no credentials. A redirect from https to http is an error.
+    """
+
+    def __init__(self, *, plain_http: bool, ca_file: Path | None, timeout: float) -> None:
+        super().__init__()
+        self.max_redirects = _MOST_REDIRECTS
+        self.auth = _unchanged
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self._limits = (min(timeout, _CONNECT_SECONDS), timeout)
+        self._ca_file = None if ca_file is None else str(ca_file)
+        if not plain_http:
+            self.hooks["response"].append(_refuse_downgrade)
+
+    def request(self, method: str, url: str | bytes, *args: Any, **options: Any) -> requests.Response:
+        """Send a request with this session's time limit and certificates."""
+        options.setdefault("timeout", self._limits)
+        if self._ca_file is not None:
+            # As an argument: requests prefers REQUESTS_CA_BUNDLE to the session's own `verify`.
+            options.setdefault("verify", self._ca_file)
+        return super().request(method, url, *args, **options)
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Remove the credentials before a redirect to another host; requests would also read ~/.netrc here."""
+        old, new = str(response.request.url), str(prepared_request.url)
+        if self.should_strip_auth(old, new):
+            prepared_request.headers.pop("Authorization", None)
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Leave a request as it is. While a session has an `auth`, requests does not read ~/.netrc."""
+    return request
+
+
+def _refuse_downgrade(response: requests.Response, **_: object) -> None:
+    if response.is_redirect and urlsplit(urljoin(response.url, response.headers["location"])).scheme != "https":
+        response.close()
+        host = urlsplit(response.url).netloc
+        raise ImageUnavailable(
+            f"`{host}` redirects to an address without encryption",
+            why=f"{host} answered {response.status_code} with a location that is not https",
+            hint="report this to the administrators of the registry",
+        )
+
+
+def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes]:
+    """Yield a body in chunks.
+
+    Args:
+        response: a streamed response.
+        deadline: time limit for the whole body, as `time.monotonic()` counts.
+
+    Raises:
+        requests.ReadTimeout: the deadline has passed.
+    """
+    # Small chunks: a server that sends a few bytes at a time cannot outlast the deadline.
+    for chunk in response.iter_content(16 * 1024):
+        yield chunk
+        if time.monotonic() > deadline:
+            raise requests.ReadTimeout
+
+
+def retry_after(response: requests.Response) -> float | None:
+    """Return how many seconds the server asks us to wait; None without a valid `Retry-After` header.
+
+    RFC 9110, 10.2.3: the value is a number of seconds or a date.
+    """
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdecimal():
+        return float(value[:9])
+    try:
+        until = email.utils.parsedate_to_datetime(value).timestamp()
+        # Compare with the server's clock, not with ours.
+        now = email.utils.parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+    return max(0.0, until - now)

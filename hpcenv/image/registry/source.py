@@ -1,0 +1,128 @@
+"""One interface to images in a registry, a layout, or an archive.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcenv.errors import ImageUnavailable
+from hpcenv.image.reference import LayeredImage, LocalImage, Platform, Reference
+from hpcenv.image.registry import blobs, manifests, oci_layout
+from hpcenv.image.registry import resolve as registry
+from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
+from hpcenv.image.registry.oci_layout import LocalBlobs
+
+if TYPE_CHECKING:
+    from hpcenv.image.registry.client import RegistryBlobs
+
+__all__ = ["Access", "open_source", "resolve", "resolve_stored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How to connect to registries; it has no effect on images in files.
+
+    Attributes:
+        plain_http: registries that use http, as written in references.
+        ca_file: certificates to trust instead of the system's, PEM.
+        environ: the user's environment, for credentials.
+        timeout: seconds until an answer begins.
+    """
+
+    plain_http: tuple[str, ...] = ()
+    ca_file: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout: float = 30.0
+
+
+def resolve(source: LayeredImage, access: Access, *, platform: Platform, allow_floating: bool = False) -> ResolvedImage:
+    """Resolve an image to digests; see `registry.resolve` and `oci_layout.resolve`.
+
+    Raises:
+        SpecError: the reference floats.
+        ImageUnavailable, FileUnusable: the image cannot be resolved.
+    """
+    if isinstance(source, LocalImage):
+        return oci_layout.resolve(source, platform=platform)
+    return registry.resolve(
+        source,
+        platform=platform,
+        plain_http=source.registry in access.plain_http,
+        allow_floating=allow_floating,
+        timeout=access.timeout,
+        environ=access.environ,
+        ca_file=access.ca_file,
+    )
+
+
+def resolve_stored(
+    reference: Reference, folder: Path, *, manifest_digest: str, index_digest: str | None = None, platform: Platform
+) -> ResolvedImage | None:
+    """Resolve an image from the manifest and configuration of an earlier call, without its registry.
+
+    Both are hashed again. The result is None if one of them is missing or damaged.
+
+    Args:
+        reference: the image that the user requested.
+        folder: the folder of blobs; its layout is that of `image/registry/blobs.py`.
+        manifest_digest: of the platform's manifest.
+        index_digest: of the index that `reference` names, if it names one.
+        platform: the platform that the user requested.
+
+    Raises:
+        ImageUnavailable: the stored image is for another platform.
+    """
+    manifest = _stored(folder, manifest_digest, manifests.MANIFEST_LIMIT)
+    if manifest is None:
+        return None
+    try:
+        document = manifests.read_document(manifest, origin=str(folder), what="manifest")
+        if manifests.kind(document) != "manifest":
+            return None
+        config = _stored(folder, manifests.config_descriptor(document, str(reference)), manifests.CONFIG_LIMIT)
+    except ImageUnavailable:
+        return None  # the bytes are right but describe no image: the registry's answer will give the reason
+    if config is None:
+        return None
+    documents = ImageDocuments(
+        reference=str(reference),
+        registry=reference.registry,
+        repository=reference.repository,
+        tag=reference.tag,
+        index_digest=index_digest,
+        manifest=manifest,
+        config=config,
+    )
+    return manifests.describe(documents, platform)
+
+
+def _stored(folder: Path, digest: str, limit: int) -> bytes | None:
+    """Return a stored blob of at most `limit` bytes; None if it is missing or damaged."""
+    try:
+        with open(blobs.blob_path(folder, digest), "rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return None
+    return data if manifests.digest_of(data) == digest else None
+
+
+def open_source(source: LayeredImage, resolved: ResolvedImage, access: Access) -> LocalBlobs | RegistryBlobs:
+    """Give access to the layers of a resolved image; a context manager.
+
+    Raises:
+        ImageUnavailable, FileUnusable: the files of the image have disappeared.
+    """
+    if isinstance(source, LocalImage):
+        return oci_layout.open_source(source, resolved)
+    return registry.open_source(
+        source,
+        plain_http=source.registry in access.plain_http,
+        timeout=access.timeout,
+        environ=access.environ,
+        ca_file=access.ca_file,
+    )

@@ -1,0 +1,85 @@
+"""Check that a store has room for an image, as soon as the sizes are known.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcenv import filesystem, size
+from hpcenv.errors import Command, FileUnusable
+from hpcenv.image.registry import blobs
+from hpcenv.image.registry.manifests import ResolvedImage
+from hpcenv.image.store.store import Store
+
+# For the files that hpcenv adds to a SIF, and for the tables of squashfs.
+_SLACK = 64 << 20
+# hpcenv compresses with zstd level 1. gzip layers become smaller (a torch image: 374 MB of layers, 352 MB of SIF),
+# and layers of a high zstd level become larger. A layer does not name its level.
+_ZSTD_GROWTH = 1.3
+
+
+def sif_size(image: ResolvedImage) -> int:
+    """Estimate an upper limit for the size of an image's SIF, in bytes, from the sizes of its layers.
+
+    If the layers are not compressed, the SIF is several times smaller.
+    """
+    return _SLACK + sum(
+        int(layer.size * _ZSTD_GROWTH) if layer.media_type.endswith("zstd") else layer.size for layer in image.layers
+    )
+
+
+def missing(image: ResolvedImage, store: Store) -> int:
+    """Return how many bytes of layers must still be downloaded; partial downloads are subtracted."""
+    sizes = {layer.digest: layer.size for layer in image.layers}
+    arrived = {digest: _arrived(blobs.blob_path(store.blobs, digest)) for digest in sizes}
+    return sum(max(count - arrived[digest], 0) for digest, count in sizes.items())
+
+
+def _arrived(path: Path) -> int:
+    """Return how many bytes of a blob are in the store, complete or partial."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        pass
+    sizes = [0]
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        try:
+            sizes.append(os.lstat(part).st_size)
+        except OSError:
+            continue
+    return max(sizes)
+
+
+def require_room(image: ResolvedImage, store: Store) -> None:
+    """Raise an error if the store has no room for an image, before anything is downloaded.
+
+    An image that is already in the store is accepted. So is one that another process is converting
+    now, because this process will use the result.
+
+    Raises:
+        FileUnusable: the file system or the user's quota has too little space for the layers and the SIF.
+    """
+    if not store.writable or store.find_image(image.manifest_digest) is not None:
+        return
+    if os.path.lexists(store.leases / image.manifest_digest.replace(":", "-")):
+        return
+    layers, made = missing(image, store), sif_size(image)
+    try:
+        space = filesystem.space(store.root)
+    except OSError as error:
+        raise filesystem.refused(store.root, error, doing="used") from error
+    if space.usable >= layers + made:
+        return
+    by_quota = space.usable == space.quota
+    available = f"your quota leaves {size.shown(space.usable)} (according to `{space.origin}`)"
+    if not by_quota:
+        available = f"the file system has {size.shown(space.usable)} free"
+    download = f"{size.shown(layers)} must be downloaded" if layers else "all layers are in the store"
+    raise FileUnusable(
+        f"there is not enough space in `{store.root}` for `{image.reference}`",
+        why=f"{download}, and the SIF needs up to {size.shown(made)}\n{available}; nothing was downloaded",
+        hint=(Command("hpcenv", "image", "prune"), ", or use another store (--store, HPCENV_STORE)"),
+    )

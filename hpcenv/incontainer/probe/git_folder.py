@@ -1,0 +1,155 @@
+"""A git folder without the repository's own configuration, so that git starts no program that a repository names.
+
+Runs on: inside the image; also LOGIN NODE, for the code of a run.
+
+A repository's configuration can name programs in many keys: filters, hooks, transports, difference tools, agents.
+New versions of git add keys. So git gets a new, temporary folder as GIT_COMMON_DIR (gitrepository-layout(5)). The
+configuration there has only the keys of KEPT, which say how files are compared, and no hooks. The data of the
+repository is linked into it. The configuration of the user and of the system works as always.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# None of these keys can name a program or another configuration file (git-config(1), git 2.47).
+KEPT = frozenset(
+    [
+        *("core.repositoryformatversion", "core.filemode", "core.symlinks", "core.ignorecase", "core.trustctime"),
+        *("core.precomposeunicode", "core.checkstat", "core.autocrlf", "core.eol", "core.safecrlf"),
+        *("core.excludesfile", "core.attributesfile", "core.sparsecheckout", "core.sparsecheckoutcone"),
+        *("extensions.objectformat", "extensions.compatobjectformat", "extensions.refstorage", "index.sparse"),
+    ]
+)
+# The parts of the common folder that answers need. `lfs` is where Git LFS, as the user's filter, keeps its objects.
+_LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs")
+_ALWAYS_LINKED = ("objects", "refs")
+CONFIGURATION_BYTES = 1 << 20
+
+# Before the words of a question. `--no-optional-locks`: nothing is written to the repository.
+OPTIONS = (
+    *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
+    *("-c", "submodule.recurse=false", "--no-optional-locks"),
+)
+# Prints the configuration that it gets on standard input; includes are not followed.
+LISTING = ("config", "--file", "-", "--no-includes", "-z", "--list")
+
+# A git hook sets these; they name another repository.
+_OTHER_REPOSITORY = frozenset(
+    [
+        *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
+        *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_EXTERNAL_DIFF"),
+    ]
+)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for questions that fetch nothing and ask for no password.
+
+    GIT_NO_LAZY_FETCH is known since git 2.44. Older versions start a transport for an object that is missing;
+    GIT_ALLOW_PROTOCOL refuses all transports, whatever the configuration says (git(1)).
+    """
+    kept = {name: value for name, value in environ.items() if name not in _OTHER_REPOSITORY}
+    return {
+        **kept,
+        "GIT_ALLOW_PROTOCOL": "none",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C",
+    }
+
+
+def find_folders(place: str) -> tuple[str, str]:
+    """Return the git folder and the common folder of a work tree; `place` is its `.git`.
+
+    Raises:
+        OSError, ValueError: they cannot be read.
+    """
+    folder = place
+    if os.path.isfile(place):  # a worktree or submodule: 'gitdir: PATH'
+        folder = _followed(os.path.dirname(place), _read(place).partition(b"gitdir:")[2])
+    pointer = os.path.join(folder, "commondir")
+    return folder, _followed(folder, _read(pointer)) if os.path.isfile(pointer) else folder
+
+
+def _followed(base: str, pointer: bytes) -> str:
+    return os.path.normpath(os.path.join(base, os.fsdecode(pointer).strip()))
+
+
+def _read(path: str) -> bytes:
+    import stat
+
+    # O_NONBLOCK: opening a named pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        content = file.read(CONFIGURATION_BYTES + 1)
+    if len(content) > CONFIGURATION_BYTES:
+        raise ValueError(f"{path} is larger than {CONFIGURATION_BYTES} bytes")
+    return content
+
+
+def read_configuration(common: str) -> bytes:
+    """Return the repository's own configuration, as text for LISTING; empty if it does not exist.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    try:
+        return _read(os.path.join(common, "config"))
+    except FileNotFoundError:
+        return b""
+
+
+def filters(listing: bytes) -> frozenset[str]:
+    """Return the names of the filters whose programs the repository's own configuration names."""
+    names = set()
+    for entry in listing.split(b"\0"):
+        key = os.fsdecode(entry.partition(b"\n")[0])
+        section, _, rest = key.partition(".")
+        name, _, last = rest.rpartition(".")
+        if section == "filter" and last in ("clean", "smudge", "process"):
+            names.add(name)
+    return frozenset(names)
+
+
+def make(folder: str, common: str, listing: bytes) -> None:
+    """Fill an empty folder, which becomes GIT_COMMON_DIR.
+
+    Args:
+        common: the repository's own common folder.
+        listing: what LISTING printed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    lines = []
+    for entry in listing.split(b"\0"):
+        key, _, value = entry.partition(b"\n")
+        section, _, name = key.decode("ascii", "replace").partition(".")
+        if f"{section}.{name}" in KEPT:
+            escaped = value.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n").replace(b"\t", b"\\t")
+            lines.append(b'[%s]\n%s = "%s"\n' % (section.encode(), name.encode(), escaped))
+    with open(os.path.join(folder, "config"), "wb") as file:
+        file.write(b"".join(lines))
+    for name in _LINKED:
+        target = os.path.join(common, name)
+        if name in _ALWAYS_LINKED or os.path.lexists(target):
+            os.symlink(target, os.path.join(folder, name))
+
+
+def placed(environ: Mapping[str, str], git: str, folder: str, tree: str) -> dict[str, str]:
+    """Return the environment for questions about a work tree through its made folder.
+
+    Args:
+        environ: from `variables`.
+        git: the repository's git folder.
+        folder: what `make` has filled.
+    """
+    return {**environ, "GIT_DIR": git, "GIT_COMMON_DIR": folder, "GIT_WORK_TREE": tree}

@@ -1,0 +1,35 @@
+"""A library as the dynamic loader finds it.
+
+Runs on: inside the image.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpcenv.incontainer.probe.elf import Elf
+
+
+class Library:
+    """One file that the dynamic loader would map.
+
+    Attributes:
+        real: its path without links.
+        parent: the library that needs it first.
+        system: whether ld.so.cache or a default folder led to it.
+        names: the names by which it was requested.
+        needs: the libraries that it needs.
+    """
+
+    __slots__ = ("elf", "names", "needs", "parent", "path", "real", "system")
+
+    def __init__(self, path: str, elf: Elf, parent: Library | None, system: bool) -> None:
+        self.path = path
+        self.real = os.path.realpath(path)
+        self.elf = elf
+        self.parent = parent
+        self.system = system
+        self.names: set[str] = set()
+        self.needs: list[Library] = []

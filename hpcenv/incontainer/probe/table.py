@@ -1,0 +1,41 @@
+"""What a chapter's table consists of: rows and levels.
+
+Runs on: inside the image.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from hpcenv.incontainer.probe.environment import ProbedEnvironment
+    from hpcenv.incontainer.probe.values import Facts
+
+LEVELS = ("record", "full", "deep")
+HASHING = ("full", "deep")  # the levels that hash every file
+DEEP = ("deep",)
+
+
+class Probe:
+    """One row of a chapter's table: a function and the fields that it must answer.
+
+    Args:
+        name: the key of its running time in the report's "seconds".
+        fields: the fields that the answer must have. A missing one becomes unknown.
+        read: the function. It may add further fields to its answer.
+        levels: the levels at which it runs.
+    """
+
+    __slots__ = ("fields", "levels", "name", "read")
+
+    def __init__(
+        self,
+        name: str,
+        fields: tuple[str, ...],
+        read: Callable[[ProbedEnvironment], Facts],
+        levels: tuple[str, ...] = LEVELS,
+    ) -> None:
+        self.name = name
+        self.fields = fields
+        self.read = read
+        self.levels = levels

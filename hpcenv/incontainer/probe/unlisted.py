@@ -1,0 +1,143 @@
+"""Importable files that no RECORD lists.
+
+Runs on: inside the image.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpcenv.incontainer.probe.editable import IMPORTABLE
+from hpcenv.incontainer.probe.paths import is_below
+from hpcenv.incontainer.probe.hashing import SCAN_SECONDS, digest_of_lines, hash_file
+from hpcenv.incontainer.probe.startup import LAUNCHERS
+from hpcenv.incontainer.probe.stdlib_path import is_stdlib
+from hpcenv.incontainer.probe.table import Probe
+from hpcenv.incontainer.probe.values import Unknown
+from hpcenv.incontainer.probe.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpcenv.incontainer.probe.environment import ProbedEnvironment
+    from hpcenv.incontainer.probe.values import Facts
+
+UNLISTED_NEWEST = 3
+
+
+def probe_unlisted(env: ProbedEnvironment) -> Facts:
+    """Return number and digest of the importable files in the site directories that no RECORD lists."""
+    if env.dists is None:
+        raise RuntimeError("the packages could not be read")
+    deadline = time.monotonic() + SCAN_SECONDS
+    files: dict[str, str] = {}  # path -> what it is: 'file' or 'link'
+    for site in env.sites:
+        if site.scanned:
+            _scan(env, site.path, files, deadline)
+    for path in env.path:
+        if os.path.isfile(path) and not is_stdlib(path):
+            files[path] = "file"  # a zip or egg on sys.path
+    env.unlisted_files = [path for path in files if ".so" in path]
+    entries, problems = _describe(env, files, deadline)
+    sites = {printable(env.shown(site.path)) for site in env.sites}
+    entries = [e for e in entries if not _is_launcher(e, sites)]
+    env.unlisted = entries
+    changed = {printable(env.shown(path)): _changed_at(path) for path in files}
+    paths = (entry["path"] for entry in entries)
+    env.newest = sorted(paths, key=lambda path: (-changed[path], path))[:UNLISTED_NEWEST]
+    if problems:
+        why = Unknown(f"{len(problems)} files could not be read, among them {problems[0]}")
+        return {"packages.unlisted-digest": why, "packages.unlisted-count": len(entries)}
+    lines = [e["path"] + "\0" + e["sha256"] for e in entries]
+    return {
+        "packages.unlisted-digest": "sha256:" + digest_of_lines("hpcenv-unlisted-v1", lines),
+        "packages.unlisted-count": len(entries),
+    }
+
+
+def _changed_at(path: str) -> int:
+    """Return when a file was last changed (ctime, ns): a copy can have an old mtime, but not an old ctime."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
+def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
+    """Return whether a file is one that virtualenv or uv put into each environment, by its content and folder."""
+    folder, _, name = entry["path"].rpartition("/")
+    return folder in sites and "link" not in entry and entry["sha256"] in LAUNCHERS.get(name, ())
+
+
+def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: float) -> None:
+    """Add the unlisted files of one site directory to ``files``, with the paths that Python would import.
+
+    No file needs a stat call.
+    """
+    listed = env.listed
+    followed = {os.path.realpath(top)}
+    stack = [top]
+    while stack:
+        folder = stack.pop()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"listing {top} took longer than {SCAN_SECONDS:g} s")
+        names = set()
+        lone = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if name != "__pycache__":
+                        stack.append(folder + "/" + name)
+                elif name.endswith(IMPORTABLE) or ".so." in name:
+                    names.add(name)
+                    if folder + "/" + name not in listed:
+                        files[folder + "/" + name] = "file"
+                elif name.endswith(".pyc"):
+                    lone.append(name)
+                elif entry.is_symlink() and os.path.isdir(entry.path):  # a link to itself is not a folder
+                    _follow(env, folder + "/" + name, followed, stack, files)
+        for name in lone:
+            # With its source beside it, it is only a copy; without one, Python imports it.
+            if name[:-1] not in names and folder + "/" + name not in listed:
+                files[folder + "/" + name] = "file"
+
+
+def _follow(env: ProbedEnvironment, link: str, followed: set[str], stack: list[str], files: dict[str, str]) -> None:
+    """Scan a linked folder once. A link that leads out of the environment, or in a circle, is itself unlisted."""
+    real = os.path.realpath(link)
+    is_listed = env.lists_below(link)
+    circle = is_below(os.path.realpath(os.path.dirname(link)), real)
+    if real not in followed and not circle and (is_listed or env.inside(real)):
+        followed.add(real)
+        stack.append(link)
+    elif not is_listed:
+        files[link] = "link"
+
+
+def _describe(env: ProbedEnvironment, files: dict[str, str], deadline: float) -> tuple[list[dict[str, str]], list[str]]:
+    import hashlib
+
+    entries = []
+    problems = []
+    buffer = bytearray(1 << 20)
+    for path, kind in files.items():
+        entry = {"path": printable(env.shown(path))}
+        if os.path.islink(path) and not env.inside(os.path.realpath(path)):
+            entry["link"] = printable(os.path.realpath(path))
+        if kind == "link":
+            target = env.shown(os.path.realpath(path)).encode("utf-8", "surrogateescape")
+            entry["sha256"] = hashlib.sha256(b"link\0" + target).hexdigest()
+        else:
+            result = hash_file(env, path, "sha256", buffer, deadline)
+            if result.digest is None:
+                problems.append(f"{entry['path']}: {result.problem}")
+            entry["sha256"] = result.word()
+        entries.append(entry)
+    entries.sort(key=lambda e: e["path"])
+    return entries, problems
+
+
+PROBES: tuple[Probe, ...] = (
+    Probe("unlisted", ("packages.unlisted-digest", "packages.unlisted-count"), probe_unlisted),
+)

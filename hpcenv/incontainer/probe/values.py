@@ -1,0 +1,22 @@
+"""What a probe reports: values by field, and "unknown" with its reason.
+
+Runs on: inside the image.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing takes longer than most probes; type checkers know the name
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Value: TypeAlias = "str | int | list[str] | Unknown"
+    Facts: TypeAlias = "dict[str, Value]"
+
+
+class Unknown:
+    """Stands for a value that could not be read, with the reason."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason

@@ -1,0 +1,65 @@
+"""Variables that change which code Python and the loader run.
+
+Runs on: inside the image. PYTHONPATH, PYTHONNOUSERSITE, LD_LIBRARY_PATH and LD_PRELOAD have fields in other chapters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpcenv.incontainer.probe.table import Probe
+from hpcenv.incontainer.probe.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpcenv.incontainer.probe.environment import ProbedEnvironment
+    from hpcenv.incontainer.probe.values import Facts
+
+# Python ignores each of them if it is empty (Doc/using/cmdline.rst, 3.14).
+_PYTHON = (
+    "PYTHONHOME",  # another standard library
+    "PYTHONPLATLIBDIR",  # another folder of the standard library
+    "PYTHONPYCACHEPREFIX",  # compiled files from another place
+    "PYTHONSAFEPATH",  # without the folder of the script
+    "PYTHONOPTIMIZE",  # without asserts, and other compiled files
+    "PYTHONWARNINGS",  # imports the module of a category
+    "PYTHON_FROZEN_MODULES",  # the standard library's own modules from files
+    "PYTHON_PRESITE",  # imports a module before site
+)
+
+
+def probe_variables(env: ProbedEnvironment) -> Facts:
+    """Return the variables that change what Python imports, and those of the loader."""
+    return {
+        "python.variables": [
+            name + "=" + printable(env.shown(value) if value.startswith("/") else value)
+            for name in _PYTHON
+            for value in [os.environ.get(name, "")]
+            if value and _has_effect(name, value)
+        ],
+        "libs.ld-audit": [printable(env.shown(p)) for p in os.environ.get("LD_AUDIT", "").split(":") if p],
+        "libs.glibc-tunables": [printable(p) for p in os.environ.get("GLIBC_TUNABLES", "").split(":") if p],
+    }
+
+
+def _has_effect(name: str, value: str) -> bool:
+    if name == "PYTHONHOME":
+        return os.path.realpath(value.split(":")[0]) != _own_home()
+    if name == "PYTHONOPTIMIZE":
+        return value != "0"
+    if name == "PYTHONWARNINGS":
+        # action:message:category:module:line. A category with a dot is imported.
+        return any("." in (rule.split(":") + ["", ""])[2] for rule in value.split(","))
+    return True
+
+
+def _own_home() -> str:
+    """Return what Python takes for its home without PYTHONHOME: the folder above that of its program."""
+    program: str = getattr(sys, "_base_executable", "") or sys.executable or ""
+    return os.path.dirname(os.path.dirname(os.path.realpath(program)))
+
+
+PROBES: tuple[Probe, ...] = (
+    Probe("variables", ("python.variables", "libs.ld-audit", "libs.glibc-tunables"), probe_variables),
+)

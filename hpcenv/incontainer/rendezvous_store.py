@@ -1,0 +1,135 @@
+"""Keep the store of torchrun's rendezvous open until the other nodes have left it.
+
+Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
+
+The agents of all nodes talk to one store, in the agent of the first node. torchrun ends each agent when its own work
+is done. If the first one ends before the others, they find a broken connection: a training that succeeded then ends
+with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first agent ends last.
+
+It sees who is left in the kernel's list of connections (proc_pid_net(5), `net/tcp`). That needs no message of the
+others, and a killed agent does not count.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from typing import Any, Callable, List, Optional, Set, Tuple
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+# After a failure, a rank of another node may wait for its peers without end. Slurm ends it when this node has ended.
+SECONDS_AFTER_FAILURE = 2.0
+_SECONDS_TO_CONNECT = 60
+_ESTABLISHED = "01"
+
+
+def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
+    """Return host and port of the store, from the arguments of torchrun; None if other nodes do not use this one."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = dict(word.split("=", 1) for word in argv[:end] if "=" in word)
+    match = re.match(r"\[?(.+?)\]?:(\d+)\Z", words.get("--rdzv_endpoint", ""))
+    if not match or int(match.group(2)) == 0 or words.get("--nnodes") == "1":
+        return None
+    return (match.group(1), int(match.group(2))) if words.get("--rdzv_conf") == "is_host=1" else None
+
+
+def hold(host: str, port: int) -> Any:
+    """Start the store that torchrun then uses; it stays open as long as the returned object exists.
+
+    torchrun asks for a store that is shared inside its process (`multi_tenant`, torch 1.10 to 2.13). Returns None if
+    the store cannot be started: torchrun then fails with its own message.
+    """
+    try:
+        distributed = importlib.import_module("torch.distributed")
+        timedelta = importlib.import_module("datetime").timedelta
+        return distributed.TCPStore(
+            host, port, is_master=True, multi_tenant=True, timeout=timedelta(seconds=_SECONDS_TO_CONNECT)
+        )
+    except Exception:
+        return None
+
+
+def note_stores_of_ranks() -> List[Any]:
+    """Return a list to which torchrun's store for the ranks is added when torchrun starts it on this node.
+
+    Since torch 2.4 the agent of rank 0 starts that store (DynamicRendezvousHandler._create_tcp_store_server, also in
+    2.13). The list stays empty with another torch.
+    """
+    stores: List[Any] = []
+    try:
+        handler = importlib.import_module(
+            "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+        ).DynamicRendezvousHandler
+        start = handler._create_tcp_store_server
+    except (ImportError, AttributeError):
+        return stores
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        stores.append(start(self, *args, **options))
+        return stores[-1]
+
+    handler._create_tcp_store_server = noted
+    return stores
+
+
+def has_joined(stores: List[Any]) -> Optional[bool]:
+    """Return whether any rank has joined a process group; None if that is not known.
+
+    A rank that joins one writes a key when it connects to the store (TCPStore with a world size).
+    """
+    try:
+        return any(store.num_keys() > 0 for store in stores) if stores else None
+    except Exception:
+        return None
+
+
+def wait_for_others(port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
+    """Wait until no other node is connected to the store; return whether that is so.
+
+    Args:
+        port: port of the store.
+        seconds: how long to wait at most; None after a success. Then srun ends this step if a node dies, or a minute
+            after the first node has ended (`--wait` in the batch script).
+        is_asked_to_end: whether a signal asks this process to end.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    while True:
+        others = count_others(port)
+        if others is None:
+            return False
+        if not others:
+            return True
+        if is_asked_to_end() or (until is not None and time.monotonic() > until):
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def count_others(port: int, folder: str = "/proc/self/net") -> Optional[int]:
+    """Return how many connections to this port come from other machines; None if that cannot be read."""
+    here: Set[Tuple[str, str]] = set()
+    peers: List[Tuple[str, str]] = []
+    read = False
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(folder + "/" + name, encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+        except (OSError, ValueError):
+            continue
+        read = True
+        for line in lines:
+            words = line.split()
+            if len(words) < 4 or words[3] != _ESTABLISHED:
+                continue
+            own, peer = _address(words[1]), _address(words[2])
+            here.add(own)
+            if int(own[1], 16) == port:
+                peers.append(peer)
+    # A connection inside this machine is in the list twice, once for each end.
+    return sum(1 for peer in peers if peer not in here) if read else None
+
+
+def _address(word: str) -> Tuple[str, str]:
+    """Return address and port, both in hexadecimal; an IPv4 address in IPv6 form as IPv4."""
+    address, _, port = word.partition(":")
+    return (address[24:] if address.startswith("0000000000000000FFFF0000") else address), port

@@ -1,0 +1,273 @@
+"""Build a definition file with Apptainer, and find a SIF that an earlier build made from the same inputs.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcenv.errors import Command, SpecError, UsageError
+from hpcenv.image.convert import apptainer_build, temporary_folder
+from hpcenv.image.convert import definition as definition_file
+from hpcenv.image.pull import BuiltImage
+from hpcenv.image.reference import Platform, Reference, parse_reference
+from hpcenv.image.registry import source as sources
+from hpcenv.image.registry.manifests import ResolvedImage
+from hpcenv.image.registry.source import Access
+from hpcenv.image.store.record import ImageRecord, Material, Provenance, SifFacts, utc_now
+from hpcenv.image.store.store import Store, StoredImage
+from hpcenv.node.check import sif
+from hpcenv.node.container import apptainer
+from hpcenv.progress import Event, OnEvent, ignore
+from hpcenv.records.manifest import Bind
+
+# Temporary bytes for what %post adds, in addition to the unpacked sources. The real number is unknown.
+_POST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefinitionBuild:
+    """A definition file and what its build may use.
+
+    Attributes:
+        path: the file; relative paths in it begin at its folder.
+        text: its content.
+        name: the path as the user wrote it, for the store's list.
+        platform: for which machines to build.
+        access: how to connect to the registries of its sources.
+        allow_floating: accept sources that may be different tomorrow.
+        binds: folders of the host that the build sees.
+    """
+
+    path: Path
+    text: str
+    name: str
+    platform: Platform = field(default_factory=Platform)
+    access: Access = field(default_factory=Access)
+    allow_floating: bool = False
+    binds: tuple[Bind, ...] = ()
+
+
+def read_definition(path: Path) -> str:
+    """Return the text of a definition file.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise SpecError(f"`{path}` cannot be read", why=error.strerror, hint="check the path of the file") from error
+
+
+def refuse_on_cluster(path: str) -> None:
+    """Raise the error for `--on-cluster` with a definition file.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "a definition file cannot be built with --on-cluster",
+        why="its build may download from anywhere, and compute nodes often have no internet access",
+        hint=("if your compute nodes have internet access: ", Command("srun", "hpcenv", "image", "build", str(path))),
+    )
+
+
+def parse_bind(text: str, folder: Path) -> Bind:
+    """Parse `SRC:DST[:ro|rw]`.
+
+    Args:
+        text: the value of `--bind`.
+        folder: where a relative SRC begins.
+
+    Raises:
+        UsageError: the text has another form, or SRC does not exist.
+    """
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
+        raise UsageError(
+            f"`{text}` is not a bind", why="the form is SRC:DST[:ro]", hint="for example --bind site:/mnt:ro"
+        )
+    source = os.path.abspath(folder / Path(parts[0]).expanduser())
+    if not os.path.exists(source):
+        raise UsageError(f"bind source `{source}` does not exist", hint="check the path before the first `:`")
+    if not parts[1].startswith("/"):
+        raise UsageError(f"`{parts[1]}` is not an absolute path", why=f"it is the path in the container in `{text}`")
+    return Bind(source=source, target=parts[1], read_only=parts[2:] == ["ro"])
+
+
+def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str, str], on_event: OnEvent) -> BuiltImage:
+    """Build a definition file and put the SIF into the store; earlier SIFs of the file are not reused.
+
+    Tags of registries are resolved to digests, and the build uses the digests.
+
+    Args:
+        build: the file and what its build may use.
+        store: where the SIF goes.
+        environ: the user's environment, for tools and temporary folders.
+        on_event: called with the progress.
+
+    Raises:
+        SpecError: a source floats and `allow_floating` is not set, or only some of the registries use https.
+        HpcenvError: see `apptainer_build.build_definition`.
+    """
+    plain_http = _uses_plain_http(build)
+    images = _resolve_sources(build, on_event)
+    digests = {origin: image.manifest_digest for origin, image in images.items()}
+    if build.access.ca_file is not None:
+        environ = {**environ, "SSL_CERT_FILE": str(build.access.ca_file)}
+    need = _POST_BYTES + sum(
+        apptainer_build.space_needed(sum(layer.size for layer in image.layers)) for image in images.values()
+    )
+    # A unique name: two builds of one file may run at the same time, and `prune` waits for both.
+    lease = f"definition-{secrets.token_hex(8)}"
+    with (
+        store.lease(lease, purpose=f"builds {build.name}", timeout=60, on_event=on_event),
+        store.scratch(1 << 30, purpose="build the definition file") as folder,
+    ):
+        made = apptainer_build.build_definition(
+            apptainer=apptainer.find(environ.get("PATH")),
+            text=build.text,
+            folder=build.path.parent,
+            architecture=build.platform.architecture,
+            destination=folder / "image.sif",
+            temporary=temporary_folder.choose_temporary(temporary_folder.candidates(environ), need),
+            digests=digests,
+            allow_floating=build.allow_floating,
+            plain_http=plain_http,
+            binds=build.binds,
+            on_line=lambda line: on_event(Event(phase="build", what=line)),
+            environ=environ,
+        )
+        provenance = Provenance(
+            builder="apptainer",
+            tools={"apptainer": made.apptainer_version},
+            arguments=made.arguments,
+            created=utc_now(),
+            definition=made.definition_digest,
+            materials=made.materials,
+        )
+        record = describe_sif(made.path, build.name, provenance)
+        stored = store.publish_image(made.path, record)
+    return BuiltImage(path=stored.path, record=stored.record or record, reused=False, read=True)
+
+
+def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:
+    """Return a store record of a SIF, from the SIF itself; reads the whole file.
+
+    Args:
+        path: the SIF.
+        reference: the name under which the user knows it.
+        made: how it was made.
+
+    Raises:
+        HpcenvError: the SIF cannot be read.
+    """
+    header = sif.read_header(path)
+    sha256 = sif.file_sha256(path)
+    return ImageRecord(
+        digest=f"sha256:{sha256}",
+        references=(reference,),
+        platform=f"linux/{header.architecture}",
+        sif=SifFacts(
+            sha256=sha256,
+            size=header.file_size,
+            partition_sha256=sif.partition_sha256(path, header),
+            partition_size=header.runs.size,
+            compression=sif.superblock(path, header).compression,
+            architecture=header.architecture,
+        ),
+        made=made,
+    )
+
+
+def _registry_sources(build: DefinitionBuild) -> dict[str, Reference]:
+    """Return the images that the file takes from docker registries, by `DefinitionSource.origin`."""
+    return {
+        source.origin: parse_reference(f"docker://{source.origin}")
+        for source in definition_file.sources(build.text)
+        if source.bootstrap == "docker" and "{{" not in source.origin
+    }
+
+
+def _uses_plain_http(build: DefinitionBuild) -> bool:
+    """Tell whether Apptainer must use http; its flag applies to all sources of a file."""
+    registries = {reference.registry for reference in _registry_sources(build).values()}
+    plain = sorted(registries & set(build.access.plain_http))
+    secure = sorted(registries - set(build.access.plain_http))
+    if plain and secure:
+        raise SpecError(
+            "the definition file names registries with and without TLS",
+            why=f"Apptainer would use http for all of them: {', '.join(plain)} and {', '.join(secure)}",
+            hint=(
+                "convert the image of one first, and start from the SIF: ",
+                Command("hpcenv", "image", "pull", f"docker://{plain[0]}/..."),
+            ),
+        )
+    return bool(plain)
+
+
+def _resolve_sources(build: DefinitionBuild, on_event: OnEvent) -> dict[str, ResolvedImage]:
+    """Ask the registries which images the file's sources name now; by `DefinitionSource.origin`."""
+    images = {}
+    for origin, reference in _registry_sources(build).items():
+        image = sources.resolve(reference, build.access, platform=build.platform, allow_floating=build.allow_floating)
+        if reference.digest is None:
+            on_event(Event(phase="note", what=f"{reference} is {image.manifest_digest}"))
+        images[origin] = image
+    return images
+
+
+def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None) -> BuiltImage | None:
+    """Return a SIF in the store that was built from the same file and the same inputs.
+
+    Without a locked SIF the registries are asked which images the tags name now, and the result is
+    None if an input cannot be compared, such as the packages of a distribution.
+
+    Args:
+        store: where to look.
+        build: the file and its inputs.
+        locked: digest of the SIF in the lockfile; only this SIF is considered. None: the newest.
+    """
+    identity = apptainer_build.definition_digest(build.text)
+    if locked is not None:
+        images = [image for image in (store.find_image(locked),) if image is not None]
+        used = apptainer_build.materials(build.text, build.path.parent)
+    else:
+        images = [image for image in store.list_images() if image.record and image.record.made.definition == identity]
+        if not images:
+            return None
+        digests = {origin: image.manifest_digest for origin, image in _resolve_sources(build, ignore).items()}
+        pinned = definition_file.pin(build.text, digests)
+        used = apptainer_build.materials(pinned, build.path.parent)
+        if not all(source.fixed for source in definition_file.sources(pinned)):
+            return None
+    known = [material for material in used if material.digest is not None]
+    wanted = {(bind.source, bind.target, bind.read_only) for bind in build.binds}
+    for image in sorted(images, key=lambda image: image.record.made.created if image.record else "", reverse=True):
+        if _same_inputs(image, identity, known, wanted):
+            assert image.record is not None
+            image.require_trusted()
+            return BuiltImage(path=image.path, record=image.record, reused=True, read=True)
+    return None
+
+
+def _same_inputs(
+    image: StoredImage, identity: str, known: Sequence[Material], binds: set[tuple[str, str, bool]]
+) -> bool:
+    if image.record is None or image.record.made.definition != identity:
+        return False
+    used = image.record.made.materials
+    names = {f"{source}:{target}:{'ro' if read_only else 'rw'}" for source, target, read_only in binds}
+    bound = {material.name for material in used if material.what == "bind"}
+    # Without binds any earlier binds are accepted: `lock` uses what `image build --bind` made.
+    return (
+        all(material in used for material in known)
+        and (not names or names == bound)
+        and sif.file_sha256(image.path) == image.record.sif.sha256
+    )

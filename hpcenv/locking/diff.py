@@ -1,0 +1,156 @@
+"""`hpcenv diff`: what differs between two locks, two runs, or a lock and a run.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import Command, RecordInvalid, UsageError
+from hpcenv.locking import difference as diff_model
+from hpcenv.locking.difference import Change
+from hpcenv.project.fields import Profile
+from hpcenv.project.lockfile import compares_gpus, severities_of
+from hpcenv.project.workspace import open_workspace, read_lockfile
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record
+from hpcenv.records.listing import Listing
+from hpcenv.records.manifest import Value
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.severities import Severities, strictest
+from hpcenv.records.verdict import Verdict
+from hpcenv.runs.attempts import read_finished
+from hpcenv.runs.find import find_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffResult:
+    """Two sides and their differences, hardest to repair first.
+
+    Attributes:
+        not_compared: what is in no record of a side.
+    """
+
+    left: str
+    right: str
+    changes: tuple[Change, ...]
+    not_compared: tuple[str, ...] = ()
+
+    @property
+    def blocking(self) -> tuple[Change, ...]:
+        """Differences that would stop a job."""
+        return tuple(change for change in self.changes if change.severity == "must")
+
+
+def diff(start: Path, left: str, right: str, *, profile: Profile | None = None, runs: str | None = None) -> DiffResult:
+    """Compare two sides.
+
+    Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
+
+    Args:
+        start: the folder where the user is.
+        left, right: each a lockfile's path, the name of one of the project's lockfiles, or
+            a run (folder, name, job id).
+        profile: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        UsageError: one of the two is neither a lockfile nor a run.
+    """
+    sides = [_read_side(start, name, profile, runs=runs) for name in (left, right)]
+    both_runs = all(side.of_run is not None for side in sides)
+    # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
+    values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
+    if both_runs:
+        values = diff_model.with_files(values, [side.files for side in sides])
+    severities = [side.severities for side in sides]
+    fit = all(side.sif_fits for side in sides)
+    changes = diff_model.compare(*values, severities=severities, sifs_fit=fit)
+    if both_runs:
+        changes += _without_result(values, severities)
+        missing = tuple(dict.fromkeys(text for side in sides for text in side.not_compared))
+    elif any(side.of_run is not None for side in sides):
+        missing = ("command, shape, code, settings and nodes of the run: a lockfile has none",)
+    else:
+        missing = ()
+    return DiffResult(left=left, right=right, changes=changes, not_compared=missing)
+
+
+def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[Severities]) -> tuple[Change, ...]:
+    """Tell runs that are equal in that none of them has a result."""
+    outcome, other = (side.get(diff_model.OUTCOME) for side in values)
+    if outcome != other or outcome == diff_model.COMPLETED:
+        return ()
+    severity = strictest(one.of(diff_model.OUTCOME) for one in severities)
+    return (diff_model.change_of(diff_model.OUTCOME, outcome, other, severity),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """One side: its environment, its severities, and all fields and copied files of a run if it is one."""
+
+    environment: Mapping[str, Value]
+    severities: Severities
+    of_run: Mapping[str, Value] | None = None
+    sif_fits: bool = True
+    not_compared: tuple[str, ...] = ()
+    files: Mapping[str, str] | None = None
+
+
+def _read_side(start: Path, name: str, profile: Profile | None, *, runs: str | None) -> _Side:
+    path = Path(os.path.abspath(start / name))
+    lockfile = path if path.is_file() else _named_lockfile(start, name)
+    if lockfile is not None:
+        locked = read_lockfile(lockfile)
+        return _Side(environment=diff_model.of_lockfile(locked), severities=severities_of(locked, profile=profile))
+    try:
+        run = find_run(start, name, runs=runs)
+    except Exception as error:
+        raise UsageError(
+            f"`{name}` is neither a lockfile nor a run",
+            why=getattr(error, "what", str(error)),
+            hint=Command("hpcenv", "diff", "lockfiles/default.lock.toml", "RUN"),
+        ) from error
+    locked = read_lockfile(run.folder.lockfile)
+    verdict = load_record(Verdict, run.folder.verdict) if run.folder.verdict.exists() else None
+    facts = _facts(run.folder)
+    return _Side(
+        environment=diff_model.environment_of_run(locked, verdict, facts),
+        severities=severities_of(locked, gpus=compares_gpus(locked, run.manifest.gpus_per_node), profile=profile),
+        of_run=diff_model.of_run(locked, run.manifest, verdict, facts, read_finished(run.folder)),
+        sif_fits=diff_model.sif_fits(run.manifest, verdict, facts),
+        not_compared=diff_model.not_compared(locked, run.manifest, facts),
+        files=_files(run.folder),
+    )
+
+
+def _named_lockfile(start: Path, name: str) -> Path | None:
+    """Return the project's lockfile of that name, if there is one."""
+    try:
+        path = open_workspace(start).lockfile_path(name)
+    except Exception:  # noqa: BLE001  (no project here: then the name is something else)
+        return None
+    return path if path.is_file() else None
+
+
+def _files(folder: RunFolder) -> Mapping[str, str] | None:
+    """Return what the run's copy of the code held; None if it has none."""
+    try:
+        return load_record(Listing, folder.listing).files
+    except RecordInvalid:
+        return None
+
+
+def _facts(folder: RunFolder) -> dict[str, Facts]:
+    found = {}
+    for path in sorted(folder.facts.glob("*.json")):
+        try:
+            facts = load_record(Facts, path)
+        except RecordInvalid:
+            continue
+        found[facts.node] = facts
+    return found

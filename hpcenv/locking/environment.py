@@ -1,0 +1,65 @@
+"""Which environment a project means: a Python of the host, or a SIF.
+
+Runs on: LOGIN NODE. Every submission imports this module: it imports nothing that only locking and converting need.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcenv.errors import SpecError
+from hpcenv.image.reference import SifFile
+from hpcenv.locking.image_source import locked_source, within
+from hpcenv.node.container import apptainer
+from hpcenv.project.lockfile import ContainerTable
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.manifest import Environment
+
+
+def locked_sif(workspace: Workspace, container: ContainerTable) -> Path:
+    """Return the path of the SIF that a lockfile names: in the store, or in the project."""
+    source = locked_source(container)
+    if isinstance(source, SifFile):
+        return within(workspace, source)
+    return workspace.store / "images" / f"{container.digest.replace(':', '-')}.sif"
+
+
+def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Environment:
+    """Return the host's Python: the one in hpcenv.toml, otherwise the active one, otherwise hpcenv's.
+
+    Links in the path are kept: Python finds its virtual environment by the path of the link.
+    """
+    named = workspace.project.python
+    if named is not None:
+        python, origin = os.path.join(workspace.root, os.path.expanduser(named)), f"`python` in {workspace.spec}"
+    elif environ.get("VIRTUAL_ENV"):
+        python, origin = os.path.join(environ["VIRTUAL_ENV"], "bin", "python"), "VIRTUAL_ENV"
+    else:
+        python, origin = sys.executable, "the Python that runs hpcenv"
+    python = os.path.abspath(python)
+    if not os.path.isfile(python) or not os.access(python, os.X_OK):
+        raise SpecError(f"`{python}` is not an executable Python", why=f"it comes from {origin}")
+    return Environment(kind="host", python=python)
+
+
+def bind_sources(workspace: Workspace) -> dict[str, str]:
+    """Return the host's path of each [[bind]], by target; of two binds with one target the first one counts."""
+    sources: dict[str, str] = {}
+    for bind in workspace.project.bind:
+        source = os.path.join(workspace.root, os.path.expanduser(bind.source))
+        sources.setdefault(os.path.normpath(bind.target or bind.source), source)
+    return sources
+
+
+def container_environment(workspace: Workspace, image: Path, *, gpus: bool, program: str = "") -> Environment:
+    """Return the environment inside a SIF; `program` starts it, if it is not the `apptainer` on PATH."""
+    return Environment(
+        kind="sif",
+        python=workspace.project.python or "python3",
+        sif=str(image),
+        apptainer=program or apptainer.find(),
+        gpus=gpus,
+    )

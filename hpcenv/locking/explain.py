@@ -1,0 +1,90 @@
+"""`hpcenv explain`: what a field is, where it comes from and why it matters.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import Command, HpcenvError, UsageError
+from hpcenv.locking import difference as diff_model
+from hpcenv.project import fields
+from hpcenv.project.fields import Field
+from hpcenv.project.lockfile import Lockfile, severities_of
+from hpcenv.project.workspace import DEFAULT_LOCK, open_workspace, read_lockfile
+from hpcenv.records.manifest import Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A field, with what the project's lockfile says of it.
+
+    Attributes:
+        name: as it was requested; one of a family where the field is a family.
+        locked: its value in the lockfile; None without a lockfile, or where it has none.
+        unknown: why it could not be read when the environment was locked.
+        severity: what counts in this project; None without a lockfile.
+        override: the severity that [policy] gives it; None where the table's own counts.
+    """
+
+    name: str
+    field: Field
+    locked: str | None = None
+    unknown: str | None = None
+    severity: Severity | None = None
+    override: str | None = None
+
+
+def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
+    """Explain a field.
+
+    Args:
+        start: the folder where the user is.
+        name: the field's dotted name.
+        lock: which lockfile's value to show.
+
+    Raises:
+        UsageError: there is no such field; the hint names close ones.
+    """
+    field = fields.find(name)
+    if field is None:
+        raise _no_such_field(name, _close(name, cutoff=0.6))
+    locked = _lockfile(start, lock)
+    value = diff_model.of_lockfile(locked).get(name) if locked is not None else None
+    unknown = locked.unknown.get(name) if locked is not None else None
+    # A family such as `torch.*` fits any name: a misspelled name must not look like one of it.
+    misspelled = _close(name, cutoff=0.85) if field.name.endswith(".*") and name != field.name else []
+    if misspelled and value is None and unknown is None:
+        raise _no_such_field(name, misspelled)
+    severity = None if locked is None else severities_of(locked).of(name)
+    changed = locked is not None and severity != field.severity(locked.determinism.profile)
+    return Explanation(
+        name=name,
+        field=field,
+        locked=None if value is None else diff_model.show(value),
+        unknown=unknown,
+        severity=severity,
+        override=severity if changed else None,
+    )
+
+
+def _lockfile(start: Path, name: str) -> Lockfile | None:
+    """Return the project's lockfile, None where there is no project or none that can be read."""
+    try:
+        return read_lockfile(open_workspace(start).lockfile_path(name))
+    except HpcenvError:
+        return None
+
+
+def _close(name: str, *, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, [field.name for field in fields.FIELDS], n=3, cutoff=cutoff)
+
+
+def _no_such_field(name: str, close: list[str]) -> UsageError:
+    return UsageError(
+        f"there is no field `{name}`",
+        hint=f"perhaps {' or '.join(close)}" if close else (Command("hpcenv", "explain"), " lists them all"),
+    )

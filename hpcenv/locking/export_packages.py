@@ -1,0 +1,132 @@
+"""What a locked package is to pip: whether it can be pinned, by which line, and with which hash.
+
+Runs on: LOGIN NODE. The export formats share this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from hpcenv.project.lockfile import DistTable, Lockfile
+
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
+VERSION = re.compile(r"[!-~]{1,200}")
+HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+/[A-Za-z0-9._~%!$&'()*+,;=:@/-]{1,1900}")
+# Sources other than an index. pip would fetch something else by name and version.
+NO_INDEX = {
+    "editable": "editable install",
+    "vcs": "installed from version control",
+    "directory": "installed from a directory",
+    "archive": "installed from an archive",
+    "conda": "installed by conda",
+    "dpkg": "installed by dpkg",
+}
+MODIFIED = "modified after its installation; the export has the original"
+
+
+def public_url(url: str) -> tuple[str | None, str]:
+    """Return a URL without user and password that can be given to others, or None and why it cannot.
+
+    URLs of files would make the reader install from a path that somebody else chose. A query may contain a secret.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return None, f"its URL begins with `{parts.scheme}:`, so it is valid on one machine only"
+    if parts.query:
+        return None, "its URL contains a query, which may be a secret"
+    plain = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return (plain, "") if _URL.fullmatch(plain) else (None, "its URL contains characters that are not allowed in a URL")
+
+
+def sorted_packages(lockfile: Lockfile) -> list[DistTable]:
+    """Return the packages in an order that does not depend on the lockfile's own order."""
+    return sorted(lockfile.packages.dist, key=lambda dist: (canonicalize_name(dist.name), dist.version, str(dist)))
+
+
+def judged_packages(lockfile: Lockfile, judge: Callable[[DistTable], str]) -> Iterator[tuple[DistTable, str]]:
+    """Yield every package in order, with the reason why it is left out ("" if it is not).
+
+    Args:
+        lockfile: the lockfile.
+        judge: `why_no_pin` or `why_no_wheel`.
+    """
+    count = Counter(canonicalize_name(dist.name) for dist in lockfile.packages.dist)
+    for dist in sorted_packages(lockfile):
+        times = count[canonicalize_name(dist.name)]
+        yield dist, judge(dist) if times == 1 else f"it is installed {times} times; pip can install it only once"
+
+
+def why_no_pin(dist: DistTable) -> str:
+    """Return why pip cannot find this package by name and version, "" if it can."""
+    if not NAME.fullmatch(dist.name):
+        return "pip does not accept its name"
+    try:
+        Version(dist.version)
+    except InvalidVersion:
+        return "pip does not accept its version (PEP 440)"
+    if not dist.version.isascii() or dist.version.strip() != dist.version:
+        return "pip does not accept its version (PEP 440)"
+    if dist.source in NO_INDEX and proved_sha256(dist) is None:
+        return _origin(dist)
+    return ""
+
+
+def why_no_wheel(dist: DistTable) -> str:
+    """Return why there is no hash that pip could require, "" if there is one."""
+    problem = why_no_pin(dist)
+    if problem or proved_sha256(dist) is not None:
+        return problem
+    if dist.wheel is None:
+        return "the lockfile names no wheel of it; `hpcenv lock` looks for one"
+    return dist.wheel.reason or "its wheel has no proof"
+
+
+def _origin(dist: DistTable) -> str:
+    """Return where a package came from that is not from an index."""
+    text = NO_INDEX[str(dist.source)]
+    direct = dist.direct_url
+    if direct is not None:
+        text += f" {direct.url}" if direct.url else ""
+        text += f" at {direct.commit_id}" if direct.commit_id else ""
+        text += ", with changes that are not committed" if direct.dirty else ""
+    return text
+
+
+def proved_sha256(dist: DistTable) -> str | None:
+    """Return the wheel's sha256 if it is proved, otherwise None."""
+    wheel = dist.wheel
+    if wheel is None or wheel.proof == "none" or wheel.sha256 is None or not HEX_SHA256.fullmatch(wheel.sha256):
+        return None
+    return wheel.sha256
+
+
+def direct_url_of(dist: DistTable) -> str | None:
+    """Return the URL that a wheel was installed from, if others can download it there; otherwise None."""
+    direct = dist.direct_url
+    if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
+        return None
+    return public_url(direct.url)[0]
+
+
+def pin_of(dist: DistTable) -> str:
+    """Return the requirement that makes pip install exactly this package (PEP 508)."""
+    direct = direct_url_of(dist)
+    return f"{dist.name}=={dist.version}" if direct is None else f"{dist.name} @ {direct}"
+
+
+def is_modified(dist: DistTable) -> bool:
+    """Return whether files of the package were changed after its installation."""
+    return dist.content_sha256 is not None and dist.record_sha256 is not None
+
+
+def python_version(lockfile: Lockfile) -> str | None:
+    """Return the locked version of Python, None if it is unknown or not a version."""
+    version = lockfile.facts.get("python.version")
+    return version if isinstance(version, str) and re.fullmatch(r"\d+(\.\d+){1,2}((a|b|rc)\d+)?", version) else None

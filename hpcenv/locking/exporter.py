@@ -1,0 +1,85 @@
+"""What an export format consists of, and which formats there are.
+
+Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes it. A new format is a
+new module there, nothing else.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from hpcenv.locking import formats
+from hpcenv.project.lockfile import Lockfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A package that is not in the export, and why."""
+
+    name: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """An export's text.
+
+    Attributes:
+        count: number of packages in it.
+        left_out: packages that are not in it.
+        notes: what the user should know about it.
+    """
+
+    text: str
+    count: int
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """What a format may need in addition to the lockfile.
+
+    Attributes:
+        name: the lockfile's name.
+        environ: the user's environment; pip finds its configuration through it.
+    """
+
+    name: str
+    environ: Mapping[str, str]
+
+
+def _no_path_notes(_path: Path) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """One export format.
+
+    Attributes:
+        name: the word after `hpcenv export`; also the name of its module.
+        help: what the format is, in one phrase for `hpcenv export --help`.
+        render: returns the text. It raises HpcenvError if it cannot.
+        is_ours: whether a text is an export of this format by hpcenv, so that a new export may replace it.
+        needs_index: whether `render` asks pip's index. The other formats need the lockfile only.
+        path_notes: what the user should know about the name of the file that was written.
+    """
+
+    name: str
+    help: str
+    render: Callable[[Lockfile, ExportRequest], Rendered]
+    is_ours: Callable[[str], bool]
+    needs_index: bool = False
+    path_notes: Callable[[Path], tuple[str, ...]] = _no_path_notes
+
+
+def exporters() -> dict[str, Exporter]:
+    """Return every export format by name, in alphabetical order."""
+    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
+    return {name: import_module(f"{formats.__name__}.{name}").EXPORTER for name in names}

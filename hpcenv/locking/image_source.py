@@ -1,0 +1,68 @@
+"""The images that hpcenv.toml and a lockfile name, parsed.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.errors import SpecError
+from hpcenv.image.reference import (
+    DefinitionFile,
+    LocalImage,
+    Platform,
+    SifFile,
+    Source,
+    parse_platform,
+    parse_source,
+)
+from hpcenv.project.lockfile import ContainerTable
+from hpcenv.project.workspace import Workspace
+
+__all__ = ["absolute", "locked_source", "project_platform", "project_source", "within"]
+
+
+def project_source(workspace: Workspace) -> Source:
+    """Return the image that `image` in hpcenv.toml names; its path is as the user wrote it.
+
+    Raises:
+        SpecError: the value names no image.
+    """
+    try:
+        return parse_source(workspace.project.image)
+    except SpecError as error:
+        why = "\n".join(filter(None, (error.why, f"it is `image` in {workspace.spec}")))
+        raise SpecError(error.what, why=why, hint=error.hint_parts) from None
+
+
+def project_platform(workspace: Workspace) -> Platform:
+    """Return `platform` of hpcenv.toml.
+
+    Raises:
+        SpecError: the value is no platform.
+    """
+    try:
+        return parse_platform(workspace.project.platform)
+    except SpecError as error:
+        raise SpecError(error.what, why=f"it is `platform` in {workspace.spec}", hint=error.hint_parts) from None
+
+
+def locked_source(container: ContainerTable) -> Source:
+    """Return the image that a lockfile names.
+
+    Raises:
+        SpecError: the reference in the lockfile is invalid.
+    """
+    return parse_source(container.reference)
+
+
+def within(workspace: Workspace, source: LocalImage | SifFile | DefinitionFile) -> Path:
+    """Return the absolute path of an image file; a relative path begins at the project folder."""
+    return workspace.root / Path(source.path).expanduser()
+
+
+def absolute(workspace: Workspace, source: LocalImage) -> LocalImage:
+    """Return the same image with an absolute path."""
+    return replace(source, path=str(within(workspace, source)))

@@ -1,0 +1,836 @@
+"""`hpcenv lock`: resolve the image, make the SIF, read the environment inside, write the lockfile.
+
+Runs on: LOGIN NODE.
+
+    tag --registry--> digests --apptainer build--> SIF --probe--> facts --> NAME.lock.toml
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import (
+    Command,
+    EnvironmentUnreadable,
+    HpcenvError,
+    ImageMismatch,
+    LockfileInvalid,
+    LockfileMissing,
+    PinsDiffer,
+    SpecError,
+)
+from hpcenv.image.convert import squashfs_reader
+from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
+from hpcenv.locking.environment import bind_sources, container_environment, host_environment, locked_sif
+from hpcenv.locking.pins import (
+    Pin,
+    PinDifference,
+    cross_check,
+    known_files,
+    marker_environment,
+    parse_report,
+    read_pins,
+    require_readable,
+)
+from hpcenv.locking.project_image import BuildOptions, build, definition_changed, need
+from hpcenv.locking.same_tree import stands_for
+from hpcenv.locking.wheels.find import find_wheels
+from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof
+from hpcenv.node.check import bare_image, bind_content, compare, compat, facts, sif
+from hpcenv.node.check.probe_source import probe_source
+from hpcenv.progress import OnEvent, ignore
+from hpcenv.project import document, fields, severities, stale, toml_files
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.fields import Level
+from hpcenv.project.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
+from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Facts, Network
+from hpcenv.records.manifest import Environment
+from hpcenv.version import VERSION
+
+Report = Callable[[str], None]
+
+# The probe reads every installed file once: this takes minutes on a cold parallel file
+# system, seconds on a warm one.
+_PROBE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockResult:
+    """What `lock` wrote.
+
+    Attributes:
+        path: the lockfile.
+        lockfile: its content.
+        changed: False when the file already had this content.
+        changes: what differs from the previous lockfile.
+        sif: the SIF it belongs to, None for `image = "host"`.
+        notes: what could not be read, and other things to know.
+    """
+
+    path: Path
+    lockfile: Lockfile
+    changed: bool
+    changes: tuple[str, ...] = ()
+    sif: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """Whether a lockfile still fits hpcenv.toml and the environment.
+
+    Attributes:
+        path: the lockfile.
+        reasons: why to lock again.
+        notes: what could not be checked.
+    """
+
+    path: Path
+    reasons: tuple[stale.StaleReason, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is no reason to lock again."""
+        return not self.reasons
+
+
+def lock(
+    workspace: Workspace,
+    *,
+    environ: Mapping[str, str],
+    report: Report,
+    on_event: OnEvent = ignore,
+    name: str = DEFAULT_LOCK,
+    allow_floating: bool = False,
+    upgrade: bool = False,
+    level: Level = "full",
+    pins: Path | None = None,
+    wheels_cache: Path | None = None,
+) -> LockResult:
+    """Lock the project's environment.
+
+    Args:
+        workspace: the project.
+        environ: the user's environment.
+        report: called with one line per phase.
+        on_event: called with the progress of an image's conversion.
+        name: which lockfile, `lockfiles/NAME.lock.toml`.
+        allow_floating: accept a reference that names another image every few weeks.
+        upgrade: ask the registry again which image the tag names; otherwise a locked image
+            stays locked, as `uv lock` keeps versions.
+        level: `full`, or `deep` to import torch and record what the loader really maps.
+        pins: pylock.toml, requirements.txt or uv.lock that the environment must agree with.
+        wheels_cache: where proofs of wheels are kept; None looks for no wheels.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+        FileUnusable: the pins cannot be read.
+        HpcenvError: the image is not available, the SIF cannot be made, or the environment
+            cannot be read. The old lockfile stays as it is.
+    """
+    path = workspace.lockfile_path(name)
+    # Before the image is made: a newer lockfile is refused, and that must not take minutes.
+    before, unreadable = _previous(path)
+    lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
+    if pins is not None:
+        require_readable(pins)  # likewise
+    if workspace.project.on_host:
+        environment, container = host_environment(workspace, environ), None
+    else:
+        made = build(
+            workspace,
+            before=None if upgrade else before,
+            environ=environ,
+            on_event=on_event,
+            options=BuildOptions(allow_floating=allow_floating),
+        )
+        environment, container = container_environment(workspace, made.path, gpus=False), made.container
+    report(f"reading {environment.sif or environment.python}")
+    kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
+    if kept is not None and container is not None:
+        container = replace(container, sif=kept)
+    answer = probe(environment, environ, level=level, variables=workspace.project.env)
+    binds = _lock_binds(workspace, environment, environ)
+    image = None if container is None else Path(environment.sif)
+    proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image)
+    locked = _compose(workspace, container, answer, proofs, before, binds)
+    text = toml_files.dumps(lock_model.to_data(locked), header=_header(name))
+    _require_valid(path, text)
+    aside = _set_aside(path) if unreadable else None
+    changed = toml_files.write(text, path)
+    if container is not None:
+        need(workspace, path, container)
+    notes = (*_notes(locked, answer), *_gpu_notes(locked))
+    if kept is not None:
+        other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
+        notes = (f"{other}: the lockfile still names that one", *notes)
+    notes = (*(f"of the lockfile that was there: {note}" for note in lost), *notes)
+    if aside is not None:
+        notes = (f"the lockfile that was there could not be read and is kept as {workspace.shown(aside)}", *notes)
+    return LockResult(
+        path=path,
+        lockfile=locked,
+        changed=changed,
+        changes=_changes(before, locked) if before is not None else (),
+        sif=Path(environment.sif) if container is not None else None,
+        notes=notes,
+    )
+
+
+def _header(name: str) -> str:
+    return (
+        "Written by `hpcenv lock`; do not edit, commit it with the code.\n"
+        f"Check a machine against it: hpcenv lock --check{'' if name == DEFAULT_LOCK else f' --name {name}'}"
+    )
+
+
+def _previous(path: Path) -> tuple[Lockfile | None, bool]:
+    """Return the lockfile to compare with, and whether there is one that cannot be read.
+
+    Raises:
+        LockfileNewer: this version does not know all of it; it is never overwritten.
+    """
+    try:
+        return read_lockfile(path), False
+    except LockfileMissing:
+        return None, False
+    except LockfileInvalid:
+        return None, True
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a file that could not be read to a free name."""
+    names = (f"{path.name}.unreadable{suffix}" for suffix in ("", *(f".{n}" for n in range(2, 1000))))
+    aside = next(place for name in names if not os.path.lexists(place := path.with_name(name)))
+    os.replace(path, aside)
+    return aside
+
+
+# -- the environment ----------------------------------------------------------------------
+
+
+def _kept_sif(
+    before: Lockfile | None, container: ContainerTable | None, workspace: Workspace, path: Path, image: Path
+) -> SifTable | None:
+    """Return the locked table of the SIF if it stays valid: this SIF has other bytes, and the same image and tree.
+
+    None means that this SIF is to be locked.
+
+    Raises:
+        ImageMismatch: the tree is another one too, or is unknown. The file may have been exchanged: the user must
+            decide which one to lock.
+    """
+    if before is None or before.container is None or container is None:
+        return None
+    locked, found = before.container, container
+    if locked.manifest_digest != found.manifest_digest or None in (locked.manifest_digest, found.manifest_digest):
+        return None
+    if locked.sif.sha256 == found.sif.sha256:
+        return None
+    if stands_for(locked, image, found.sif.sha256, place=workspace.store_place):
+        return locked.sif
+    raise ImageMismatch(
+        "the SIF is not the one that was locked for this very image",
+        why=f"{path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
+        hint=(f"to make the SIF again: remove it and {path.name}, then ", Command("hpcenv", "lock")),
+    )
+
+
+# -- the document -------------------------------------------------------------------------
+
+
+def probe(
+    environment: Environment, environ: Mapping[str, str], *, level: str, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the probe's answer for an environment on this machine.
+
+    Raises:
+        EnvironmentUnreadable: it did not start or did not answer.
+    """
+    try:
+        return facts.run_probe(
+            environment,
+            environ,
+            probe=probe_source(),
+            level=level,
+            seconds=_PROBE_SECONDS,
+            variables=variables,
+        )
+    except (HpcenvError, ValueError, OSError) as error:
+        reason = f"{error.what}\n{error.why or ''}" if isinstance(error, HpcenvError) else str(error)
+        raise EnvironmentUnreadable(
+            f"cannot look inside {environment.sif or environment.python}", why=reason.strip()
+        ) from error
+
+
+def _lock_binds(
+    workspace: Workspace, environment: Environment, environ: Mapping[str, str]
+) -> tuple[lock_model.LockedBindTable, ...]:
+    """Return [[bind]] as it is locked: with the content of binds over files of the image.
+
+    Raises:
+        SpecError: such a bind cannot be hashed.
+        EnvironmentUnreadable: the image cannot be looked at.
+    """
+    binds = stale.locked_binds(workspace.project)
+    targets = tuple(bind.target for bind in binds)
+    try:
+        over_image = bare_image.paths_with_code(environment, targets, environ) if targets else ()
+    except (HpcenvError, ValueError, OSError) as error:
+        raise EnvironmentUnreadable(f"cannot look at the paths of {environment.sif}", why=str(error)) from error
+    sources = bind_sources(workspace)
+    return tuple(
+        replace(bind, content=_bind_content(bind.target, sources[bind.target], workspace))
+        if bind.target in over_image
+        else bind
+        for bind in binds
+    )
+
+
+def _bind_content(target: str, source: str, workspace: Workspace) -> str:
+    try:
+        return bind_content.content_digest(source)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"the bind over `{target}` cannot be locked",
+            why=f"it hides files of the image, or adds code to it, so its content is locked: {error}",
+            hint=f"choose a target that the image does not have, in [[bind]] of {workspace.spec.name}",
+        ) from error
+
+
+def _wheel_proofs(
+    answer: Mapping[str, Any],
+    environ: Mapping[str, str],
+    report: Report,
+    *,
+    cache: Path | None,
+    pins: Path | None,
+    image: Path | None = None,
+) -> dict[str, WheelProof]:
+    """Find the wheels of the installed packages, and compare them with the pins.
+
+    Args:
+        image: a SIF that may contain pip's reports.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+    """
+    dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
+    pinned = read_pins(pins, environment=marker_environment(answer["values"])) if pins is not None else ()
+    if cache is None and pins is None:
+        return {}
+    report(f"finding the wheels of {len(dists)} packages")
+    index = Index(env=environ) if cache is not None else None
+    place = cache or Path(os.devnull)
+    named = (*known_files(pinned), *(_reported_wheels(image, report) if image is not None else ()))
+    proofs = find_wheels(dists, sources=named, index=index, cache=place)
+    for reason, count in Counter(proof.reason for proof in proofs if proof.proof == "none").most_common(3):
+        report(f"  no wheel is proved for {count} of them: {reason}")
+    if pins is not None:
+        for difference in _require_as_pinned(pins, pinned, dists, proofs):
+            report(f"  {_unsure(difference)}")
+    return {proof.name: proof for proof in proofs}
+
+
+# Tools that install packages; pins files often leave them out.
+_INSTALLERS = ("pip", "setuptools", "wheel")
+
+
+def _require_as_pinned(
+    pins: Path, pinned: Sequence[Pin], dists: Sequence[InstalledDist], proofs: Sequence[WheelProof]
+) -> list[PinDifference]:
+    """Return what could not be compared with the pins.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+    """
+    differences = cross_check(pinned, dists, proofs, ignore=_INSTALLERS)
+    certain = [difference for difference in differences if difference.kind != "unknown"]
+    if certain:
+        raise PinsDiffer(
+            f"what is installed is not what `{pins}` says",
+            why="\n".join(
+                f"{d.name}: {d.kind}, pinned {d.pinned or 'nothing'}, installed {d.installed or 'nothing'}"
+                + (f" ({d.note})" if d.note else "")
+                for d in certain
+            ),
+            hint=f"install from it again: pip install -r {pins}",
+        )
+    return list(differences)
+
+
+def _unsure(difference: PinDifference) -> str:
+    return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
+
+
+def _reported_wheels(image: Path, report: Report) -> tuple[KnownFile, ...]:
+    """Return pip's reports in an image: recipes of `image init` keep them."""
+    found: list[KnownFile] = []
+    try:
+        part = sif.read_header(image).runs
+    except HpcenvError:
+        return ()
+    for place in (REPORT, UNPROVED_REPORT):
+        try:
+            text = squashfs_reader.read_file(image, place.lstrip("/").encode(), offset=part.offset, size=part.size)
+        except HpcenvError:
+            continue  # most images have none
+        try:
+            found += parse_report(text, origin=place)
+        except LockfileInvalid as error:
+            report(f"  {error.what}: {error.why}")
+    return tuple(found)
+
+
+def _compose(
+    workspace: Workspace,
+    container: ContainerTable | None,
+    answer: Mapping[str, Any],
+    proofs: Mapping[str, WheelProof],
+    before: Lockfile | None,
+    binds: tuple[lock_model.LockedBindTable, ...],
+) -> Lockfile:
+    values, unknown = dict(answer["values"]), {**answer["unknown"], **_unknown_sources(answer)}
+    missing = [field for field in lock_model.REQUIRED if field not in values]
+    if missing:
+        reasons = "\n".join(f"{field}: {unknown.get(field, 'not reported')}" for field in missing)
+        raise EnvironmentUnreadable("this environment cannot be locked", why=reasons)
+    _require_torch(values, workspace)
+    _require_known(unknown, workspace)
+    kept = _proved_before(before, answer)
+    wheels = kept | _proved_now(proofs, kept)
+    packages = PackagesTable(
+        count=values["packages.count"],
+        env_digest=values["packages.env-digest"],
+        content_digest=values.get("packages.content-digest"),
+        unlisted_count=values["packages.unlisted-count"],
+        conda_count=values.get("packages.conda-count") or None,
+        conda_digest=values.get("packages.conda-digest"),
+        conda_content_digest=values.get("packages.conda-content-digest"),
+        conda_modified=tuple(values.get("packages.conda-modified", ())),
+        unlisted_digest=values["packages.unlisted-digest"],
+        dist=tuple(_dist(package, wheels.get(package["name"]), values) for package in answer["packages"]),
+    )
+    draft = Lockfile(
+        schema_=lock_model.SCHEMA,
+        revision=lock_model.REVISION,
+        generated_by=f"hpcenv {VERSION}",
+        fingerprint="",
+        kind="host" if container is None else "sif",
+        asked=stale.asked_by(workspace.project),
+        container=container,
+        facts={
+            field: tuple(value) if isinstance(value, list) else value
+            for field, value in sorted(values.items())
+            if field.split(".")[0] in lock_model.FACT_TABLES and field not in lock_model.NOT_LOCKED
+        },
+        packages=packages,
+        env=stale.locked_env(workspace.project),
+        bind=binds,
+        host=_host(workspace, container, values),
+        determinism=lock_model.LockedDeterminismTable(profile=workspace.project.determinism.profile),
+        unknown={field: _without_path(reason, values) for field, reason in sorted(unknown.items())},
+        policy=dict(sorted(workspace.project.policy.items())),
+    )
+    problems = lock_model.policy_problems(draft)
+    if problems:
+        raise SpecError(f"`{workspace.spec}` is not valid", why="\n".join(problems))
+    return replace(draft, fingerprint=lock_model.fingerprint(lock_model.to_data(draft)))
+
+
+def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return which editable installs have no digest of their code, neither against a commit nor of its files."""
+    inside = facts.read_answer(answer)
+    found = {}
+    for package in answer["packages"]:
+        name = f"packages.{package['name']}"
+        if f"{name}.diff-sha256" in inside.values or f"{name}.files-sha256" in inside.values:
+            continue
+        part = "diff-sha256" if f"{name}.dirty" in inside.values else "files-sha256"
+        if f"{name}.{part}" in inside.unknown:
+            found[f"{name}.{part}"] = inside.unknown[f"{name}.{part}"]
+    return found
+
+
+def _require_valid(path: Path, text: str) -> None:
+    """Refuse to write a lockfile that could not be read again: its content comes from a probe.
+
+    Raises:
+        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+    """
+    data = lock_model.from_data(toml_files.loads(text.encode(), path, error=LockfileInvalid))
+    _, problems = document.parse(Lockfile, data)
+    if problems:
+        raise EnvironmentUnreadable("what this environment reports gives no valid lockfile", why="\n".join(problems))
+
+
+def _without_path(reason: str, values: Mapping[str, Any]) -> str:
+    """Return a reason without the path of this environment: two copies must give the same lockfile."""
+    prefix = values.get("python.prefix")
+    return reason.replace(prefix, "{prefix}") if isinstance(prefix, str) and prefix != "/" else reason
+
+
+def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
+    """Refuse an environment in which no training could start, unless the project says so."""
+    severity = severities.severities(workspace.project.policy).of("torch.version")
+    if values["torch.version"] == "absent" and severity == "must":
+        raise EnvironmentUnreadable(
+            "this environment has no torch",
+            why=f"looked with {values.get('python.executable', 'its Python')}",
+            hint="install torch into it, or name another `python` in hpcenv.toml;\n"
+            '      to lock it all the same: "torch.version" = "info" under [policy]',
+        )
+
+
+def _host(
+    workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
+) -> lock_model.LockedHostTable:
+    """Return what nodes must offer to this environment."""
+    cuda = str(values.get("torch.cuda", "none"))
+    floor = None
+    if cuda not in ("none", "absent"):
+        floor = compat.driver_floor(_compat(), cuda)
+    variables = container.nvidia if container is not None else {}
+    return lock_model.LockedHostTable(
+        driver_min=floor.version if floor else None,
+        gpu=workspace.project.host.gpu,
+        nvidia_require={r.variable: r.text for r in compat.requirements(variables)},
+    )
+
+
+def _compat() -> compat.Compat:
+    return compat.parse(toml_files.read(compat.PACKAGED, error=SpecError), origin=str(compat.PACKAGED))
+
+
+def _gpu_notes(locked: Lockfile) -> tuple[str, ...]:
+    """Return notes about what would fail on the GPU that the project names."""
+    arch_list = lock_model.arch_list_of(locked)
+    if locked.host.gpu is None or not arch_list or lock_model.cuda_of(locked) is None:
+        return ()
+    table = _compat()
+    model = compat.gpu_by_name(table, locked.host.gpu)
+    if model is None:
+        return (f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it",)
+    judged = compat.covers(table, arch_list, model.compute_capability, gpu=model.name)
+    return () if judged.result == "match" else (f"{judged.what}; {judged.hint or judged.why}",)
+
+
+def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
+    """Refuse to lock what must match on every node but could not be read here.
+
+    A field without a value could not be compared, and every node would seem to match.
+    """
+    policy, profile = workspace.project.policy, workspace.project.determinism.profile
+    resolved = severities.severities(policy, profile)
+    # Members of a family (another library, another property of torch) may be unknown: nodes then warn of them.
+    missing = {
+        field: reason
+        for field, reason in unknown.items()
+        if (fields.has_row(field) or field in policy) and resolved.of(field) == "must"
+    }
+    if missing:
+        lines = "\n".join(f'      "{field}" = "info"' for field in sorted(missing))
+        raise EnvironmentUnreadable(
+            "what must match on every node could not be read here",
+            why="\n".join(f"{field}: {reason}" for field, reason in sorted(missing.items())),
+            hint=f"repair it, or lock without it and say so under [policy] in {workspace.spec.name}:\n{lines}",
+        )
+
+
+def _dist(package: Mapping[str, Any], wheel: lock_model.WheelTable | None, values: Mapping[str, Any]) -> DistTable:
+    record, content = package.get("record-sha256"), package.get("content-sha256")
+    reason = package.get("reason")
+    return DistTable(
+        name=package["name"],
+        version=package["version"],
+        build=package.get("build") or None,
+        tags=tuple(sorted(package.get("tags") or ())),
+        source=package.get("source"),
+        direct_url=_direct_url(package, values),
+        wheel=wheel,
+        record_sha256=record,
+        content_sha256=content if content != record else None,
+        programs_sha256=_programs(package),
+        reason=_without_path(reason, values) if reason else None,
+    )
+
+
+def _programs(package: Mapping[str, Any]) -> str | None:
+    digest = (package.get("programs") or {}).get("sha256")
+    return digest if digest != "none" else None
+
+
+def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_model.DirectUrlTable | None:
+    found, git, files = package.get("direct-url"), package.get("git") or {}, package.get("files") or {}
+    if not found:
+        return None
+    url = found.get("url")
+    return lock_model.DirectUrlTable(
+        url=_without_path(url, values) if url else None,
+        commit_id=found.get("commit-id") or git.get("commit"),
+        editable=found.get("editable"),
+        dirty=git.get("dirty"),
+        diff_sha256=git.get("diff-sha256"),
+        files_sha256=files.get("sha256"),
+        hash=found.get("hash"),
+    )
+
+
+def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
+    """Return the wheels that the old lockfile names for what is still installed: the same RECORD, programs, content.
+
+    A proved wheel stays proved: the index is not needed again.
+    """
+    if before is None or lock_model.fingerprint(lock_model.to_data(before)) != before.fingerprint:
+        return {}
+    installed = {
+        package["name"]: (package["version"], package.get("record-sha256"), _programs(package))
+        for package in answer["packages"]
+        if package.get("content-sha256") in (None, package.get("record-sha256"))
+    }
+    return {
+        dist.name: dist.wheel
+        for dist in before.packages.dist
+        if dist.wheel is not None
+        and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
+        and (dist.record_sha256 is not None or dist.wheel.proof in _WEAK)
+    }
+
+
+def _proved_now(
+    proofs: Mapping[str, WheelProof], before: Mapping[str, lock_model.WheelTable]
+) -> dict[str, lock_model.WheelTable]:
+    """Return what was found now, unless the old lockfile has a stronger proof."""
+    return {
+        name: lock_model.WheelTable(
+            filename=proof.filename,
+            sha256=proof.sha256,
+            index=proof.index,
+            proof=proof.proof,
+            # The reason why nothing was proved may be temporary (the index did not answer): it is
+            # printed, not locked.
+            reason=(proof.reason or None) if proof.proof != "none" else None,
+        )
+        for name, proof in proofs.items()
+        if proof.proof not in _WEAK or name not in before or before[name].proof in _WEAK
+    }
+
+
+# Not compared with the installed files: what is found today may say more than these.
+_WEAK = ("index-only", "none")
+
+
+def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = [f"{field} is unknown: {reason}" for field, reason in locked.unknown.items()]
+    notes.extend(
+        f"{dist.name} {dist.version} was modified after it was installed"
+        for dist in locked.packages.dist
+        if dist.content_sha256 is not None and dist.record_sha256 is not None
+    )
+    notes.extend(_editable_notes(locked))
+    outside = {package["name"] for package in answer["packages"] if package.get("scanned") is False}
+    unproved = [d.name for d in locked.packages.dist if d.record_sha256 is None and d.source != "editable"]
+    for names, what in (
+        ([name for name in unproved if name not in outside], "their files count as unlisted"),
+        (
+            [name for name in unproved if name in outside],
+            "they are outside of the environment: their files are not compared",
+        ),
+    ):
+        if names:
+            notes.append(f"packages without a digest ({what}): {_some(names)}")
+    return tuple(notes)
+
+
+def _editable_notes(locked: Lockfile) -> Iterator[str]:
+    """Return notes about editable installs: no other user has the changes in their trees."""
+    editable = {
+        d.name: d.direct_url for d in locked.packages.dist if d.direct_url is not None and d.direct_url.editable
+    }
+    for name, source in editable.items():
+        if source.dirty:
+            kept = "what differs is locked as a digest, " if source.diff_sha256 else ""
+            yield (
+                f"{name} is an editable install and its tree is not commit {(source.commit_id or '')[:12]}: "
+                f"{kept}only you have it; commit it, then lock again"
+            )
+    by_commit = [name for name, source in editable.items() if source.diff_sha256 and not source.dirty]
+    by_files = [name for name, source in editable.items() if source.files_sha256]
+    for names, what in ((by_commit, "their commit and what differs from it"), (by_files, "the files of their trees")):
+        if names:
+            yield f"editable installs, compared by {what}: {_some(names)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+_NAMED = 5
+
+
+def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
+    """Return what differs between two lockfiles, one line each, most telling first."""
+    lines = []
+    if before.container and after.container and before.container.digest != after.container.digest:
+        lines.append(f"image {before.container.digest} -> {after.container.digest}")
+    for field in sorted(set(before.facts) | set(after.facts)):
+        old, new = before.facts.get(field), after.facts.get(field)
+        if old != new:
+            lines.append(f"{field} {_shown(old)} -> {_shown(new)}")
+    lines += [
+        f"env.{name} {_shown(before.env.get(name))} -> {_shown(after.env.get(name))}"
+        for name in sorted({*before.env, *after.env})
+        if before.env.get(name) != after.env.get(name)
+    ]
+    old_dists = {dist.name: dist for dist in before.packages.dist}
+    new_dists = {dist.name: dist for dist in after.packages.dist}
+    for name in sorted(set(old_dists) | set(new_dists)):
+        old_dist, new_dist = old_dists.get(name), new_dists.get(name)
+        if old_dist != new_dist:
+            lines.append(f"package {name} {_version(old_dist)} -> {_version(new_dist)}")
+    if before.packages.unlisted_digest != after.packages.unlisted_digest:
+        lines.append(f"unlisted files {before.packages.unlisted_count} -> {after.packages.unlisted_count}")
+    return tuple(lines)
+
+
+def _shown(value: object) -> str:
+    return "absent" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _version(dist: DistTable | None) -> str:
+    return "absent" if dist is None else dist.version
+
+
+# -- checking -----------------------------------------------------------------------------
+
+
+def check_lock(
+    workspace: Workspace, *, environ: Mapping[str, str], name: str = DEFAULT_LOCK, pins: Path | None = None
+) -> CheckResult:
+    """Return whether a lockfile is stale, and why. Contacts no registry and no index.
+
+    Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself
+    with the lockfile.
+
+    Args:
+        pins: pylock.toml, requirements.txt or uv.lock that a fresh lockfile must agree with too.
+
+    Raises:
+        LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
+        PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
+        FileUnusable: the pins cannot be read.
+    """
+    if pins is not None:
+        require_readable(pins)
+    path = workspace.lockfile_path(name)
+    locked = read_lockfile(path)
+    reasons = list(stale.compare_spec(workspace.project, locked))
+    if not reasons:
+        reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
+    unsure = () if reasons or pins is None else _check_pins(pins, locked)
+    return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure))
+
+
+def _check_pins(pins: Path, locked: Lockfile) -> tuple[str, ...]:
+    """Compare the locked packages with the pins; in a fresh lockfile they are the installed ones.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+    """
+    dists = [
+        InstalledDist(name=d.name, version=d.version, build=d.build or "", tags=d.tags, record_sha256=d.record_sha256)
+        for d in locked.packages.dist
+    ]
+    pinned = read_pins(pins, environment=marker_environment(locked.facts))
+    unsure = _require_as_pinned(pins, pinned, dists, [_locked_proof(dist) for dist in locked.packages.dist])
+    return tuple(_unsure(difference) for difference in unsure)
+
+
+def _locked_proof(dist: DistTable) -> WheelProof:
+    wheel = dist.wheel
+    if wheel is None or wheel.proof == "none":
+        return WheelProof(name=dist.name, proof="none", reason="the lockfile has no proof of its wheel")
+    return WheelProof(
+        name=dist.name, filename=wheel.filename, sha256=wheel.sha256, proof=wheel.proof, reason=wheel.reason or ""
+    )
+
+
+def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
+    assert locked.container is not None
+    image = locked_sif(workspace, locked.container)
+    if not image.exists():
+        return [stale.StaleReason(name="sif-missing", locked=locked.container.sif.sha256, found=f"no {image}")]
+    digest = sif.file_sha256(image)
+    same = digest == locked.container.sif.sha256
+    if not same and not stands_for(locked.container, image, digest, place=workspace.store_place):
+        return [
+            stale.StaleReason(name="sif-differs", locked=locked.container.sif.sha256, found=digest, note=str(image))
+        ]
+    reasons = _check_binds(workspace, locked)
+    if reasons:
+        return reasons
+    changed = definition_changed(workspace, locked.container, image)
+    if changed is not None:
+        note = f"`{locked.container.reference}` was changed"
+        return [stale.StaleReason(name="image-changed", locked=changed[0], found=changed[1], note=note)]
+    return []
+
+
+def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
+    """Return the binds over files of the image that show something else than was locked."""
+    sources, reasons = bind_sources(workspace), []
+    for bind in locked.bind:
+        if bind.content is None:
+            continue
+        try:
+            found = bind_content.content_digest(sources[bind.target])
+        except (OSError, ValueError) as error:
+            found = str(error)
+        if found != bind.content:
+            reasons.append(stale.StaleReason(name="bind-changed", locked=f"{bind.target} {bind.content}", found=found))
+    return reasons
+
+
+def _check_host(workspace: Workspace, locked: Lockfile, environ: Mapping[str, str]) -> list[stale.StaleReason]:
+    try:
+        variables = workspace.project.env
+        answer = probe(host_environment(workspace, environ), environ, level="full", variables=variables)
+    except EnvironmentUnreadable as error:
+        return [stale.StaleReason(name="environment-unreadable", locked="readable", found=error.why or error.what)]
+    differences = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")
+    severities_here = lock_model.severities_of(locked)
+    reasons = list(stale.from_differences([d for d in differences if severities_here.of(d.field) == "must"]))
+    inside = facts.read_answer(answer)
+    here = Facts(
+        schema=SCHEMA,
+        run="lock",
+        node="here",
+        attempt=0,
+        values=inside.values,
+        unknown=inside.unknown,
+        network=Network(first_node="here"),
+        unlisted=inside.unlisted,
+    )
+    for expected in lock_model.expectations(locked, level="full", origin=""):
+        explained = expected.field.startswith("packages.") and differences
+        found = compare.compare(expected, here) if expected.severity == "must" and not explained else None
+        if found is not None:
+            reasons.append(
+                stale.StaleReason(
+                    name="environment-differs",
+                    locked=f"{found.field} {found.locked}",
+                    found=found.found,
+                    note=found.note,
+                )
+            )
+    return reasons

@@ -1,0 +1,86 @@
+"""A SIF that can replace the locked one: made again from the same image, with other bytes and the same file tree.
+
+Runs on: LOGIN NODE. Another version of squashfs-tools, or `apptainer build`, packs the same files into other bytes
+(docs/explanation/images.md, "Same bytes"). A lockfile from another cluster stays valid in that case. The tree is
+read from the file itself; the record in the store only names the image and the tool.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.errors import HpcenvError
+from hpcenv.project.lockfile import ContainerTable, Lockfile, severities_of
+from hpcenv.project.store_config import StorePlace
+from hpcenv.records.files import write_text
+from hpcenv.records.manifest import Expectation
+
+_SIF = "container.sif.sha256"
+_MADE_AGAIN = "container.sif.made-again"
+_NOTE = "made again from the locked image: other bytes, the same tree"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def stands_for(
+    container: ContainerTable, image: Path, sha256: str, *, place: StorePlace, cache: Path | None = None
+) -> bool:
+    """Return whether a SIF with other bytes than the locked one holds the locked tree.
+
+    Args:
+        container: the locked container; it has a tree digest only if that was proved.
+        image: the SIF. Its tree is read once, which takes seconds for each GB.
+        sha256: of the file as it is now, in hexadecimal.
+        place: the store that must have made it, from the locked image.
+        cache: the user's folder for the tree digests of SIFs, by sha256.
+    """
+    if container.tree_sha256 is None or container.manifest_digest is None:
+        return False
+    # The code of the store is needed only for a SIF with other bytes than the locked one.
+    from hpcenv.image.store.store_folder import open_place
+
+    try:
+        found = open_place(place).find_image(container.manifest_digest)
+        record = None if found is None else found.record
+        if record is None or record.manifest_digest != container.manifest_digest or record.sif.sha256 != sha256:
+            return False
+        return _tree_of(image, sha256, cache) == container.tree_sha256
+    except HpcenvError:
+        return False  # no store, or nothing can be read: then it is just another file
+
+
+def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
+    kept = None if cache is None else cache / "trees" / sha256
+    if kept is not None:
+        with suppress(OSError, UnicodeDecodeError):
+            known = kept.read_text(encoding="utf-8").strip()
+            if _DIGEST.fullmatch(known):
+                return known
+    # Loads the conversion and the registry client, which most submissions do not need.
+    from hpcenv.image.verify import read_tree_digest
+
+    digest = read_tree_digest(image)
+    if kept is not None:
+        with suppress(OSError):  # then it is read again the next time
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(digest + "\n", kept)
+    return digest
+
+
+def expecting(expectations: tuple[Expectation, ...], sha256: str, locked: Lockfile) -> tuple[Expectation, ...]:
+    """Return what the nodes must have if a SIF that was made again takes the place of the locked one. Pure.
+
+    The nodes must have the SIF with this sha256. The difference to the locked sha256 is reported with the severity of
+    `container.sif.made-again`.
+    """
+    severity = severities_of(locked).of(_MADE_AGAIN)
+    changed: list[Expectation] = []
+    for expected in expectations:
+        if expected.field == _SIF:
+            changed.append(replace(expected, value=sha256, origin="at submission"))
+            changed.append(replace(expected, severity=severity, note=_NOTE))
+        else:
+            changed.append(expected)
+    return tuple(changed)

@@ -1,0 +1,93 @@
+"""Read the wheels of one package.
+
+Runs on: LOGIN NODE, in the process beside pip: standard library and pip only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcenv.locking.wheels.lists import ListedWheel, WheelLists
+from hpcenv.locking.wheels.names import fits, is_of_package, package_key, parse_wheel_name
+from hpcenv.locking.wheels.pip_session import PipSession, Unreachable
+from hpcenv.locking.wheels.proof import InstalledDist, SeenWheel, other_program
+from hpcenv.locking.wheels.record import NotAWheel
+from hpcenv.locking.wheels.remote_wheel import read_remote
+from hpcenv.locking.wheels.wheel_file import WheelReading, read_local
+
+OTHERS_READ = 12  # how many wheels are tried if none has the installed tags
+
+
+def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, pip: PipSession, cache: Path) -> None:
+    """Read wheels until one has the installed RECORD, and put everything that was seen into `answer`."""
+    links, trouble = lists.of(package_key(dist))
+    answer["trouble"] = trouble
+    exact, others = _candidates(dist, links)
+    # A wheel can have other tags in its name than in its WHEEL file (it was renamed). RECORD covers WHEEL, so no
+    # other name can match if the exact name is listed.
+    chosen = exact or others[:OTHERS_READ]
+    proved = False
+    for link in chosen:
+        if proved and link not in exact:
+            break
+        seen = _read_first(dist, link, pip=pip, cache=cache)
+        answer["files"].append(asdict(seen) | {"exact": link in exact})
+        proved = proved or (dist.record_sha256 in seen.records and not other_program(dist, seen.programs))
+
+
+def _candidates(dist: InstalledDist, links: Iterable[ListedWheel]) -> tuple[list[ListedWheel], list[ListedWheel]]:
+    """Return the wheels with the installed build and tags, and the others of the same version, likeliest first."""
+    package = package_key(dist)
+    merged: dict[tuple[str, str], ListedWheel] = {}
+    exact: list[ListedWheel] = []
+    others: list[tuple[tuple[int, bool, str], ListedWheel]] = []
+    for link in links:
+        wheel = parse_wheel_name(link.filename) if is_of_package(link.filename, package) else None
+        if wheel is None:
+            continue
+        first = merged.setdefault((link.filename, link.sha256 or link.location), link)
+        if first is not link:
+            first.others.append(link)
+        elif fits(dist, link.filename) and dist.tags:
+            exact.append(link)
+        else:
+            likeness = len(wheel.tags & frozenset(dist.tags)) + any(tag.endswith("-any") for tag in wheel.tags)
+            others.append(((-likeness, os.uname().machine not in link.filename, link.filename), link))
+    return exact, [link for _, link in sorted(others, key=lambda pair: pair[0])]
+
+
+def _read_first(dist: InstalledDist, link: ListedWheel, *, pip: PipSession, cache: Path) -> SeenWheel:
+    """Read one wheel, at the first location that has it."""
+    reasons = []
+    for copy in (link, *link.others):
+        try:
+            read = read_local(copy, pip) if copy.local else read_remote(copy, dist, pip=pip, cache=cache)
+        except Unreachable as error:
+            reasons.append(str(error))
+            continue
+        except OSError as error:
+            reasons.append(error.strerror or type(error).__name__)
+            continue
+        except NotAWheel as error:
+            read = WheelReading(problem=str(error))
+        sha256 = read.sha256 or link.sha256
+        problem = read.problem
+        if read.sha256 and link.sha256 and read.sha256 != link.sha256:
+            problem, sha256 = "its sha256 is not the one that the index states", link.sha256
+        return SeenWheel(
+            label=link.label,
+            filename=link.filename,
+            sha256=sha256,
+            exact=False,
+            records=read.records,
+            programs=read.programs,
+            problem=problem,
+            unread=read.unread,
+        )
+    return SeenWheel(
+        label=link.label, filename=link.filename, sha256=link.sha256, exact=False, unread="; ".join(reasons)
+    )

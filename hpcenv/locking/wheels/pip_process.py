@@ -1,0 +1,103 @@
+"""The program beside pip: it answers one request on standard input (see pip_request.py).
+
+Runs on: LOGIN NODE, in the process beside pip: standard library and pip only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hpcenv.locking.wheels.lists import WheelLists
+from hpcenv.locking.wheels.look_up import look_up
+from hpcenv.locking.wheels.names import normal_name, normal_version
+from hpcenv.locking.wheels.pip_session import PipSession
+from hpcenv.locking.wheels.proof import InstalledDist
+
+
+def serve() -> None:
+    """Read the request from stdin, write one line of JSON to stdout, and end at the time limit in any case."""
+    request = json.load(sys.stdin)
+    # pip may print (a keyring, a warning): stdout is for the answer only.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    reply = _list_links(request) if request["kind"] == "links" else _look_up_wheels(request)
+    out.write(json.dumps(reply) + "\n")
+    out.flush()
+    # Not sys.exit: it would wait for threads that hang in a read.
+    os._exit(0)
+
+
+def _set_up(seconds: float) -> PipSession | str:
+    """Return pip's session, or why it could not be started."""
+    try:
+        return PipSession(time.monotonic() + seconds)
+    except ImportError:
+        return "the Python that runs hpcenv has no pip to ask an index with"
+    except BaseException as error:  # noqa: BLE001 - SystemExit for a broken pip.conf, AttributeError for a new pip
+        return f"pip could not be set up ({type(error).__name__}): its configuration or version"
+
+
+def _look_up_wheels(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each package's wheels contain."""
+    deadline = time.monotonic() + request["seconds"]
+    answers: list[dict[str, Any]] = [{"files": [], "trouble": []} for _ in request["dists"]]
+    reply: dict[str, Any] = {"dists": answers}
+    work = threading.Thread(target=_look_up_all, args=(request, reply), daemon=True)
+    work.start()
+    work.join(max(deadline - time.monotonic(), 0))
+    for answer in answers:
+        if not answer.get("done") and "error" not in reply:
+            answer["trouble"] = [*answer["trouble"], f"index not reachable within {request['seconds']:g} s"]
+    # A copy: threads that hang in a read may still write into the lists.
+    return {**reply, "dists": [{key: list(answer[key]) for key in ("files", "trouble")} for answer in answers]}
+
+
+def _look_up_all(request: Mapping[str, Any], reply: dict[str, Any]) -> None:
+    pip = _set_up(request["seconds"])
+    if isinstance(pip, str):
+        reply["error"] = pip
+        return
+    cache = Path(request["cache"])
+    lists = WheelLists(pip)
+
+    def look_up_one(number: int) -> None:
+        dist = InstalledDist(**request["dists"][number])
+        answer = reply["dists"][number]
+        try:
+            look_up(dist, answer, lists=lists, pip=pip, cache=cache)
+        except Exception as error:  # noqa: BLE001 - one unusual page or wheel must not hide the others
+            answer["trouble"].append(f"its wheel could not be looked up ({type(error).__name__})")
+        answer["done"] = True
+
+    with ThreadPoolExecutor(max(1, request["workers"])) as pool:
+        list(pool.map(look_up_one, range(len(request["dists"]))))
+
+
+def _list_links(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every listed wheel of each name and version, with its URL."""
+    pip = _set_up(request["seconds"])
+    if isinstance(pip, str):
+        return {"error": pip}
+    lists = WheelLists(pip)
+
+    def list_one(package: Sequence[str]) -> dict[str, Any]:
+        try:
+            links, trouble = lists.of((normal_name(package[0]), normal_version(package[1])))
+        except Exception as error:  # noqa: BLE001 - one unusual page must not hide the others
+            return {"links": [], "trouble": [f"its list could not be read ({type(error).__name__})"]}
+        shown = [
+            {"filename": link.filename, "url": None if link.local else link.location, "sha256": link.sha256}
+            for link in links
+        ]
+        return {"links": shown, "trouble": trouble}
+
+    with ThreadPoolExecutor(max(1, request["workers"])) as pool:
+        return {"answers": list(pool.map(list_one, request["packages"]))}

@@ -1,0 +1,75 @@
+"""Start the process that asks the index through pip.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcenv import process
+from hpcenv.errors import HpcenvError
+from hpcenv.locking.wheels.proof import Index, InstalledDist
+
+GRACE_SECONDS = 5.0  # for the start of Python and the last answer
+
+# Only hpcenv itself becomes importable, not its neighbours in site-packages: the Python may be another one, and its
+# own pip must answer. The entry '' of sys.path goes: a `queue.py` in the user's folder would replace pip's.
+_PROGRAM = """
+import os, sys
+from importlib.util import module_from_spec, spec_from_file_location
+sys.path[:] = [path for path in sys.path if path]
+folder = sys.argv[1]
+spec = spec_from_file_location("hpcenv", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+sys.modules["hpcenv"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["hpcenv"])
+from hpcenv.locking.wheels.pip_process import serve
+serve()
+"""
+
+
+def ask_for_wheels(
+    dists: Sequence[InstalledDist], *, index: Index, cache: Path, timeout: float, workers: int
+) -> dict[str, Any]:
+    """Return what the index lists and what its wheels contain: one entry per package under `dists`.
+
+    A failure is one sentence under `error`.
+    """
+    request = {
+        "kind": "wheels",
+        "dists": [asdict(dist) | {"direct_url": None} for dist in dists],
+        "cache": os.path.abspath(cache),
+        "seconds": timeout,
+        "workers": workers,
+    }
+    return _ask(request, index, timeout)
+
+
+def ask_for_links(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float, workers: int) -> dict[str, Any]:
+    """Return every wheel that the index lists of each name and version, with its URL, under `links`.
+
+    A failure is one sentence under `error`. The URLs may contain passwords: never show them unchecked.
+    """
+    request = {"kind": "links", "packages": list(packages), "seconds": timeout, "workers": workers}
+    return _ask(request, index, timeout)
+
+
+def _ask(request: Mapping[str, Any], index: Index, timeout: float) -> dict[str, Any]:
+    argv = [index.python, "-B", "-c", _PROGRAM, str(Path(__file__).parents[2])]
+    try:
+        done = process.run(argv, timeout=timeout + GRACE_SECONDS, env=index.env, stdin=json.dumps(request))
+        reply = json.loads(done.stdout.splitlines()[-1])
+        return reply if isinstance(reply, dict) else {"error": "pip's process gave no answer"}
+    except HpcenvError as error:
+        # Not the text of the error: pip's messages contain URLs.
+        status = getattr(error, "status", None)
+        if status is None:
+            return {"error": f"index not reachable: no answer within {timeout:g} s, or pip could not be started"}
+        return {"error": f"pip's process ended with status {status}"}
+    except (ValueError, IndexError):
+        return {"error": "pip's process gave no answer"}

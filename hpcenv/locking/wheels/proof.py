@@ -1,0 +1,139 @@
+"""What is known about an installed package and its wheel.
+
+Runs on: LOGIN NODE, also in the process beside pip: standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Proof = Literal["direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+
+HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstalledDist:
+    """One installed package, as the probe describes it.
+
+    Attributes:
+        build: `Build:` of its WHEEL file, "" for none.
+        tags: `Tag:` lines of its WHEEL file; empty if they are not known.
+        record_sha256: its RECORD digest (hpcenv-env-v1).
+        content_sha256: the same over what its files really hold; None if they were not read.
+        programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if they
+            were not read.
+        direct_url: where it was installed from, as the probe reports it: `url`, `hash`, `commit-id`, `editable`.
+    """
+
+    name: str
+    version: str
+    build: str = ""
+    tags: tuple[str, ...] = ()
+    record_sha256: str | None = None
+    content_sha256: str | None = None
+    programs: Mapping[str, str] | None = None
+    direct_url: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_probe(cls, entry: Mapping[str, Any]) -> InstalledDist:
+        """Return the package of one entry of the probe's `packages`."""
+        return cls(
+            name=entry["name"],
+            version=entry["version"],
+            build=entry.get("build") or "",
+            tags=tuple(sorted(entry.get("tags") or ())),
+            record_sha256=entry.get("record-sha256"),
+            content_sha256=entry.get("content-sha256"),
+            programs=entry["programs"]["files"] if entry.get("programs") else None,
+            direct_url=entry.get("direct-url"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownFile:
+    """A wheel that a lockfile in the image, or a report of the installation, names."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    proof: Literal["embedded-lock", "install-report"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """How to ask the index.
+
+    Attributes:
+        env: the user's whole environment; pip finds its configuration through it.
+        python: the Python whose pip asks: hpcenv's own, or one that the user chose (3.10 or newer).
+    """
+
+    env: Mapping[str, str]
+    python: str = sys.executable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelProof:
+    """A package's wheel, or why it is not known.
+
+    Attributes:
+        index: `pypi`, `extra-N` or `find-links`; None if no index was needed.
+        reason: why the proof is not stronger; empty for `record` and `direct-url`.
+    """
+
+    name: str
+    filename: str | None = None
+    sha256: str | None = None
+    index: str | None = None
+    proof: Proof
+    reason: str = ""
+
+
+def no_proof(dist: InstalledDist, reason: str, filename: str | None = None) -> WheelProof:
+    """Return the result `none` for a package, with the reason."""
+    return WheelProof(name=dist.name, filename=filename, proof="none", reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenWheel:
+    """One wheel of the installed name and version, as the process beside pip reports it.
+
+    Attributes:
+        label: the index: `pypi`, `extra-N` or `find-links`.
+        exact: its name has the installed build and tags.
+        records: the RECORD digests that an installation of it can have; empty if it was not read.
+        programs: name and sha256 of its programs, as `InstalledDist.programs` has them.
+        problem: how it contradicts itself or its index.
+        unread: why it was not read, or not read as a whole.
+    """
+
+    label: str
+    filename: str
+    sha256: str | None
+    exact: bool
+    records: Sequence[str] = ()
+    programs: Sequence[Sequence[str]] = ()
+    problem: str = ""
+    unread: str = ""
+
+
+ENTRY_POINT = "entry-point "
+
+
+def other_program(dist: InstalledDist, programs: Sequence[Sequence[str]]) -> str:
+    """Return the name of an installed program that is not the wheel's; empty where all are.
+
+    A script that is a mere launcher of an entry point may be installed in the form of another installer.
+    """
+    if dist.programs is None:
+        return ""
+    brought = {pair[0]: pair[1] for pair in programs}
+    names = [name for name, digest in dist.programs.items() if brought.get(name) != digest]
+    names += [n for n, digest in brought.items() if n not in dist.programs and not digest.startswith(ENTRY_POINT)]
+    return min(names, default="")

@@ -1,0 +1,73 @@
+"""The digest of what a bind shows in a container.
+
+Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
+
+`hpcenv-bind-v1`: for a file the sha256 of its bytes; for a folder the sha256 of the sorted lines `KIND NUL path NUL
+value`, where the value is the sha256 of a file or the target of a link. Folders count by name, owners, modes and times
+do not count. A link out of the folder is resolved in the container, so only its target counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+
+# What hides files of an image is code or a library. Data belongs to a path that the image does not have.
+LIMIT_BYTES = 2 << 30
+LIMIT_FILES = 50_000
+
+
+def content_digest(source: str) -> str:
+    """Return the digest of a file or folder of the host, `sha256:...`.
+
+    Raises:
+        OSError: something cannot be read.
+        ValueError: it is neither, or too large for a digest on each node.
+    """
+    status = os.stat(source)
+    if stat.S_ISREG(status.st_mode):
+        if status.st_size > LIMIT_BYTES:
+            raise ValueError(_too_large(source))
+        return f"sha256:{_file_digest(source)}"
+    if not stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"{source} is neither a file nor a folder")
+    return "sha256:" + hashlib.sha256(b"\n".join(sorted(_lines(os.fsencode(source))))).hexdigest()
+
+
+def _lines(folder: bytes) -> Iterator[bytes]:
+    total = count = 0
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)
+            status = os.lstat(path)
+            count += 1
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if total > LIMIT_BYTES or count > LIMIT_FILES:
+                raise ValueError(_too_large(os.fsdecode(folder)))
+            kind, value = b"other", b""
+            if stat.S_ISLNK(status.st_mode):
+                kind, value = b"link", os.readlink(path)
+            elif stat.S_ISDIR(status.st_mode):
+                kind = b"folder"
+            elif stat.S_ISREG(status.st_mode):
+                kind, value = b"file", _file_digest(path).encode()
+            yield b"\0".join((kind, os.path.relpath(path, folder), value))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _too_large(source: str) -> str:
+    return f"{source} has more than {LIMIT_BYTES >> 30} GiB or {LIMIT_FILES} files"
+
+
+def _file_digest(path: str | bytes) -> str:
+    digest = hashlib.sha256()
+    # O_NONBLOCK: a FIFO that took the place of the file must not block.
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

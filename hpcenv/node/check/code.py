@@ -1,0 +1,183 @@
+"""Whether the run's own copy of the code is what was submitted, seen from this node.
+
+Runs on: COMPUTE NODE. Standard library only.
+
+The first attempt must find the copy as it was made. A later attempt must find it as the attempt before left it: the
+script itself may write into the copy. If that attempt could not record how it left the copy (a node failed),
+only what Python can import is compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.records import listing
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.listing import BYTECODE, CopyAfterAttempt, Listing, is_importable
+from hpcenv.records.manifest import Source
+from hpcenv.records.run_folder import RunFolder
+
+_SHOWN = 3
+
+
+def find_digest(source: Source, run: RunFolder) -> str:
+    """Return the digest of the copy where it is as it must be; otherwise what differs, in words.
+
+    Raises:
+        RecordInvalid, OSError: the listing or a file cannot be read.
+    """
+    listed = load_record(Listing, run.listing)
+    if listing.digest_of(listed.files) != source.digest:
+        return "another source.json"
+    after = _read_after(run)
+    first = not os.path.lexists(run.attempts)
+    problems = [
+        *_in_words("changed", _changed(listed, after, run, strict=first or after is not None)),
+        *_in_words("link changed", _relinked(listed, run) if first else ()),
+        *_in_words("added", _added(listed, after, run, first=first) if first or after is not None else ()),
+    ]
+    return "; ".join(problems) or source.digest
+
+
+def _read_after(run: RunFolder) -> CopyAfterAttempt | None:
+    return load_record(CopyAfterAttempt, run.listing_after) if os.path.lexists(run.listing_after) else None
+
+
+def _changed(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, strict: bool) -> Iterator[str]:
+    left = {} if after is None else after.changed
+    for path, content in listed.files.items():
+        if not strict and not is_importable(path):
+            continue
+        if listing.content_of(os.path.join(run.path, path)) != left.get(path, content):
+            yield path
+
+
+def _relinked(listed: Listing, run: RunFolder) -> Iterator[str]:
+    for path, target in listed.live.items():
+        place = os.path.join(run.path, path)
+        if not os.path.islink(place) or os.readlink(place) != target:
+            yield path
+
+
+def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, first: bool) -> Iterator[str]:
+    left = {} if after is None else after.changed
+    for path in importable_extras(listed, run, with_bytecode=first):
+        if left.get(path) != listing.content_of(os.path.join(run.path, path)):
+            yield path
+
+
+def importable_extras(listed: Listing, run: RunFolder, *, with_bytecode: bool) -> Iterator[str]:
+    """Yield the files of the copy that Python can import and that are not in its listing.
+
+    Args:
+        with_bytecode: also those in `__pycache__`, which Python writes itself as soon as a rank has run.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    for path, entry in extras(listed, run):
+        in_bytecode = BYTECODE in path.split("/")
+        if is_importable(path) and (with_bytecode or not in_bytecode) and not entry.is_dir(follow_symlinks=False):
+            yield path
+
+
+def extras(listed: Listing, run: RunFolder) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield what is in the copy and not in its listing, by path in the run folder.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    for part in run.parts_of_copy():
+        for path, entry in listing.walk(run.path, part):
+            if path not in listed.files and path not in listed.live:
+                yield path, entry
+
+
+def note_after(run: RunFolder, *, schema: int, started: float) -> CopyAfterAttempt | None:
+    """Return how the copy differs from its listing now, at the end of an attempt; None if that cannot be read.
+
+    Args:
+        started: when the attempt began; what was not touched since then is not read again.
+    """
+    try:
+        listed = load_record(Listing, run.listing)
+        before = _read_after(run)
+        changed = {} if before is None else dict(before.changed)
+        for path, content in listed.files.items():
+            place = os.path.join(run.path, path)
+            if _untouched_since(place, started - _SECONDS_BETWEEN_CLOCKS):
+                continue
+            now = listing.content_of(place)
+            changed.pop(path, None)
+            if now != content:
+                changed[path] = now
+        for path in importable_extras(listed, run, with_bytecode=False):
+            changed[path] = listing.content_of(os.path.join(run.path, path))
+    except (OSError, RecordInvalid):
+        return None
+    return CopyAfterAttempt(schema=schema, started=started, changed=changed)
+
+
+# The clock of a file server may differ from that of a node.
+_SECONDS_BETWEEN_CLOCKS = 300.0
+
+
+def _untouched_since(place: str, moment: float) -> bool:
+    try:
+        return os.lstat(place).st_ctime < moment
+    except OSError:
+        return False
+
+
+def _in_words(word: str, paths: Iterator[str] | tuple[str, ...]) -> list[str]:
+    """Return one phrase for some paths, without the folder `source` in front of each."""
+    found = [path.partition("/")[2] for path in paths]
+    if not found:
+        return []
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return [f"{word}: {', '.join(found[:_SHOWN])}{more}"]
+
+
+# -- a copy of the copy -------------------------------------------------------------------
+
+
+def make_own_copy(source: Source, run: RunFolder) -> None:
+    """Give this run its own copy, where several runs were submitted with one (a sweep, an exported folder).
+
+    What somebody put into the shared copy afterwards, for example data in an exported folder, appears as links.
+
+    Raises:
+        OSError, RecordInvalid: it cannot be copied.
+    """
+    if not source.shared:
+        return
+    shared = RunFolder(Path(source.shared))
+    listed = load_record(Listing, shared.listing)
+    for part in shared.parts_of_copy():
+        target = run.path / part
+        if os.path.lexists(target):
+            continue
+        aside = f".{part}.{os.getpid()}.tmp"
+        os.mkdir(run.path / aside)
+        for path, entry in listing.walk(shared.path, part):
+            _copy(path, entry, run.path / aside / path.partition("/")[2], listed)
+        os.rename(run.path / aside, target)
+    save_record(listed, run.listing)
+
+
+def _copy(path: str, entry: os.DirEntry[str], target: Path, listed: Listing) -> None:
+    import shutil  # only here: every step of a job loads this module
+
+    if BYTECODE in path.split("/"):
+        return
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), target)
+    elif entry.is_dir(follow_symlinks=False):
+        os.mkdir(target)
+    elif path in listed.files:
+        shutil.copy(entry.path, target)
+    else:
+        os.symlink(entry.path, target)

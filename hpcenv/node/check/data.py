@@ -1,0 +1,89 @@
+"""The state of data that a run reads, in a form that can be compared: `[[data]]` of hpcenv.toml.
+
+Runs on: LOGIN NODE, which records it, and COMPUTE NODE, which compares. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hpcenv.records.manifest import DataCompare
+
+_CHUNK = 4 << 20
+# Reading is waited for, not computed: a parallel file system answers several readers at once.
+_READERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataState:
+    """The state of a file or folder.
+
+    Attributes:
+        digest: over names and sizes, with `size-and-time` also times, with `sha256` also the content.
+        files: their number.
+        size: bytes of all files together.
+    """
+
+    digest: str
+    files: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.files} {'file' if self.files == 1 else 'files'}, {self.size} bytes, {self.digest}"
+
+
+def read_state(path: str, compare: DataCompare) -> DataState:
+    """Return the state of a file or folder. Symbolic links are followed.
+
+    Raises:
+        OSError: it is not there, or a part of it cannot be read.
+    """
+    digest, count, size = hashlib.sha256(), 0, 0
+    names = sorted(_files(path))
+    with ThreadPoolExecutor(_READERS) as readers:
+        contents = readers.map(_sha256, (place for _, place in names)) if compare == "sha256" else iter(())
+        for name, place in names:
+            status = os.stat(place)
+            parts = [name, str(status.st_size)]
+            if compare == "size-and-time":
+                parts.append(str(status.st_mtime_ns))
+            elif compare == "sha256":
+                parts.append(next(contents))
+            digest.update(b"\0".join(os.fsencode(part) for part in parts) + b"\n")
+            count, size = count + 1, size + status.st_size
+    return DataState(digest=digest.hexdigest(), files=count, size=size)
+
+
+def _files(path: str) -> Iterator[tuple[str, str]]:
+    """Yield all files as (name below the path, place); the path itself, if it is a file, has an empty name."""
+    if not os.path.isdir(path):
+        os.stat(path)
+        yield "", path
+        return
+    waiting, seen = [("", path)], set()
+    while waiting:
+        below, folder = waiting.pop()
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            continue  # a link that leads back
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir():
+                    waiting.append((name, entry.path))
+                else:
+                    yield name, entry.path
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,579 @@
+"""Facts of one node: the SIF's identity, the inside of the environment, the host.
+
+Runs on: COMPUTE NODE. Each part is independent and yields `unknown` with a reason when it
+fails: one broken probe must not hide what the others found.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv import process
+from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
+from hpcenv.node.check import bare_image, bind_content, code, data, host, mounts, network, sif_check
+from hpcenv.node.container.start_command import (
+    build_start_command,
+    data_binds,
+    is_compared_as_variable,
+    needed_binds,
+    own_folders,
+    record_variables,
+    staged_here,
+)
+from hpcenv.node.container.start_gate import leads_to
+from hpcenv.node.this_node import ThisNode
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
+from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.variables import recorded_value
+
+_SIF = "container.sif.sha256"
+_BIND_CONTENT = "container.bind-content"
+
+
+class _Gathered:
+    """The facts that were read so far; `Facts` is made of them at the end."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.unknown: dict[str, str] = {}
+        self.differences: list[Difference] = []
+        self.unlisted: tuple[str, ...] = ()
+        self.seconds: dict[str, float] = {}
+        self.sif: CheckedSif | None = None
+        self.look: Look | None = None
+
+
+def gather(
+    manifest: Manifest,
+    place: ThisNode,
+    environ: Mapping[str, str],
+    *,
+    probe: str,
+    record_places: Sequence[Path] = sif_check.NODE_PLACES,
+) -> Facts:
+    """Return all facts of this node and of the environment on it.
+
+    Args:
+        manifest: the run.
+        place: this node.
+        environ: the environment of the step.
+        probe: the text of the probe program (probe_source.py).
+        record_places: where this node may keep hashes that it has taken.
+    """
+    found = _Gathered()
+    outside = _Outside(manifest, place, environ)
+    outside.start()
+    staged = staged_here(manifest, place)
+    _timed(found, "script", lambda: _read_script(manifest, found))
+    if manifest.environment.kind == "sif":
+        _timed(found, "sif", lambda: _read_sif(manifest, staged, environ, found, probe, record_places))
+    else:
+        _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=None))
+    outside.join()
+    variables = record_variables(manifest, environ)
+    found.values |= _read_variables(manifest, variables, outside.network)
+    return Facts(
+        schema=SCHEMA,
+        run=manifest.run,
+        node=place.node,
+        attempt=place.attempt,
+        network=outside.network,
+        # The host's own facts win: the environment must not replace them.
+        values=found.values | outside.found.values,
+        unknown=found.unknown | outside.found.unknown,
+        differences=tuple(found.differences),
+        unlisted=found.unlisted,
+        sif=found.sif,
+        look=found.look,
+        not_staged=staged.problems,
+        variables=variables,
+        seconds={
+            **outside.found.seconds,
+            **found.seconds,
+            **{f"stage {part}": took for part, took in staged.seconds.items()},
+        },
+    )
+
+
+def _timed(found: _Gathered, name: str, part: Callable[[], None]) -> None:
+    started = time.monotonic()
+    try:
+        part()
+    except Exception as error:  # noqa: BLE001  (whatever it is: it must not hide the other parts)
+        found.unknown[name] = _reason(error)
+    found.seconds[name] = round(time.monotonic() - started, 3)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line, for a cell of the table."""
+    if not isinstance(error, HpcenvError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, ToolFailed):
+        # Its `why` is the whole command line, too long for a table.
+        detail = _cause_in(error.stderr) or getattr(error.__cause__, "strerror", None)
+        return f"{error.what}: {detail}" if detail else error.what
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+def _cause_in(stderr: str) -> str:
+    """Return what a program says of its failure: Python's fatal error, the last exception, or the last line."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.startswith("Fatal Python error")][:1]
+    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)][-1:]
+    return "; ".join(fatal + raised if fatal else raised or lines[-1:])
+
+
+# -- the host -----------------------------------------------------------------------------
+
+
+class _Outside(threading.Thread):
+    """Reads host and network while the container is started and read: a driver may take seconds to answer.
+
+    Attributes:
+        found, network: the results; not to be read before the thread has ended.
+    """
+
+    def __init__(self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> None:
+        # A daemon: a step that must end does not wait for a driver.
+        super().__init__(name="hpcenv-outside", daemon=True)
+        self.found = _Gathered()
+        self.network = Network(first_node=place.nodes[0])
+        self._manifest = manifest
+        self._place = place
+        self._environ = environ
+
+    def run(self) -> None:
+        _timed(self.found, "host", self._read_host)
+        _timed(self.found, "network", self._observe)
+        _read_copy_and_data(self._manifest, self.found)
+        if "network" in self.found.unknown:
+            self.network = replace(self.network, problem=self.found.unknown["network"])
+
+    def _read_host(self) -> None:
+        _read_host(self.found, self._environ, self._manifest.environment.apptainer)
+
+    def _observe(self) -> None:
+        # If nodes at the front are left out, one of these is the first node.
+        others = self._place.nodes[1 : 1 + self._manifest.spare]
+        self.network = network.observe(self._place.nodes[0], self._environ, others=others)
+
+
+def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> None:
+    found.values["host.hostname"] = os.uname().nodename
+    found.values["host.machine"] = os.uname().machine
+    found.values["host.cpus"] = len(os.sched_getaffinity(0))
+    from hpcenv.node.check import gpus  # slow to load; here it loads while the container starts
+
+    for part in (gpus.read(environ=environ), host.read(host.Host(environ=environ, apptainer=apptainer or "apptainer"))):
+        found.values.update(part.values)
+        found.unknown.update(part.unknown)
+
+
+def _read_script(manifest: Manifest, found: _Gathered) -> None:
+    """Hash the script as this node reads it: a stale cache or a node-local path becomes visible."""
+    if not manifest.script:
+        return
+    try:
+        found.values["code.script-sha256"] = _sha256(Path(manifest.script))
+    except OSError as error:
+        found.unknown["code.script-sha256"] = f"cannot read {manifest.script}: {error.strerror}"
+
+
+def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Network) -> dict[str, Value]:
+    """Return `env.NAME` of each variable that the ranks get and that is compared.
+
+    The settings of the run win, as at the launch. A locked variable that the ranks do not get is `absent`.
+    """
+    locked: dict[str, Value] = {e.field: "absent" for e in manifest.expectations if e.field.startswith("env.")}
+    inherited = {v.name: v.value for v in variables if is_compared_as_variable(v.name)}
+    chosen = {s.name: recorded_value(s.name, s.value) for s in (*seen.variables, *manifest.settings)}
+    return locked | {f"env.{name}": value for name, value in (inherited | chosen).items()}
+
+
+def _read_copy_and_data(manifest: Manifest, found: _Gathered) -> None:
+    """Read the run's copy of the code, and the data that it names."""
+    source = manifest.source
+    if manifest.script and source is not None and source.digest:
+        run = RunFolder(Path(manifest.run_folder))
+        _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
+    for one in manifest.data:
+        _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found))
+
+
+def _read_data(one: RecordedData, found: _Gathered) -> None:
+    found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+# -- the SIF ------------------------------------------------------------------------------
+
+
+def _read_sif(
+    manifest: Manifest,
+    staged: Staged,
+    environ: Mapping[str, str],
+    found: _Gathered,
+    probe: str,
+    record_places: Sequence[Path],
+) -> None:
+    """Check the SIF; start it and read its inside only if it is the locked one.
+
+    The file stays open from the check to the start: the file that runs is the file that was checked.
+    """
+    found.unknown["probe"] = "not read: the SIF could not be read"  # until it is
+    path = staged.sif_path if staged.sif is not None else manifest.environment.sif
+    try:
+        # O_NONBLOCK: if the path is a FIFO, opening it must not block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        found.unknown[_SIF] = f"cannot open {path}: {error.strerror}"
+        return
+    try:
+        # Deeper levels do not use earlier hashes: they read every byte.
+        cheap = manifest.probe_level == "record" and manifest.sif is not None
+        found.sif = sif_check.check(
+            descriptor,
+            path=path,
+            staged=staged.sif is not None,
+            known=(staged.sif or manifest.sif) if cheap else None,
+            records=sif_check.node_records(record_places) if cheap else None,
+        )
+        found.values[_SIF] = found.sif.sha256
+        if any(e.value != found.sif.sha256 for e in manifest.expectations if e.field == _SIF and e.severity == "must"):
+            found.unknown["probe"] = SKIPPED
+            return
+        del found.unknown["probe"]
+        _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=descriptor))
+        if not leads_to(found.sif, descriptor):
+            # Apptainer opens the file by its name (node/container/start_gate.py), so it may have probed another file.
+            found.values[_SIF], found.unknown["probe"] = "replaced while it was checked", SKIPPED
+    finally:
+        os.close(descriptor)
+
+
+# -- inside the environment ---------------------------------------------------------------
+
+
+def _probe(
+    manifest: Manifest,
+    staged: Staged,
+    environ: Mapping[str, str],
+    found: _Gathered,
+    probe: str,
+    *,
+    image_fd: int | None,
+) -> None:
+    answer = run_probe(
+        manifest.environment,
+        environ,
+        probe=probe,
+        level=manifest.probe_level,
+        seconds=manifest.check_seconds,
+        variables={setting.name: setting.value for setting in manifest.settings},
+        passed=manifest.pass_env,
+        image=None if image_fd is None else f"/proc/self/fd/{image_fd}",
+        pass_fds=() if image_fd is None else (image_fd,),
+        binds=own_folders(manifest),
+        data=data_binds(manifest, staged),
+    )
+    if image_fd is not None:
+        try:
+            found.values |= _read_mounts(manifest, staged, environ, answer, image_fd)
+        except (HpcenvError, OSError, ValueError) as error:
+            found.unknown["container.mounts"] = _reason(error)
+    _read_bind_content(manifest, found)
+    inside = read_answer(answer)
+    if "python.version" in inside.unknown and not inside.values:
+        # Every Python tells its version: it is the probe that broke.
+        reason, _ = Counter(inside.unknown.values()).most_common(1)[0]
+        raise EnvironmentUnreadable("nothing inside could be read", why=reason)
+    found.values = inside.values | found.values
+    found.unknown.update(inside.unknown)
+    found.unlisted = inside.unlisted
+    found.look = read_look(answer)
+    found.differences.extend(compare_packages(manifest.packages, answer, level=manifest.probe_level))
+
+
+def _read_mounts(
+    manifest: Manifest, staged: Staged, environ: Mapping[str, str], answer: Mapping[str, Any], image_fd: int
+) -> dict[str, Value]:
+    """Return what is mounted over files of the image and is not locked, and what is mounted elsewhere.
+
+    Raises:
+        HpcenvError, OSError, ValueError: it cannot be told.
+    """
+    environment = manifest.environment
+    inside = mounts.parse_mountinfo(str(answer.get("mountinfo", "")))
+    on_node = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace"))
+    asked = needed_binds((*data_binds(manifest, staged), *environment.binds, *own_folders(manifest)))
+    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus)
+    shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in others}
+    shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
+    counted = bare_image.paths_with_code(
+        environment, tuple(shown), environ, image=f"/proc/self/fd/{image_fd}", pass_fds=(image_fd,)
+    )
+    absent = [f"{target} (asked for, not mounted)" for target in mounts.missing(inside, asked, on_node)]
+    return {
+        "container.mounts": tuple(sorted([*(shown[target] for target in counted), *absent])),
+        "container.mounts-elsewhere": tuple(sorted(shown[target] for target in shown if target not in counted)),
+    }
+
+
+def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
+    """Read what the locked binds show that hide files of the image."""
+    locked = next((e.value for e in manifest.expectations if e.field == _BIND_CONTENT), ())
+    sources = {os.path.normpath(bind.target): bind.source for bind in reversed(manifest.environment.binds)}
+    contents = []
+    for text in locked if isinstance(locked, tuple) else ():
+        target = text.rpartition(" ")[0]
+        if target not in sources:
+            continue
+        try:
+            contents.append(f"{target} {bind_content.content_digest(sources[target])}")
+        except (OSError, ValueError) as error:
+            found.unknown[_BIND_CONTENT] = _reason(error)
+    if locked:
+        found.values[_BIND_CONTENT] = tuple(contents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The fields in a probe's answer, with the names of the lockfile.
+
+    Attributes:
+        unknown: field -> why it could not be read.
+        unlisted: the newest files that no package lists; see `records.facts.Facts`.
+    """
+
+    values: dict[str, Value]
+    unknown: dict[str, str]
+    unlisted: tuple[str, ...] = ()
+
+
+def read_answer(answer: Mapping[str, Any]) -> Inside:
+    """Return the answer of `parse_probe` as fields.
+
+    Raises:
+        ValueError: a value has a type that a lockfile cannot hold.
+    """
+    values = {name: _as_value(value) for name, value in answer["values"].items()}
+    unknown = {name: str(reason) for name, reason in answer["unknown"].items()}
+    for package in answer["packages"]:
+        known, missing = _source(package)
+        values.update(known)
+        unknown.update(missing)
+    newest = answer.get("unlisted-newest")
+    names = newest[:_UNLISTED] if isinstance(newest, list) else ()
+    return Inside(values=values, unknown=unknown, unlisted=tuple(str(name)[:_PATH] for name in names))
+
+
+# The probe of hpcenv names no more, but an image may contain another probe.
+_UNLISTED = 3
+_PATH = 500
+
+
+def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
+    """Return where a package without a digest comes from, and for what is not known the reason.
+
+    That is the commit, and whether and how its tree was changed; without git, the digest of its files.
+    """
+    tables = (package.get(name) for name in ("git", "direct-url", "files"))
+    git, direct, files = (table if isinstance(table, dict) else {} for table in tables)
+    parts = {
+        "commit-id": (direct.get("commit-id") or git.get("commit"), git),
+        "dirty": (git.get("dirty"), git),
+        "diff-sha256": (git.get("diff-sha256"), git),
+        "files-sha256": (files.get("sha256"), files),
+    }
+    values: dict[str, Value] = {}
+    unknown: dict[str, str] = {}
+    for part, (value, where) in parts.items():
+        field = f"packages.{package['name']}.{part}"
+        if isinstance(value, bool) or (isinstance(value, str) and value):
+            values[field] = value
+        elif where.get("reason"):
+            unknown[field] = str(where["reason"])
+    return values, unknown
+
+
+# An unchecked .pyc (PEP 552) must not replace a module of the standard library in the probe, which reports such files.
+_PROBE_OPTIONS = ("-B", "--check-hash-based-pycs", "always")
+
+
+def _started(environment: Environment) -> list[str]:
+    """Return the option that tells the probe which program was started: it may be a script around Python."""
+    return ["--python", environment.python] if environment.kind == "host" else []
+
+
+def _since(since: int | None) -> list[str]:
+    return [] if since is None else ["--since", str(since)]
+
+
+def read_look(answer: Mapping[str, Any]) -> Look | None:
+    """Return how the hashed files were, from the probe's answer; None where it hashed none."""
+    look = answer.get("look")
+    if not isinstance(look, dict):
+        return None
+    return Look(digest=str(look.get("digest")), newest=int(look.get("newest", 0)), files=int(look.get("files", 0)))
+
+
+def run_probe(
+    environment: Environment,
+    environ: Mapping[str, str],
+    *,
+    probe: str,
+    level: str,
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    passed: Sequence[str] = (),
+    image: str | None = None,
+    pass_fds: tuple[int, ...] = (),
+    binds: tuple[Bind, ...] = (),
+    data: tuple[Bind, ...] = (),
+    since: int | None = None,
+) -> dict[str, Any]:
+    """Run the probe inside an environment, as the ranks will enter it.
+
+    Args:
+        environment: what to enter.
+        environ: the environment of this process.
+        probe: the text of the probe program (probe_source.py).
+        level: `record`, `full` or `deep`.
+        seconds: time limit.
+        variables: what the ranks will have set.
+        passed: names of variables of the job that the ranks will see as well.
+        image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
+        binds: folders that the ranks will see and that may hide parts of the image.
+        data: copies of data folders, which win over all other binds.
+        since: for a second look, the latest change that the first one saw.
+
+    Raises:
+        HpcenvError: it could not be started or did not end in time.
+        ValueError: what it printed is not its record.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
+        entry = build_start_command(
+            environment,
+            [environment.python, *_PROBE_OPTIONS, "-", *_started(environment), *_since(since), "--level", level],
+            # A folder that exists in every image.
+            workdir="/",
+            variables=variables or {},
+            inherited=environ,
+            passed=passed,
+            image=image,
+            home=home,
+            binds=binds,
+            data=data,
+        )
+        done = process.run(entry.argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=pass_fds)
+    return parse_probe(done.stdout, level=level)
+
+
+def parse_probe(text: str, *, level: str) -> dict[str, Any]:
+    """Return the probe's record: the last line of its output.
+
+    Raises:
+        ValueError: the output has no record, or the record has another schema or level, or lacks a part.
+    """
+    lines = text.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or (answer.get("schema"), answer.get("level")) != (1, level):
+        raise ValueError(f"the probe answered {lines[-1][:200] if lines else ''!r}")
+    parts = {"values": dict, "unknown": dict, "packages": list}
+    broken = [part for part, kind in parts.items() if not isinstance(answer.get(part), kind)]
+    if broken:
+        raise ValueError(f"the probe's answer has no usable {', '.join(broken)}")
+    return answer
+
+
+def _as_value(value: object) -> Value:
+    if isinstance(value, list):
+        return tuple(str(item) for item in value)
+    if isinstance(value, (str, int, float, bool)):
+        return value
+    raise ValueError(f"not a fact: {value!r}")
+
+
+def compare_packages(
+    locked: tuple[PackageExpectation, ...], answer: Mapping[str, Any], *, level: str
+) -> list[Difference]:
+    """Return how the installed distributions differ from the locked ones. Pure.
+
+    The digests over all packages only show that something differs; this shows what. Where the packages could
+    not be read, their count is unknown, and none of them is said to be absent.
+    """
+    if "packages.count" in answer.get("unknown", {}):
+        return []
+    installed = {package["name"]: package for package in answer["packages"]}
+    differences = []
+    for package in locked:
+        found = installed.pop(package.name, None)
+        field_name = f"packages.{package.name}"
+        if found is None:
+            differences.append(Difference(field=field_name, locked=package.version, found="absent"))
+        elif found["version"] != package.version:
+            differences.append(Difference(field=field_name, locked=package.version, found=found["version"]))
+        else:
+            differences.extend(_compare_digests(package, found, level=level))
+    differences.extend(
+        Difference(field=f"packages.{name}", locked="absent", found=found["version"])
+        for name, found in sorted(installed.items())
+    )
+    return differences
+
+
+def _compare_digests(package: PackageExpectation, found: Mapping[str, Any], *, level: str) -> list[Difference]:
+    name = f"packages.{package.name}"
+    content, record = found.get("content-sha256"), found.get("record-sha256")
+    if level != "record" and package.content_sha256 and content != package.content_sha256:
+        note = _modified_note(found.get("modified") or [], found.get("modified-count"))
+        return [_digest_difference(f"{name}.content-sha256", package.content_sha256, content, found, note)]
+    programs = found.get("programs") or {}
+    if level != "record" and package.programs_sha256 and programs.get("sha256") != package.programs_sha256:
+        note = _modified_note([{"path": f"bin/{name}"} for name in programs.get("modified") or ()], None)
+        return [
+            _digest_difference(f"{name}.programs-sha256", package.programs_sha256, programs.get("sha256"), found, note)
+        ]
+    if package.record_sha256 and record != package.record_sha256:
+        return [_digest_difference(f"{name}.record-sha256", package.record_sha256, record, found)]
+    if record and not package.record_sha256:
+        # Every difference that changes the digest over all packages has a row.
+        return [Difference(field=f"{name}.record-sha256", locked="absent", found=record)]
+    return []
+
+
+def _digest_difference(
+    field_name: str, locked: str, digest: str | None, found: Mapping[str, Any], note: str = ""
+) -> Difference:
+    if digest:
+        return Difference(field=field_name, locked=locked, found=digest, note=note)
+    reason = str(found.get("reason") or "it has no digest")
+    return Difference(field=field_name, locked=locked, found=reason, note=note, unknown=True)
+
+
+def _modified_note(files: Sequence[Mapping[str, Any]], counted: int | None) -> str:
+    count = len(files) if counted is None else counted
+    named = ", ".join(str(file["path"]) for file in files[:3])
+    more = f" and {count - 3} more" if count > 3 else ""
+    return f"changed since installation: {named}{more}" if named else ""

@@ -1,0 +1,118 @@
+"""Judge the driver and the GPUs of a node by what the locked torch and the image need. Pure.
+
+Runs on: COMPUTE NODE (the batch node). Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+
+from hpcenv.node.check import compat
+from hpcenv.node.check.compare import is_reported
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import GpuNeeds, Manifest
+from hpcenv.records.severities import Severities
+from hpcenv.records.verdict import Finding
+
+
+def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
+    """Return what of a node's driver and GPUs does not meet the needs of the run.
+
+    Nothing is judged where the run uses no GPU or torch is a CPU build.
+    """
+    needs = manifest.gpu_needs
+    if needs is None:
+        return []
+    table = _table(needs.table)
+    rows = [*_driver(facts, needs, table), *_kernels(facts, needs, table), *_model(facts, needs, table)]
+    rows += [*_mig(facts), *_image_rules(facts, needs)]
+    return [
+        Finding(
+            node=facts.node,
+            field=field,
+            locked=locked,
+            found=found or "unknown",
+            result=judged.result,
+            severity=severities.of(field),
+            note="; ".join(part for part in (judged.what, judged.why, judged.hint) if part),
+        )
+        for field, locked, found, judged in rows
+        if judged.result != "match"
+    ]
+
+
+# Field, what is needed, what the node has, and the judgement.
+_Row = tuple[str, str, str, compat.Judgement]
+
+
+@functools.lru_cache(maxsize=1)
+def _table(text: str) -> compat.Compat:
+    """Return the compatibility table; all nodes of a run share one."""
+    return compat.parse(json.loads(text), origin="the compatibility table of this run")
+
+
+def _driver(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+    driver, problem = _text(facts, "host.driver-version")
+    minimum = compat.driver_floor(table, needs.cuda)
+    capability = next(iter(_capabilities(facts)), "")
+    judged = compat.check_driver(table, needs.cuda, driver, node=facts.node, compute_capability=capability)
+    wanted = f">= {minimum.version}" if minimum else f"for CUDA {needs.cuda}"
+    yield "host.driver-version", wanted, problem or driver, judged
+
+
+def _kernels(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+    """Judge whether torch has kernels for each kind of GPU on the node."""
+    field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
+    gpus, models = _capabilities(facts), _models(facts)
+    driver, _ = _text(facts, "host.driver-version")
+    for capability in sorted(set(gpus)):
+        name = models[gpus.index(capability)] if len(models) == len(gpus) else ""
+        judged = compat.covers(table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver)
+        if not needs.arch_list:
+            judged = compat.Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
+        yield field, locked, capability, judged
+    if not gpus:
+        reason = facts.unknown.get(field, "no GPU was found")
+        yield field, locked, reason, compat.Judgement(result="unknown", what=reason)
+
+
+def _model(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+    """Compare the GPUs with the one that the environment was locked for."""
+    wanted = compat.gpu_by_name(table, needs.gpu) if needs.gpu else None
+    for model in sorted(set(_models(facts))):
+        known = compat.gpu_by_name(table, model)
+        if wanted is not None and known is not None and known.name != wanted.name:
+            note = f"locked for {needs.gpu}: other GPUs round differently"
+            yield "host.gpu", wanted.name, model, compat.Judgement(result="mismatch", what=note)
+
+
+def _mig(facts: Facts) -> Iterable[_Row]:
+    mig = facts.values.get("host.gpu-mig")
+    if isinstance(mig, tuple) and "enabled" in mig:
+        judged = compat.Judgement(result="mismatch", what="a GPU is split (MIG)", hint="ask for whole GPUs")
+        yield "host.gpu-mig", "disabled", ", ".join(mig), judged
+
+
+def _image_rules(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
+    for requirement in compat.requirements(needs.require):
+        judged = compat.evaluate_require(requirement, facts.values)
+        yield "container.nvidia-require", requirement.text, judged.why, judged
+
+
+def _capabilities(facts: Facts) -> tuple[str, ...]:
+    value = facts.values.get("host.gpu-compute-capabilities")
+    return value if isinstance(value, tuple) else ()
+
+
+def _models(facts: Facts) -> tuple[str, ...]:
+    value = facts.values.get("host.gpu-models")
+    return value if isinstance(value, tuple) else ()
+
+
+def _text(facts: Facts, field: str) -> tuple[str, str]:
+    """Return a fact as text; without one an empty text and the reason."""
+    if is_reported(field, facts):
+        return str(facts.values[field]), ""
+    return "", facts.unknown.get(field, "this node did not report it")

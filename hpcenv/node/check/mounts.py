@@ -1,0 +1,167 @@
+"""What is mounted in a container beside the image, from its own /proc/self/mountinfo. Pure.
+
+Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
+
+A SIF's hash says nothing of what is mounted over its files. The mounts of a container are compared with the binds that
+hpcenv asked for, and with a table of those that the container runtime makes itself. An administrator can add others
+(`bind path` in apptainer.conf). What remains is looked at in a container without binds (bare_image.py): a mount is a
+finding if it hides files of the image, or lies where Python or the loader look for code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcenv.records.manifest import Bind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountLine:
+    """One line of mountinfo (proc_pid_mountinfo(5)).
+
+    Attributes:
+        device: `MAJOR:MINOR`.
+        root: the folder or file of that file system which is mounted.
+        target: where it is mounted.
+        fs_type: type of the file system.
+    """
+
+    device: str
+    root: str
+    target: str
+    fs_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeMount:
+    """A mount that the container runtime makes itself.
+
+    Attributes:
+        fs_type, root, target: patterns of the whole text.
+        reason: why it is made.
+        gpus: it is made only with --nv.
+        same_place: only if the root is the target: the image's own files at their own place.
+    """
+
+    target: str
+    reason: str
+    fs_type: str = r".*"
+    root: str = r".*"
+    gpus: bool = False
+    same_place: bool = False
+
+
+# Seen with Apptainer 1.4.5, or named in its apptainer.conf and nvliblist.conf of that version.
+RUNTIME_MOUNTS = (
+    RuntimeMount(target="/", reason="the image itself"),
+    RuntimeMount(target="/hpcenv/(home|door)", reason="hpcenv's own folders, which no image has"),
+    RuntimeMount(
+        target="/.*",
+        fs_type=r"squashfs|fuse\.squashfuse(_ll)?|ext3|fuse\.fuse2fs",
+        same_place=True,
+        reason="without overlays, Apptainer mounts the image's own folders one by one (`enable underlay`)",
+    ),
+    RuntimeMount(target="/proc(/.*)?", fs_type="proc|tmpfs|devtmpfs|overlay|binfmt_misc|autofs", reason="`mount proc`"),
+    RuntimeMount(
+        target="/sys(/.*)?",
+        fs_type=r"sysfs|cgroup2?|tmpfs|securityfs|debugfs|tracefs|pstore|bpf|configfs|efivarfs|fusectl|selinuxfs",
+        reason="`mount sys`, with all below it",
+    ),
+    RuntimeMount(target="/dev(/.*)?", reason="`mount dev`: devices, terminals, shared memory"),
+    RuntimeMount(target="(/var)?/tmp", reason="`mount tmp`; hpcenv binds a folder of the job over /tmp"),
+    RuntimeMount(target="/etc/localtime", root=r"(.*/)?(zoneinfo/.+|etc/localtime)", reason="`bind path` as delivered"),
+    RuntimeMount(target="/etc/hosts", root=r"(.*/)?etc/hosts", reason="`bind path` as delivered"),
+    RuntimeMount(target="/etc/(passwd|group)", root="(.*/)?(passwd|group)", reason="`config passwd`, `config group`"),
+    RuntimeMount(target=r"/etc/resolv\.conf", root=r"(.*/)?[a-z-]*resolv\.conf", reason="`config resolv_conf`"),
+    RuntimeMount(target=r"/\.singularity\.d/libs(/.*)?", gpus=True, reason="--nv: libraries of the driver"),
+    RuntimeMount(target="/usr/bin/nvidia-[a-z-]+", root=".*/nvidia-[a-z-]+", gpus=True, reason="--nv: its programs"),
+    RuntimeMount(target="(/var)?/run/nvidia-[a-z/.-]+", gpus=True, reason="--nv: its sockets"),
+)
+
+
+def parse_mountinfo(text: str) -> tuple[MountLine, ...]:
+    """Return the mounts of a process, in the order in which they were made.
+
+    Raises:
+        ValueError: a line has another form, or the text is empty.
+    """
+    found = []
+    for line in text.splitlines():
+        front, separator, back = line.partition(" - ")
+        parts = front.split(" ")
+        if not separator or len(parts) < 6 or not back:
+            raise ValueError(f"mountinfo has the line {line[:200]!r}")
+        root, target = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), part) for part in parts[3:5])
+        found.append(MountLine(device=parts[2], root=root, target=target, fs_type=back.split(" ")[0]))
+    if not found:
+        raise ValueError("mountinfo is empty")
+    return tuple(found)
+
+
+def unexplained(
+    mounts: Sequence[MountLine], asked: Sequence[Bind], on_node: Sequence[MountLine], *, gpus: bool
+) -> tuple[MountLine, ...]:
+    """Return the mounts of a container that neither hpcenv nor the table explains.
+
+    Args:
+        mounts: of a process in the container.
+        asked: the binds that hpcenv asked for.
+        on_node: the mounts of a process of the node.
+        gpus: the container was started with --nv.
+    """
+    expected = {os.path.normpath(bind.target): _placed(os.path.realpath(bind.source), on_node) for bind in asked}
+    return tuple(
+        mount
+        for mount in mounts
+        if not _is_asked(mount, expected, asked, on_node) and not _is_of_runtime(mount, gpus=gpus)
+    )
+
+
+def missing(mounts: Sequence[MountLine], asked: Iterable[Bind], on_node: Sequence[MountLine]) -> tuple[str, ...]:
+    """Return the targets of asked binds that are not mounted, or below another mount (`user bind control = no`)."""
+    shown = {(mount.device, mount.root) for mount in mounts}
+    return tuple(sorted(bind.target for bind in asked if _placed(os.path.realpath(bind.source), on_node) not in shown))
+
+
+def _is_asked(
+    mount: MountLine, expected: dict[str, tuple[str, str] | None], asked: Sequence[Bind], on_node: Sequence[MountLine]
+) -> bool:
+    place = (mount.device, mount.root)
+    if mount.target in expected:
+        return expected[mount.target] in (place, None)
+    # The target of a bind may be a link in the image: then the mount has another target and the same content.
+    if place in expected.values():
+        return True
+    # What is mounted below a source on the node appears below the target.
+    for bind in asked:
+        if mount.target.startswith(bind.target.rstrip("/") + "/"):
+            below = os.path.realpath(bind.source).rstrip("/") + mount.target[len(bind.target.rstrip("/")) :]
+            if _placed(below, on_node) == place:
+                return True
+    return False
+
+
+def _placed(path: str, on_node: Sequence[MountLine]) -> tuple[str, str] | None:
+    """Return device and path within its file system of a file of the node; None if no mount has it."""
+    holding = None
+    for mount in on_node:  # a later mount hides an earlier one
+        if path == mount.target or path.startswith(mount.target.rstrip("/") + "/"):
+            holding = mount if holding is None or len(mount.target) >= len(holding.target) else holding
+    if holding is None:
+        return None
+    rest = path[len(holding.target.rstrip("/")) :].strip("/")
+    return holding.device, f"{holding.root.rstrip('/')}/{rest}" if rest else holding.root
+
+
+def _is_of_runtime(mount: MountLine, *, gpus: bool) -> bool:
+    return any(
+        re.fullmatch(known.target, mount.target)
+        and re.fullmatch(known.fs_type, mount.fs_type)
+        and re.fullmatch(known.root, mount.root)
+        and (gpus or not known.gpus)
+        and (not known.same_place or mount.root == mount.target)
+        for known in RUNTIME_MOUNTS
+    )

@@ -1,0 +1,28 @@
+"""The probe as one text, which a Python inside an image reads from its standard input.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Nothing needs to be mounted into the image for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[2] / "incontainer" / "probe"
+_START = "__main__"
+
+
+def probe_source() -> str:
+    """Return the program that `python3 -B - --level LEVEL` runs (see incontainer/probe/__init__.py)."""
+    return join_chapters(read_chapters())
+
+
+def read_chapters() -> dict[str, str]:
+    """Return the probe's modules: name -> source text."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.py"))}
+
+
+def join_chapters(chapters: Mapping[str, str]) -> str:
+    """Return one program of these modules: their texts as data, and the one that imports them from there."""
+    sources = {name: text for name, text in chapters.items() if name != _START}
+    return f"SOURCES = {sources!a}\n{chapters[_START]}"

@@ -1,0 +1,190 @@
+"""A verdict as text: the table in the job's log and in `hpcenv report`. Pure.
+
+Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour: people read it in log files.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpcenv.node.this_node import fold_hostlist
+from hpcenv.records.facts import CheckedSif
+from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
+
+WIDTH = 80
+
+_WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
+
+
+def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
+    """Return the verdict as lines of at most 80 columns.
+
+    Args:
+        verdict: of one attempt.
+        lockfile: name of the lockfile in the headline.
+        settings: also list the chosen variables, with origin and reason.
+    """
+    blocking = [f for f in verdict.findings if f.severity == "must"]
+    others = [f for f in verdict.findings if f.severity != "must"]
+    parts = [_headline(verdict, lockfile), _node_lines(verdict)]
+    if blocking:
+        parts.append(_table_of(blocking))
+    if others:
+        parts.append("also different, not blocking:\n" + _table_of(others))
+    if verdict.notes:
+        parts.append("\n".join(_wrap(shorten(note)) for note in verdict.notes))
+    if settings and verdict.rendezvous is not None:
+        parts.append(_settings(verdict))
+    return "\n\n".join(parts) + "\n"
+
+
+# Rows of one field that are shown: where 1,000 nodes have 1,000 values, one field must not bury the others.
+_ROWS_OF_A_FIELD = 8
+
+
+def _table_of(findings: Sequence[Finding]) -> str:
+    """Return one row for all nodes with the same finding, and a line for each field that has more rows."""
+    nodes: dict[Finding, list[str]] = {}
+    for finding in findings:
+        nodes.setdefault(replace(finding, node=""), []).append(finding.node)
+    shown: list[Finding] = []
+    rows: dict[str, int] = {}
+    more: dict[str, int] = {}
+    for finding, where in nodes.items():
+        rows[finding.field] = rows.get(finding.field, 0) + 1
+        if rows[finding.field] <= _ROWS_OF_A_FIELD:
+            shown.append(replace(finding, node=_names(where)))
+        else:
+            more[finding.field] = more.get(finding.field, 0) + len(where)
+    rest = [_wrap(f"and {visible(field)} on {number} more; verdict.json has all") for field, number in more.items()]
+    return "\n".join([_rows(shown), *rest])
+
+
+_WIDEST_NAMES = 44
+
+
+def _names(nodes: Sequence[str]) -> str:
+    """Return the names of nodes as a host list; of a long one the beginning, and how many there are."""
+    text = fold_hostlist(visible(node) for node in nodes)
+    return text if len(text) <= _WIDEST_NAMES else f"{text[:_WIDEST_NAMES]}... ({len(nodes)} nodes)"
+
+
+def _headline(verdict: Verdict, lockfile: str) -> str:
+    bad = [node for node in verdict.nodes if node.result != "match" and node.result == verdict.result]
+    count, lockfile = len(verdict.nodes), visible(lockfile)
+    attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
+    if verdict.result == "match" and 0 < len(verdict.launched) < count:
+        summary = f"match: {len(verdict.launched)} of {_plural(count, 'node')} train, as {lockfile} says"
+    elif verdict.result == "match":
+        summary = f"match: {_plural(count, 'node')} as {lockfile} says"
+    elif verdict.result == "mismatch":
+        summary = f"MISMATCH: {len(bad)} of {_plural(count, 'node')} not as {lockfile} says"
+    else:
+        summary = f"UNKNOWN: {len(bad)} of {_plural(count, 'node')} could not be read in full"
+    return _wrap(f"hpcenv verdict{attempt}: {summary}")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _node_lines(verdict: Verdict) -> str:
+    """Return one line for all nodes of which the same is to be told."""
+    alike: dict[str, list[NodeVerdict]] = {}
+    for node in verdict.nodes:
+        alike.setdefault(_node_words(node) + _left_out(node, verdict), []).append(node)
+    names = {words: _names([node.node for node in nodes]) for words, nodes in alike.items()}
+    width = max((len(name) for name in names.values()), default=0)
+    return "\n".join(_wrap(f"  {name:<{width}}  {words}", indent=width + 14) for words, name in names.items())
+
+
+def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
+    """Say which nodes of a job with spare ones do not train."""
+    if not verdict.launched or node.node in verdict.launched:
+        return ""
+    return "; spare" if node.result == "match" else "; left out"
+
+
+def _node_words(node: NodeVerdict) -> str:
+    compared = f"{_plural(node.compared, 'field')} compared" if node.compared else "nothing compared"
+    line = f"{_WORDS[node.result]:<8}  {compared}"
+    return f"{line}; SIF: {visible(node.sif)}" if node.sif else line
+
+
+def _rows(findings: Sequence[Finding]) -> str:
+    rows = [(f.node, visible(f.field), shorten(f.locked), shorten(f.found)) for f in findings]
+    header = ("NODE", "FIELD", "LOCKED", "FOUND")
+    widths = [max(len(row[n]) for row in (header, *rows)) for n in range(4)]
+    if sum(widths) + 6 <= WIDTH:
+        lines = [_columns(header, widths)]
+        for row, finding in zip(rows, findings, strict=True):
+            lines.append(_columns(row, widths))
+            lines.extend(_note(finding))
+        return "\n".join(lines)
+    return "\n".join(_stacked(finding) for finding in findings)
+
+
+def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _stacked(finding: Finding) -> str:
+    lines = [f"node {finding.node}  {visible(finding.field)}  {_WORDS[finding.result]}"]
+    for word, value in (("locked", finding.locked), ("found", finding.found)):
+        lines.append(_wrap(f"  {word:<6}  {shorten(value)}", indent=10))
+    return "\n".join([*lines, *_note(finding)])
+
+
+def _note(finding: Finding) -> list[str]:
+    return [_wrap(f"  {visible(finding.note)}", indent=4)] if finding.note else []
+
+
+def _settings(verdict: Verdict) -> str:
+    """The variables of the ranks, chosen and inherited; one line where the nodes agree, else one per node."""
+    assert verdict.rendezvous is not None
+    meeting = verdict.rendezvous
+    lines = [f"rendezvous {meeting.host}:{meeting.port}, id {meeting.id}", "settings:"]
+    of_node = {node: (*chosen, *verdict.inherited.get(node, ())) for node, chosen in verdict.settings.items()}
+    for name in sorted({s.name for settings in of_node.values() for s in settings}):
+        nodes: dict[tuple[str, str, str], list[str]] = {}
+        for node, settings in of_node.items():
+            for s in (s for s in settings if s.name == name):
+                nodes.setdefault((s.value, s.origin, s.reason), []).append(node)
+        for (value, origin, reason), named in list(nodes.items())[:_ROWS_OF_A_FIELD]:
+            where = "" if len(named) == len(verdict.settings) else f" on {_names(named)}"
+            why = f"; {reason}" if reason else ""
+            lines.append(_wrap(f"  {name} = {shorten(value)}{where}  ({origin}{why})", indent=4))
+        more = sum(map(len, list(nodes.values())[_ROWS_OF_A_FIELD:]))
+        lines += [f"  and {name} on {more} more; verdict.json has all"] if more else []
+    return "\n".join(lines)
+
+
+def shorten(value: str) -> str:
+    """Shorten digests to 12 digits; an empty value is shown as one."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1...", visible(value)) or '""'
+
+
+def sif_in_words(checked: CheckedSif) -> str:
+    """Return how a SIF was checked, for a cell of the table."""
+    how = {"identity": "same file as hashed", "node-record": "hashed here before", "full": "hashed now"}
+    return f"{'own copy, ' if checked.staged else ''}{how[checked.checked]}"
+
+
+def visible(text: str) -> str:
+    """Show control characters and what is not ASCII as escapes, so that a log stays intact."""
+    return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
+
+
+def _wrap(text: str, *, indent: int = 2) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )

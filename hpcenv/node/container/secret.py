@@ -1,0 +1,70 @@
+"""Secrets: variables whose values are read on the node at launch, and never written to a file.
+
+Runs on: COMPUTE NODE. Standard library only. No message contains a value.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcenv.errors import NodesUnknown
+from hpcenv.records.manifest import Secret
+
+_MAX_BYTES = 64 * 1024
+
+
+def read_all(secrets: Sequence[Secret], environ: Mapping[str, str], *, node: str) -> dict[str, str]:
+    """Return name -> value of every secret.
+
+    Args:
+        secrets: names with sources, from the manifest.
+        environ: environment variables of the job, for sources `env:NAME`.
+        node: name of this node, for errors.
+
+    Raises:
+        NodesUnknown: a secret cannot be read. The error names the source, and contains no part of a value.
+    """
+    return {secret.name: _read(secret, environ, node) for secret in secrets}
+
+
+def _read(secret: Secret, environ: Mapping[str, str], node: str) -> str:
+    kind, _, name = secret.source.partition(":")
+    try:
+        if kind == "env":
+            if name not in environ:
+                raise ValueError(f"{name} is not set in the environment of the job")
+            return environ[name]
+        if kind == "file":
+            return _from_file(Path(name))
+        raise ValueError("a source must be file:PATH or env:NAME")
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise NodesUnknown(
+            f"node {node} cannot read the secret {secret.name} from `{secret.source}`",
+            why=f"{why}; the secret is requested by {secret.origin}",
+            hint="check that this node can see the file and that you may read it; set variables where you submit",
+        ) from None
+
+
+def _from_file(path: Path) -> str:
+    """Return the content of a file without its last newline."""
+    descriptor = os.open(path.expanduser(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a plain file")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    if b"\0" in data:
+        raise ValueError("it contains a NUL byte, which a variable cannot contain")
+    try:
+        # Strict decoding. The text of the exception contains the byte, so it is not shown.
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None

@@ -1,0 +1,295 @@
+"""The command that starts a program in the environment of a run, in a SIF or on the host.
+
+Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
+
+The probe and the ranks must see the same environment, so both are started through this module. Of
+the job's environment variables, a program gets only those that are named here or by the user. In a
+SIF it gets a cleaned environment and a separate home. On the host it also gets the variables of a
+login, but no variable that changes which Python code is loaded, and none of an outer launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.node.container import apptainer
+from hpcenv.node.this_node import ThisNode
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Staged
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.variables import WITHHELD, recorded_value
+
+# Path of the run's home folder in the container. No image and no site uses it, so that it does not
+# collide with a bind below the user's real home.
+CONTAINER_HOME = "/hpcenv/home"
+
+# Variables of the job that the ranks get.
+_FROM_THE_JOB = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "SLURMD_NODENAME",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_START_TIME",
+    "SLURM_NODEID",
+    "SLURM_RESTART_COUNT",
+)
+
+# Further variables that the ranks get on the host, where programs are found through variables: those
+# of a login, environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are
+# not among them: with them, Lightning and accelerate assume that each process is a task of srun, and set its rank
+# (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
+_OF_LOGIN = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
+    r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
+    r"KRB5CCNAME|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|"
+    r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
+)
+
+# On the host they also get the settings of libraries for GPUs, networks and mathematics. These can change results.
+_OF_LIBRARIES = re.compile(
+    r"(LD_LIBRARY_PATH|(CUDA|NCCL|RCCL|UCX|FI|OFI|GLOO|HSA|MIOPEN|MKL|KMP|GOMP|OMP|TORCH)_\w+)\Z"
+)
+
+# Another field covers each of these: the probe reads it inside the environment.
+_HAS_FIELD = re.compile(
+    r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
+    r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
+)
+
+# A user's pattern does not match these variables: they decide which Python code is loaded (the
+# lockfile records that they are not set), belong to hpcenv's steps, or to an outer launcher, whose
+# RANK and MASTER_ADDR a job inherits that is submitted inside it. A user can pass one of them by
+# its full name.
+_BY_NAME_ONLY = re.compile(
+    r"(PYTHON\w*|CONDA_\w*|VIRTUAL_ENV\w*|__PYVENV_LAUNCHER__|LD_PRELOAD|LD_AUDIT|"
+    r"(APPTAINER(ENV)?|SINGULARITY(ENV)?|SUBMITIT|SBATCH|SRUN|SLURM|SLURMD|HPCENV|TORCHELASTIC|PMIX?|OMPI|"
+    r"GROUP|ROLE)_\w*|HOME|U?ID|EUID|GID|PROMPT_COMMAND|PWD|OLDPWD|SHLVL|_|"
+    r"RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_\w*)\Z"
+)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartCommand:
+    """A command ready to be started: argv, complete environment, working directory."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path | None
+
+
+def build_start_command(
+    environment: Environment,
+    command: Sequence[str],
+    *,
+    workdir: str,
+    variables: Mapping[str, str],
+    inherited: Mapping[str, str],
+    passed: Sequence[str] = (),
+    image: str | None = None,
+    home: str | None = None,
+    binds: Sequence[Bind] = (),
+    data: Sequence[Bind] = (),
+) -> StartCommand:
+    """Return the command that starts `command` inside `environment`. Pure.
+
+    Args:
+        environment: the SIF or host environment.
+        command: argv inside; each item arrives literally.
+        workdir: absolute path of the working directory; in a SIF it must be bound or exist there.
+        variables: variables for the command; they override those of the image.
+        inherited: environment variables of this process; they are filtered here.
+        passed: names of further variables to pass from `inherited`; `HF_*` is a pattern.
+        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file
+            that was hashed.
+        home: host folder that becomes the home in a SIF; None for no home.
+        binds: binds in addition to those of `environment`.
+        data: binds of data folders; they win over other binds of the same path.
+    """
+    if environment.kind == "host":
+        kept = let_through(inherited, passed, on_host=True)
+        return StartCommand(
+            argv=tuple(command), env={**_host_defaults(environment, kept), **variables}, cwd=Path(workdir)
+        )
+    kept = let_through(inherited, passed, on_host=False)
+    argv = apptainer.exec_argv(
+        apptainer=environment.apptainer,
+        image=image or environment.sif,
+        command=command,
+        workdir=workdir,
+        home=f"{home}:{CONTAINER_HOME}" if home else None,
+        binds=needed_binds((*data, *environment.binds, *binds)),
+        gpus=environment.gpus,
+    )
+    return StartCommand(argv=tuple(argv), env=apptainer.exec_env(inherited, {**kept, **variables}), cwd=None)
+
+
+def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host: bool) -> dict[str, str]:
+    """Return the variables of the job that the ranks get. Pure.
+
+    Args:
+        inherited: environment variables of the job.
+        passed: further names or patterns (`HF_*`) that the user requested.
+        on_host: whether the ranks run on the host, not in a SIF.
+    """
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name in _FROM_THE_JOB or (on_host and _is_let_through_on_host(name)) or _is_passed(name, passed)
+    }
+
+
+def _is_let_through_on_host(name: str) -> bool:
+    return _OF_LOGIN.match(name) is not None or _OF_LIBRARIES.match(name) is not None
+
+
+def record_variables(manifest: Manifest, inherited: Mapping[str, str]) -> tuple[Setting, ...]:
+    """Return the variables of the job and the secrets that the ranks get, as records hold them. Pure.
+
+    Variables that a setting of the run replaces are left out.
+
+    Args:
+        manifest: the run.
+        inherited: environment variables of the job.
+    """
+    on_host = manifest.environment.kind == "host"
+    kept = let_through(inherited, manifest.pass_env, on_host=on_host)
+    if on_host:
+        kept = _host_defaults(manifest.environment, kept)
+    modules = f"the job loads {', '.join(manifest.modules)}" if manifest.modules else ""
+    found = {
+        name: Setting(
+            name=name,
+            value=recorded_value(name, value),
+            origin=_origin(name, on_host=on_host),
+            reason=modules if changes_results(name) else "",
+        )
+        for name, value in kept.items()
+    }
+    for secret in manifest.secrets:
+        found[secret.name] = Setting(name=secret.name, value=WITHHELD, origin=f"{secret.origin}, {secret.source}")
+    replaced = {setting.name for setting in manifest.settings}
+    return tuple(found[name] for name in sorted(found) if name not in replaced)
+
+
+def _origin(name: str, *, on_host: bool) -> str:
+    if on_host and name == "PYTHONNOUSERSITE":
+        return "set by hpcenv on the host"
+    if name in _FROM_THE_JOB or (on_host and _is_let_through_on_host(name)):
+        return "environment of the job"
+    return "environment of the job, by --pass-env"
+
+
+def changes_results(name: str) -> bool:
+    """Return whether a variable of the job can change numbers or code: it is not one of a login, or of Slurm itself."""
+    return not (name in _FROM_THE_JOB or name.startswith("SLURM_") or _OF_LOGIN.match(name))
+
+
+def is_compared_as_variable(name: str) -> bool:
+    """Return whether nodes are compared in this variable: it can change results, and no other field covers it."""
+    return changes_results(name) and not _HAS_FIELD.match(name)
+
+
+def _is_passed(name: str, passed: Sequence[str]) -> bool:
+    if name in passed:
+        return True
+    # Shell functions are variables too (`BASH_FUNC_module%%`); programs do not need them.
+    if not _NAME.match(name) or _BY_NAME_ONLY.match(name):
+        return False
+    return any(word.endswith("*") and name.startswith(word[:-1]) for word in passed)
+
+
+def _host_defaults(environment: Environment, kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables on the host, as if the virtual environment were active."""
+    folder = os.path.dirname(environment.python)
+    return {
+        **kept,
+        "PATH": f"{folder}:{kept['PATH']}" if kept.get("PATH") else folder,
+        # ~/.local may differ between nodes and users.
+        "PYTHONNOUSERSITE": "1",
+    }
+
+
+def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
+    """Return the binds of the run's folders at their own paths. They may hide folders of the image.
+
+    The links in the run's copy of the code lead to the folder of the project.
+    """
+    folders = [manifest.workdir, manifest.run_folder]
+    if manifest.script:
+        folders.append(os.path.dirname(manifest.script))
+    if manifest.source is not None:
+        folders.extend(manifest.source.roots)
+    return tuple(Bind(source=folder, target=folder) for folder in folders)
+
+
+def staged_here(manifest: Manifest, this_node: ThisNode) -> Staged:
+    """Return the copies on this node's own disk for this attempt; empty without staging."""
+    nothing = Staged(schema=SCHEMA, run=manifest.run, node=this_node.node, attempt=this_node.attempt)
+    if manifest.stage is None:
+        return nothing
+    try:
+        staged = load_record(Staged, RunFolder(Path(manifest.run_folder)).staged_of(this_node.node))
+    except RecordInvalid as error:
+        return replace(nothing, problems=(f"{error.what}: {error.why}" if error.why else error.what,))
+    if (staged.run, staged.node, staged.attempt) != (manifest.run, this_node.node, this_node.attempt):
+        return replace(nothing, problems=(f"the copies belong to attempt {staged.attempt} of {staged.run}",))
+    return staged
+
+
+def data_binds(manifest: Manifest, staged: Staged) -> tuple[Bind, ...]:
+    """Return read-only binds of the data folders at their own paths: the node's copy, else the shared folder."""
+    folders = () if manifest.stage is None else manifest.stage.data
+    return tuple(
+        Bind(source=staged.data.get(folder.source, folder.source), target=folder.source, read_only=True)
+        for folder in folders
+    )
+
+
+def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:
+    """Remove binds that another bind already includes. Of two binds with one target, the first one wins.
+
+    Outer folders come first, because a mount hides earlier mounts below it.
+    """
+    per_target: dict[str, Bind] = {}
+    for bind in binds:
+        per_target.setdefault(os.path.normpath(bind.target), bind)
+    kept: list[Bind] = []
+    for target in sorted(per_target, key=lambda t: (t.count("/") if t != "/" else 0, t)):
+        outer_binds = [outer for outer in kept if _is_below(target, outer.target)]
+        # Only the innermost of them counts: it hides the others.
+        if not outer_binds or not _covers(outer_binds[-1], per_target[target]):
+            kept.append(per_target[target])
+    return tuple(kept)
+
+
+def _covers(outer: Bind, inner: Bind) -> bool:
+    """Whether `outer` already shows the content of `inner` at the target of `inner`."""
+    if outer.read_only != inner.read_only or not _is_below(inner.source, outer.source):
+        return False
+    return os.path.relpath(inner.source, outer.source) == os.path.relpath(inner.target, outer.target)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath([os.path.normpath(path), os.path.normpath(folder)]) == os.path.normpath(folder)

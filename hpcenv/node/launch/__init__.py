@@ -1,0 +1,4 @@
+"""Start the ranks, watch them, stop them and requeue the job.
+
+Runs on: COMPUTE NODE. Standard library only.
+"""

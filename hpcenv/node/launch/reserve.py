@@ -1,0 +1,68 @@
+"""Space and names that are kept free in the run folder, so that the end of a run can be recorded on a full disk.
+
+Runs on: COMPUTE NODE. Standard library only. One small file for each node, and one for the batch script: removing it
+frees blocks and an inode for one record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Sequence
+
+from hpcenv.records.run_folder import RunFolder
+
+# A record with the tracebacks of some ranks fits.
+_BYTES = 64 * 1024
+# More nodes than this would cost too much time and space.
+_MOST_NODES = 64
+BATCH = "batch-script"
+# No space, or quota exceeded.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# With less than this, a training cannot write its log any more.
+_LITTLE = 256 * 1024
+
+
+def make(run: RunFolder, nodes: Sequence[str]) -> None:
+    """Reserve space for the end records. A disk that is full already is reported by the records themselves."""
+    with contextlib.suppress(OSError):
+        run.reserved.mkdir(exist_ok=True)
+        for name in (BATCH, *nodes[:_MOST_NODES]):
+            # Random bytes: a file system that compresses would reserve nothing for zeros.
+            (run.reserved / name).write_bytes(os.urandom(_BYTES))
+
+
+def write(run: RunFolder, name: str, action: Callable[[], None]) -> None:
+    """Call `action`, which writes a record. If the disk is full, free what is reserved for `name` and call it again.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    try:
+        action()
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        (run.reserved / name).unlink(missing_ok=True)
+        action()
+
+
+def remove(run: RunFolder) -> None:
+    """Give the space back: the run has ended."""
+    with contextlib.suppress(OSError):
+        for path in run.reserved.iterdir():
+            path.unlink(missing_ok=True)
+        run.reserved.rmdir()
+
+
+def why_full(run: RunFolder) -> str:
+    """Return why nothing more can be written to the run folder; empty if it can, or if that is unknown."""
+    try:
+        found = os.statvfs(run.path)
+    except OSError as error:
+        return f"{os.strerror(error.errno)}: {run.path}" if error.errno in _FULL else ""
+    if found.f_files and not found.f_favail:
+        return f"no inodes are free on the file system of {run.path}"
+    free = found.f_bavail * found.f_frsize
+    return f"{free} bytes are free on the file system of {run.path}" if free < _LITTLE else ""

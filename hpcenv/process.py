@@ -1,0 +1,638 @@
+"""The only module that starts other programs.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+Every call takes argv as a list, an environment as a mapping (never the caller's by
+accident), and a time limit: Slurm commands are known to hang when slurmctld is busy.
+A failure becomes a `ToolFailed` that carries argv, status and the end of stderr.
+
+Each program has its own session, so that the program can be killed together with its children, and no wait
+for it is without a limit: a child of the program may hold its output open, and a process that hangs in the
+kernel does not end when it is killed. The exception is `run_in_terminal`: the user ends that program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+
+from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# The end of a failed tool's output: enough for Apptainer's FATAL line and the lines before it, not a whole
+# build log.
+_TAIL_CHARACTERS = 4000
+# For `start`: the caller has the other end.
+PIPE = subprocess.PIPE
+# What a pipe may hold without privileges on Linux (fs.pipe-max-size), in bytes.
+_FEED_BUFFER = 1 << 20
+# How often a wait for output looks whether the program itself has ended.
+_LOOK_SECONDS = 0.5
+# After the end of a program: how long a child of it may keep the output open before it is killed.
+_SECONDS_FOR_CHILDREN = 2.0
+# After SIGKILL. A process that hangs in the kernel (state D) needs longer; then it is left.
+_SECONDS_AFTER_KILL = 5.0
+# A program may write without any newline.
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A finished program: its argv, exit status and decoded output."""
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+
+
+def find_tool(name: str, *, needed_for: str, path: str | None = None) -> str:
+    """Return the absolute path of program `name`.
+
+    Args:
+        name: the program as typed, for example `sbatch`.
+        needed_for: end of the sentence "it is needed to ..." in the error.
+        path: a PATH to search instead of the process's own.
+
+    Raises:
+        ToolMissing: the program is not on PATH.
+    """
+    tool = shutil.which(name, path=path)
+    if tool is None:
+        raise ToolMissing(
+            f"`{name}` is not on PATH",
+            why=f"it is needed to {needed_for}",
+            hint=f"load the module that provides it, or ask your site where `{name}` is installed",
+        )
+    return tool
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+    accept: tuple[int, ...] = (0,),
+    pass_fds: tuple[int, ...] = (),
+) -> Completed:
+    """Run a program to its end and return its output.
+
+    Args:
+        argv: program and arguments, passed literally.
+        timeout: seconds before it is killed.
+        env: its whole environment; None inherits (only for tools that need the user's).
+        stdin: text for its standard input; None gives it an empty one.
+        cwd: the folder in which it runs.
+        accept: exit statuses that are not an error.
+        pass_fds: open files that the program inherits under the same numbers.
+
+    Raises:
+        ToolMissing: the program does not exist.
+        ToolFailed: it ended with another exit status, or reached the time limit.
+    """
+    with BackgroundProcess(argv, timeout=timeout, env=env, stdin=stdin, cwd=cwd, pass_fds=pass_fds) as child:
+        return child.finish(accept=accept)
+
+
+class BackgroundProcess:
+    """A program that runs while its caller does something else; the end of the `with` block kills it.
+
+    Args:
+        argv: program and arguments, passed literally.
+        timeout: seconds that it may still take once its output is waited for.
+        env: its whole environment; None inherits.
+        stdin: text, or bytes, for its standard input; None gives it an empty one.
+        cwd, pass_fds: as for `run`.
+        slow: seconds after which `explain` is called once; if it returns an error, the program is not waited for.
+
+    Raises:
+        ToolMissing, ToolFailed: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        cwd: Path | None = None,
+        pass_fds: tuple[int, ...] = (),
+        slow: float | None = None,
+        explain: Callable[[], HpcenvError | None] = lambda: None,
+    ) -> None:
+        self._argv, self._timeout = tuple(argv), timeout
+        self._stdin = stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
+        self._slow, self._explain = slow, explain
+        self._child = _popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL if stdin is None else PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            pass_fds=pass_fds,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill_session(self._child)
+        # Not read to their end: a child of the program may hold them open.
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def read_bytes(self, *, accept: tuple[int, ...] = (0,)) -> bytes:
+        """Wait for its end and return its standard output byte for byte; to be called once.
+
+        Raises:
+            ToolFailed: as for `run`.
+        """
+        return self._finish(accept)[0]
+
+    def finish(self, *, accept: tuple[int, ...] = (0,)) -> Completed:
+        """Wait for its end and return its output as text; to be called once.
+
+        Raises:
+            ToolFailed: as for `run`.
+        """
+        out, err = (output.decode(errors="replace") for output in self._finish(accept))
+        return Completed(argv=self._argv, status=self._child.returncode, stdout=out, stderr=err)
+
+    def _finish(self, accept: tuple[int, ...]) -> tuple[bytes, bytes]:
+        out, err = self._communicate()
+        if self._child.returncode not in accept:
+            # Standard output as the reason only where the program wrote no complaint.
+            output = err.decode(errors="replace") or out[-4 * _TAIL_CHARACTERS :].decode(errors="replace")
+            raise failed(Completed(argv=self._argv, status=self._child.returncode, stdout="", stderr=output))
+        return out, err
+
+    def _communicate(self) -> tuple[bytes, bytes]:
+        """Return the whole output; what a child of an ended program still writes is waited for a short time only.
+
+        Raises:
+            ToolFailed: the program did not end in time; it is killed.
+        """
+        pipes = _Pipes(self._child, self._stdin or b"")
+        deadline, ended = time.monotonic() + self._timeout, None
+        ask = None if self._slow is None else time.monotonic() + self._slow
+        while (now := time.monotonic()) < deadline and (ended is None or now < ended + _SECONDS_FOR_CHILDREN):
+            if not pipes.exchange(min(_LOOK_SECONDS, deadline - now)):
+                # It has closed its output. It may still run.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(timeout=max(0.0, deadline - time.monotonic()))
+                break
+            if ended is None and _has_ended(self._child):
+                ended = time.monotonic()
+            if ask is not None and ended is None and now > ask:
+                ask, reason = None, self._explain()
+                if reason is not None:
+                    kill_session(self._child)
+                    raise reason
+        late = not _has_ended(self._child)
+        kill_session(self._child)
+        until = time.monotonic() + _LOOK_SECONDS
+        while time.monotonic() < until and pipes.exchange(_LOOK_SECONDS / 5):
+            pass  # a child that left the session may still hold the output open
+        if late or self._child.returncode is None:
+            raise _timed_out(self._argv, self._timeout, pipes.err.decode(errors="replace"))
+        return bytes(pipes.out), bytes(pipes.err)
+
+
+class _Pipes:
+    """The input and the output of a program. `subprocess` cannot go on with its input after a time limit."""
+
+    def __init__(self, child: subprocess.Popen[bytes], rest: bytes) -> None:
+        self.out, self.err = bytearray(), bytearray()
+        self._rest = memoryview(rest)
+        self._stdin = child.stdin
+        self._open = {
+            cast("IO[bytes]", pipe).fileno(): kept
+            for pipe, kept in ((child.stdout, self.out), (child.stderr, self.err))
+        }
+        if self._stdin is not None:
+            os.set_blocking(self._stdin.fileno(), False)
+
+    def exchange(self, seconds: float) -> bool:
+        """Write and read what is possible, or wait so long for it; return whether its output is still open."""
+        writable = [] if self._stdin is None else [self._stdin.fileno()]
+        ready = select.poll()
+        for number in self._open:
+            ready.register(number, select.POLLIN)
+        for number in writable:
+            ready.register(number, select.POLLOUT)
+        for number, _event in ready.poll(seconds * 1000) if self._open or writable else ():
+            if number in writable:
+                self._write()
+            else:
+                self._read(number)
+        return bool(self._open)
+
+    def _read(self, number: int) -> None:
+        piece = os.read(number, 1 << 18)
+        self._open[number].extend(piece)
+        if not piece:
+            del self._open[number]
+
+    def _write(self) -> None:
+        stdin = cast("IO[bytes]", self._stdin)
+        try:
+            self._rest = self._rest[os.write(stdin.fileno(), self._rest) :] if self._rest else self._rest
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._rest = memoryview(b"")
+        if not self._rest:
+            self._stdin = None
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
+
+def kill_session(child: subprocess.Popen[bytes]) -> None:
+    """Kill a program that `start` or this module started, and its children; wait a few seconds for its end.
+
+    A program whose end was waited for already is left alone, with its children: its number may be another's.
+    """
+    if child.returncode is not None:
+        return
+    # First, because children of an ended program can no longer be found as its children.
+    rest = below(child.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pid in rest:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_SECONDS_AFTER_KILL)
+
+
+def _has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether a program has ended; its number stays its own until its end is waited for."""
+    if child.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def below(pid: int) -> tuple[int, ...]:
+    """Return the running descendants of `pid`: its children, their children and so on (proc(5))."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (parent := parent_of(int(entry))) is not None:
+            children.setdefault(parent, []).append(int(entry))
+    descendants: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            descendants.append(child)
+            waiting.append(child)
+    return tuple(descendants)
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a running process, None if it has ended: proc_pid_stat(5), fields 3 and 4."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(parent)
+
+
+def _popen(argv: Sequence[str], *, env: Mapping[str, str] | None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program in its own session.
+
+    Raises:
+        ToolMissing, ToolFailed: it cannot be started.
+    """
+    try:
+        return subprocess.Popen(list(argv), env=None if env is None else dict(env), start_new_session=True, **options)
+    except OSError as error:
+        raise _not_started(argv, error) from error
+
+
+def _not_started(argv: Sequence[str], error: OSError) -> HpcenvError:
+    """Return the error for a program that does not exist, is not executable, or has too long an argument list."""
+    what = f"`{argv[0]}` cannot be started"
+    if isinstance(error, FileNotFoundError):
+        return ToolMissing(what, why=str(error))
+    return ToolFailed(what, argv=tuple(argv), why=error.strerror)
+
+
+def failed(result: Completed) -> ToolFailed:
+    """Return the error for a program that ended with a status that its caller does not accept."""
+    output = (result.stderr.strip() or result.stdout.strip())[-_TAIL_CHARACTERS:]
+    return ToolFailed(
+        f"`{Path(result.argv[0]).name}` ended with status {result.status}",
+        argv=result.argv,
+        status=result.status,
+        stderr=output,
+        why=f"{shlex.join(result.argv)}\n{output}",
+    )
+
+
+def _timed_out(argv: Sequence[str], timeout: float, output: str) -> ToolFailed:
+    return ToolFailed(
+        f"`{Path(argv[0]).name}` did not answer within {timeout:g} s",
+        argv=tuple(argv),
+        stderr=output[-_TAIL_CHARACTERS:],
+        why=shlex.join(argv),
+    )
+
+
+def stream(
+    argv: Sequence[str],
+    *,
+    on_line: Callable[[str], None],
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Completed:
+    """Run a long program and pass on each line of its output at once.
+
+    Standard output and standard error are merged, in order. `timeout` is in seconds for the whole run.
+
+    Raises:
+        ToolMissing, ToolFailed: as for `run`.
+    """
+    lines: list[str] = []
+    with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL) as watched:
+        for raw in _lines(watched.pieces()):
+            line = raw.decode(errors="replace")
+            lines.append(line)
+            on_line(line)
+        watched.wait()
+    return watched.completed("\n".join(lines))
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield each line as soon as it is complete; a line without end is cut."""
+    rest = b""
+    for piece in pieces:
+        *complete, rest = (rest + piece).split(b"\n")
+        yield from complete
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def feed(
+    argv: Sequence[str],
+    *,
+    write: Callable[[BinaryIO], None],
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Completed:
+    """Run a program that reads its standard input, and let `write` write it.
+
+    Standard output and standard error are merged; only their end is kept. ^C reaches this process
+    only, which then stops the program. The program has ended when this function returns or raises.
+
+    Args:
+        write: called once, in this thread; when it returns, the program's input ends.
+        timeout: seconds for the whole run.
+
+    Raises:
+        ToolMissing: the program does not exist.
+        ToolFailed: it ended with another status than 0, before or after it had read all, or did not
+            end in time.
+        Exception: an exception of `write`, unless the end of the program is its cause.
+    """
+    tail = bytearray()
+    with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=PIPE, bufsize=_FEED_BUFFER) as watched:
+        listener = threading.Thread(target=_keep_the_end, args=(watched.child.stdout, tail), daemon=True)
+        listener.start()
+        try:
+            _feed_and_wait(watched, write)
+        except BaseException:
+            watched.kill()
+            raise
+        finally:
+            listener.join(timeout=5)
+    return watched.completed(tail.decode(errors="replace"))
+
+
+@dataclass
+class _Watched:
+    """A program with a time limit, in its own session; its children are killed with it."""
+
+    child: subprocess.Popen[bytes]
+    argv: Sequence[str]
+    timeout: float
+    late: threading.Event
+
+    def kill(self) -> None:
+        kill_session(self.child)
+
+    def expire(self) -> None:
+        self.late.set()
+        self.kill()
+
+    def wait(self) -> None:
+        """Wait for its end: until the time limit kills it, and no longer."""
+        while not self.late.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(timeout=_LOOK_SECONDS)
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(timeout=_SECONDS_AFTER_KILL)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its output at once, until its end; a child of it may hold the output open only for a short time."""
+        output = cast("IO[bytes]", self.child.stdout).fileno()
+        ended = None
+        while True:
+            ready = select.poll()
+            ready.register(output, select.POLLIN)
+            if ready.poll(_LOOK_SECONDS * 1000):
+                piece = os.read(output, 1 << 16)
+                if not piece:
+                    return
+                yield piece
+            now = time.monotonic()
+            ended = ended or (now if self.late.is_set() or _has_ended(self.child) else None)
+            if ended is not None and now >= ended + _SECONDS_FOR_CHILDREN:
+                self.kill()
+                return
+
+    def completed(self, output: str) -> Completed:
+        """Return the result; raise ToolFailed if it failed or was too late."""
+        if self.late.is_set() or self.child.returncode is None:
+            raise _timed_out(self.argv, self.timeout, output)
+        result = Completed(argv=tuple(self.argv), status=self.child.returncode, stdout=output, stderr="")
+        if result.status != 0:
+            raise failed(result)
+        return result
+
+
+@contextlib.contextmanager
+def _watched(
+    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None, cwd: Path | None, **options: Any
+) -> Iterator[_Watched]:
+    """Start a program with merged output; kill it at the time limit, or if the block raises.
+
+    An exception of the block is dropped if the time limit is its cause: `completed` then raises.
+    """
+    options |= {"stdout": PIPE, "stderr": subprocess.STDOUT}
+    child = _popen(argv, env=env, cwd=cwd, **options)
+    watched = _Watched(child=child, argv=argv, timeout=timeout, late=threading.Event())
+    watchdog = threading.Timer(timeout, watched.expire)
+    watchdog.daemon = True
+    try:
+        watchdog.start()
+        yield watched
+    except BaseException:
+        watched.kill()
+        if not watched.late.is_set():
+            raise
+    finally:
+        watchdog.cancel()
+        if watchdog.ident is not None:
+            watchdog.join()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
+    """Let `write` write, close the pipe, and wait for the end. A child that ends early is no error here."""
+    child = watched.child
+    stdin = cast("BinaryIO", child.stdin)
+    # The default of 64 KiB costs a switch between the two processes every 64 KiB.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(stdin, fcntl.F_SETPIPE_SZ, _FEED_BUFFER)
+    try:
+        write(stdin)
+    except Exception as error:
+        # The pipe's reading end closes a moment before the child can be waited for.
+        if not _failed_within(child, 2.0 if _of_a_pipe(error) else 0.0):
+            raise
+    # The rest of the buffer may be padding that the child did not wait for: its exit status tells
+    # whether it had what it needed.
+    with contextlib.suppress(BrokenPipeError):
+        stdin.close()
+    watched.wait()
+
+
+def _failed_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        return child.wait(timeout=seconds) != 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _of_a_pipe(error: BaseException | None) -> bool:
+    """True if a broken pipe is among the causes of an error."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BrokenPipeError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _keep_the_end(pipe: IO[bytes], tail: bytearray) -> None:
+    """Read a pipe until it ends, so that its writer never waits; keep only the end."""
+    with contextlib.suppress(OSError, ValueError):
+        while piece := os.read(pipe.fileno(), 1 << 16):
+            tail += piece
+            del tail[: -4 * _TAIL_CHARACTERS]
+
+
+def run_in_terminal(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: tuple[int, ...] = (),
+) -> int:
+    """Run a program on the terminal, input and output of this process; return its exit status (128 + N for signal N).
+
+    ^C reaches only the program, through the terminal. It stays in the session of this process, which has the
+    terminal, and it runs until it ends or the user ends it.
+
+    Raises:
+        ToolMissing, ToolFailed: it cannot be started.
+    """
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            pass_fds=pass_fds,
+            preexec_fn=_restore_signals,  # noqa: PLW1509  (one thread; an ignored signal stays ignored over execve)
+        )
+        status = child.wait()
+    except OSError as error:
+        raise _not_started(argv, error) from error
+    finally:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _restore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    pass_fds: tuple[int, ...] = (),
+    ignored: tuple[int, ...] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a program in its own session, which this terminal's signals do not reach; the caller waits for it.
+
+    Args:
+        stdin: an open file; without one the program has nothing to read.
+        pass_fds: open files that the program inherits under the same numbers.
+        ignored: signals that it ignores until it sets handlers; only for callers without threads.
+    """
+
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        list(argv),
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=ignore if ignored else None,  # noqa: PLW1509  (no threads, see above)
+    )

@@ -1,0 +1,39 @@
+"""Progress events of long work.
+
+Runs on: LOGIN NODE. A function reports events; `cli` prints them as bars, lines or JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "wait", "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One moment of a phase.
+
+    Attributes:
+        phase: which part of the work.
+        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a
+            sentence for the user.
+        done, total: progress in `unit`; `total` is None where it is not known in advance.
+            `done == total` ends the phase for this `what`.
+        unit: `bytes`, `entries`, or empty where nothing is counted.
+    """
+
+    phase: Phase
+    what: str
+    done: int = 0
+    total: int | None = None
+    unit: Literal["bytes", "entries", ""] = ""
+
+
+OnEvent = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """Ignore an event: for callers that show no progress."""

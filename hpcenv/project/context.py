@@ -1,0 +1,44 @@
+"""Environment, folder, time and command line of a command.
+
+Runs on: LOGIN NODE. The command line and the Python API make one `Context` and pass it down; no
+function below them reads the environment or the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The values that a command reads from its surroundings, once.
+
+    Attributes:
+        cwd: the current folder, by the path that the user has.
+        token: a few random characters that make the name of a run unique.
+        command: the command line, for records.
+        cache: folder that stores the hashes of SIF files; None computes them each time.
+    """
+
+    environ: Mapping[str, str]
+    cwd: Path
+    now: time.struct_time
+    token: str
+    command: tuple[str, ...]
+    cache: Path | None = None
+
+
+def user_folder(environ: Mapping[str, str]) -> Path:
+    """Return the current folder as the user sees it, through links ($PWD where it is right)."""
+    logical = Path(environ.get("PWD", ""))
+    if logical.is_absolute() and logical.exists() and logical.samefile("."):
+        return logical
+    return Path.cwd()
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of files that hpcenv can compute again (XDG Base Directory Specification 0.8)."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcenv"

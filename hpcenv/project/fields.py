@@ -1,0 +1,1298 @@
+"""The table of fields: what each one is, how much it matters, and what to do about a difference.
+
+Runs on: LOGIN NODE. Pure data, and the look-up by name.
+
+This is the only place that gives a severity. `project/severities.py` applies the project's [policy] to it; the
+result travels to the nodes in the manifest. The gate, `hpcenv verify`, `hpcenv image verify` and `hpcenv diff`
+judge by that result. `hpcenv explain` and docs/reference/fields.md show this table.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.records.manifest import Severity
+from hpcenv.records.severities import fits
+
+Profile = Literal["default", "bitwise"]
+Level = Literal["record", "full", "deep"]
+LEVELS: tuple[Level, ...] = ("record", "full", "deep")
+
+# What it takes to make two environments equal in a field, the hardest first: a different package does not
+# matter while the GPU is different.
+Repair = Literal["hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note"]
+REPAIRS: tuple[Repair, ...] = (
+    "hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note",
+)  # fmt: skip
+
+# Who judges a field:
+#   lockfile  the gate and `verify` compare each node with the lockfile
+#   nodes     the gate compares the nodes of a job with each other
+#   rule      the gate, `verify` or another command judges it by a special rule
+# `hpcenv diff` compares every field that both sides hold.
+JudgedBy = Literal["lockfile", "nodes", "rule"]
+
+# The severity of a name that is not in the table. A strange name must not pass for a harmless one.
+NOT_IN_TABLE: Severity = "must"
+# The severity on the nodes of a field that could not be read when the environment was locked.
+UNKNOWN_WHEN_LOCKED: Severity = "warn"
+# The severity of a field about GPUs in a job that uses none.
+WITHOUT_GPUS: Severity = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field, or a family of fields (`*` stands for one part of the name).
+
+    Attributes:
+        name: dotted name, the same in the lockfile, the facts, [policy] and every table.
+        what: what the field is.
+        source: where its value comes from.
+        why: what goes wrong when it differs.
+        default, bitwise: its severity in the two profiles.
+        repair: what it takes to make it equal.
+        remedy: what to do about a difference.
+        level: how deep a node must look to read it.
+        judged_by: what judges it, in addition to `hpcenv diff`.
+        fixed: why [policy] cannot change its severity; empty where it can.
+        gpus: it matters only to jobs that use GPUs.
+        follows: the field whose severity it takes, unless [policy] names it.
+        between_nodes: its severity where the nodes of one job are compared with each other, if it is another one.
+        members: of a family, the names that every environment has.
+    """
+
+    name: str
+    what: str
+    source: str
+    why: str
+    default: Severity
+    bitwise: Severity
+    repair: Repair
+    remedy: str
+    level: Level = "record"
+    judged_by: tuple[JudgedBy, ...] = ()
+    fixed: str = ""
+    gpus: bool = False
+    follows: str = ""
+    between_nodes: Severity | None = None
+    members: tuple[str, ...] = ()
+
+    def fits(self, name: str) -> bool:
+        """Return whether `name` is this field or one of its family."""
+        return fits(self.name, name)
+
+    def severity(self, profile: Profile) -> Severity:
+        """Return the severity that the table gives, before any [policy]."""
+        return self.bitwise if profile == "bitwise" else self.default
+
+
+_RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
+_REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
+_REINSTALL = "pip install --force-reinstall --no-deps NAME==VERSION, or use the locked image"
+
+_SHAPE = "submit with the same --nodes, --gpus and --nproc"
+_SCRIPT = "submit the same script"
+_ARGUMENTS = "submit with the same words after `--`"
+_WORLD = "the world size changes the order of sums and the batch"
+
+# Reasons why [policy] cannot change a field.
+_ORIGIN = "it only records where something comes from or how it was made"
+_COUNT = "it only explains the digest beside it"
+_NO_LAUNCH = "without it the job cannot start"
+
+
+def _field(
+    name: str,
+    severity: Severity,
+    repair: Repair,
+    *,
+    bitwise: Severity | None = None,
+    what: str,
+    source: str,
+    why: str,
+    remedy: str = _RELOCK,
+    level: Level = "record",
+    judged_by: tuple[JudgedBy, ...] = ("lockfile",),
+    fixed: str = "",
+    gpus: bool = False,
+    follows: str = "",
+    between_nodes: Severity | None = None,
+    members: tuple[str, ...] = (),
+) -> Field:
+    """Return a field; `bitwise` is its severity in that profile where it is another one."""
+    return Field(
+        name=name,
+        what=what,
+        source=source,
+        why=why,
+        default=severity,
+        bitwise=severity if bitwise is None else bitwise,
+        repair=repair,
+        remedy=remedy,
+        level=level,
+        judged_by=judged_by,
+        fixed=fixed,
+        gpus=gpus,
+        follows=follows,
+        between_nodes=between_nodes,
+        members=members,
+    )
+
+
+FIELDS: tuple[Field, ...] = (
+    # -- container ------------------------------------------------------------------------
+    _field(
+        "container.sif.sha256",
+        "must",
+        "image",
+        what="sha256 of the SIF file that the nodes run",
+        source="hashed on every node, through the file descriptor that is then started",
+        why="another file is another environment, whatever its name is",
+        remedy=_REBUILD,
+    ),
+    _field(
+        "container.sif.made-again",
+        "info",
+        "note",
+        what="whether the SIF was made again from the locked image: other bytes, the same tree",
+        source="the tree digest of the SIF, against the locked one",
+        why="the files inside are the same; only the packing differs",
+        judged_by=("rule",),
+    ),
+    _field(
+        "container.sif.tree",
+        "must",
+        "image",
+        what="whether a SIF holds what the layers of its image hold",
+        source="`hpcenv image verify` compares every path",
+        why="a SIF with other files is not this image",
+        remedy="move the SIF away, then: hpcenv image pull",
+        judged_by=("rule",),
+    ),
+    _field(
+        "container.rootfs-chain-id",
+        "must",
+        "image",
+        what="OCI ChainID over the layers' diff_ids",
+        source="the image's config, from the registry",
+        why="it is the identity of the file system; compression, save and load, and conversion do not change it",
+        remedy=_REBUILD,
+        judged_by=(),
+    ),
+    _field(
+        "container.manifest-digest",
+        "warn",
+        "image",
+        what="digest of the platform's manifest, which names what is pulled",
+        source="the registry",
+        why="other compression alone changes it; compare rootfs-chain-id first",
+        judged_by=(),
+    ),
+    _field(
+        "container.config-digest",
+        "must",
+        "image",
+        what="digest of the image's config (docker's image id)",
+        source="the registry",
+        why="the config holds the environment, the entry point and the working directory",
+        judged_by=(),
+    ),
+    _field(
+        "container.env-digest",
+        "must",
+        "image",
+        what="digest over the image's ENV, ENTRYPOINT, CMD, WORKDIR and USER",
+        source="the image's config",
+        why="variables decide what Python and the loader find",
+        judged_by=(),
+    ),
+    _field(
+        "container.index-digest",
+        "info",
+        "note",
+        what="digest of the multi-platform index that the tag named",
+        source="the registry",
+        why="it helps to find the image again; attestations of other platforms change it",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "container.digest-origin",
+        "info",
+        "note",
+        what="where the manifest digest comes from, if not from a registry: `layout`, or `synthesised` by hpcenv",
+        source="how the image was read",
+        why="an archive of `docker save` has no manifest; hpcenv writes the same one for the same image",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "container.tree-sha256",
+        "info",
+        "note",
+        what="digest of the file tree, equal for every SIF of the image, however it was made",
+        source="computed from the layers, and compared with what the SIF holds",
+        why="it is absent where the two were not compared; rootfs-chain-id names the same files",
+        judged_by=(),
+    ),
+    _field(
+        "container.reference",
+        "info",
+        "note",
+        what="the image reference that the project names",
+        source="`image` in hpcenv.toml",
+        why="tags move; the digests are the identity",
+        judged_by=(),
+        fixed="a reference is a name; the digests are compared",
+    ),
+    _field(
+        "container.platform",
+        "must",
+        "hardware",
+        what="operating system and architecture of the image",
+        source="the image's config",
+        why="an image for another processor does not start, or runs in emulation",
+        judged_by=(),
+    ),
+    _field(
+        "container.nvidia-require",
+        "must",
+        "driver",
+        what="a rule of the image about drivers and GPUs (NVIDIA_REQUIRE_*), evaluated on a node",
+        source="the image's ENV, against the node's driver and GPUs",
+        why="Apptainer ignores the rule; a node that breaks it fails at the first CUDA call",
+        remedy="ask for other nodes (--constraint, --partition), or use another image",
+        judged_by=("rule",),
+        gpus=True,
+    ),
+    _field(
+        "container.nvidia.*",
+        "info",
+        "driver",
+        what="one of the image's NVIDIA_* variables, or its CUDA_VERSION",
+        source="the image's ENV",
+        why="it says which drivers and GPUs the image was made for",
+        judged_by=(),
+        fixed="container.env-digest covers it, and nodes evaluate it as container.nvidia-require",
+    ),
+    _field(
+        "container.sif.*",
+        "info",
+        "note",
+        what="how the SIF was made",
+        source="the build",
+        why="it explains why two SIFs of one image have other bytes",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "container.bind-content",
+        "must",
+        "file",
+        what="digest of each locked bind that hides files of the image, or adds some where code is looked for",
+        source="the files of the host that the bind shows, hashed on every node",
+        why="the hash of the SIF says nothing of a file that a bind puts over it",
+        judged_by=("lockfile", "nodes"),
+    ),
+    _field(
+        "container.mounts",
+        "must",
+        "setting",
+        what="mounts over files of the image, or where code is looked for, that are not locked",
+        source="/proc/self/mountinfo in the container, without what hpcenv and Apptainer mount themselves",
+        why="other files than those of the image run; an administrator's `bind path` is such a mount",
+        remedy="put the bind under [[bind]] in hpcenv.toml, then: hpcenv lock; or ask your site about apptainer.conf",
+        judged_by=("rule",),
+    ),
+    _field(
+        "container.mounts-elsewhere",
+        "info",
+        "note",
+        what="other mounts that hpcenv did not ask for, at paths that the image does not have",
+        source="/proc/self/mountinfo in the container",
+        why="it explains what a node shows to its containers",
+        judged_by=("nodes",),
+    ),
+    _field(
+        "container.binds",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="target and mode of each [[bind]] of hpcenv.toml",
+        source="[[bind]] in hpcenv.toml; a change after the lock makes the lockfile stale",
+        why="a script may find other data, or may write where it could only read",
+        judged_by=(),
+    ),
+    # -- python ---------------------------------------------------------------------------
+    _field(
+        "python.version",
+        "must",
+        "python",
+        what="version of the interpreter",
+        source="sys.version_info inside the environment",
+        why="another minor version is another standard library and another set of wheels",
+    ),
+    _field(
+        "python.implementation",
+        "must",
+        "python",
+        what="CPython, PyPy or another one",
+        source="sys.implementation",
+        why="extension modules are built for one of them",
+    ),
+    _field(
+        "python.soabi",
+        "must",
+        "python",
+        what="binary interface of extension modules",
+        source="sysconfig",
+        why="it tells free-threaded and debug builds apart",
+    ),
+    _field(
+        "python.sys-path",
+        "must",
+        "python",
+        what="where Python looks for modules, in order, relative to its prefix",
+        source="sys.path as the ranks will have it",
+        why="a folder in front hides packages behind it",
+        remedy="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
+    ),
+    _field(
+        "python.user-site",
+        "must",
+        "setting",
+        what="whether ~/.local is on sys.path",
+        source="site.ENABLE_USER_SITE and sys.path",
+        why="it differs from user to user and hides packages of the image",
+        remedy="export PYTHONNOUSERSITE=1",
+    ),
+    _field(
+        "python.path-variable",
+        "must",
+        "setting",
+        what="PYTHONPATH inside the environment",
+        source="the environment that the ranks get",
+        why="its folders come before everything that is locked",
+        remedy="unset PYTHONPATH, or set it in the image",
+    ),
+    _field(
+        "python.variables",
+        "must",
+        "setting",
+        what="variables that change which code Python imports: PYTHONHOME, PYTHONOPTIMIZE and similar ones",
+        source="the environment that the ranks get",
+        why="with them, other files run than those that are verified, or without their asserts",
+        remedy="unset the variable: look in --env, --pass-env, the site profile and the image",
+    ),
+    _field(
+        "python.startup-files",
+        "must",
+        "file",
+        what="code that runs when the interpreter starts: .pth, sitecustomize, usercustomize",
+        source="the folders of sys.path",
+        why="it can change anything before the first line of the script",
+    ),
+    _field(
+        "python.unchecked-pyc",
+        "must",
+        "file",
+        what="compiled files that do not belong to their source, and that Python runs without a look at it",
+        source="__pycache__ of packages and of the standard library, or PYTHONPYCACHEPREFIX, by the rules of PEP 552",
+        why="they run in place of the source that was verified",
+        level="full",
+    ),
+    _field(
+        "python.stdlib-sha256",
+        "must",
+        "python",
+        what="digest over the standard library",
+        source="every file of it that Python can import, and pythonXY.zip, hashed; without its tests",
+        why="no package manager verifies it",
+        level="full",
+    ),
+    _field(
+        "python.binary-sha256",
+        "must",
+        "python",
+        what="sha256 of the Python program that runs",
+        source="/proc/self/exe inside the environment, hashed",
+        why="another build of one version computes otherwise, and no package manager verifies it",
+        level="full",
+    ),
+    _field(
+        "python.libpython-sha256",
+        "must",
+        "python",
+        what="sha256 of Python's shared library, `none` where the program holds all of it",
+        source="the file that the running process has mapped",
+        why="it is most of the interpreter",
+        level="full",
+    ),
+    _field(
+        "python.launcher-sha256",
+        "must",
+        "python",
+        what="sha256 of the program that starts Python, where `python` of hpcenv.toml is not Python itself",
+        source="the file, hashed; `none` where it is the one that runs",
+        why="a script around Python can set variables and options that are not visible elsewhere",
+        remedy="name the real Python as `python` in hpcenv.toml, or if you want the script: hpcenv lock",
+        level="full",
+    ),
+    # -- torch ----------------------------------------------------------------------------
+    _field(
+        "torch.version",
+        "must",
+        "torch",
+        what="torch.__version__, with its local part (+cu130)",
+        source="torch/version.py, read without importing torch",
+        why="kernels, defaults and numerics change between releases",
+    ),
+    _field(
+        "torch.git-version",
+        "must",
+        "torch",
+        what="commit that torch was built from",
+        source="torch/version.py",
+        why="one version number has several builds (torch 2.10.0 had three)",
+    ),
+    _field(
+        "torch.cuda",
+        "must",
+        "torch",
+        what="CUDA release that torch was built for, `none` for a CPU build",
+        source="torch/version.py",
+        why="it decides which drivers work and which GPUs have kernels",
+    ),
+    _field(
+        "torch.hip",
+        "must",
+        "torch",
+        what="ROCm release that torch was built for",
+        source="torch/version.py",
+        why="the same as torch.cuda, for AMD GPUs",
+    ),
+    _field(
+        "torch.arch-list",
+        "must",
+        "torch",
+        what="GPU architectures that torch has kernels for",
+        source="strings in torch's own binary, read without importing it",
+        why="a GPU that is not in the list fails with `no kernel image is available`",
+    ),
+    _field(
+        "torch.config-digest",
+        "must",
+        "torch",
+        what="digest of torch's own description of its build",
+        source="the running torch (level deep)",
+        why="two builds of one version may differ in compiler and options",
+        level="deep",
+    ),
+    _field(
+        "torch.running-differs",
+        "must",
+        "torch",
+        what="where the running torch and its files do not agree",
+        source="an import of torch (level deep)",
+        why="what was read without importing torch would be wrong",
+        level="deep",
+    ),
+    _field(
+        "torch.cpu-capability",
+        "info",
+        "hardware",
+        bitwise="warn",
+        what="vector instructions that torch uses on this processor",
+        source="the running torch (level deep)",
+        why="other kernels round differently",
+        level="deep",
+    ),
+    _field(
+        "torch.*",
+        "must",
+        "torch",
+        what="another property of torch's build",
+        source="torch's own files; at level deep the running torch",
+        why="two builds of one version may differ in it",
+        members=("torch.cxx11-abi", "torch.debug"),
+    ),
+    # -- libraries ------------------------------------------------------------------------
+    _field(
+        "libs.ld-library-path",
+        "must",
+        "setting",
+        what="LD_LIBRARY_PATH inside the environment",
+        source="the environment that the ranks get",
+        why="module systems put other CUDA libraries in front of torch's own (pytorch#111469)",
+        remedy="unload the module, or unset LD_LIBRARY_PATH",
+    ),
+    _field(
+        "libs.ld-preload",
+        "must",
+        "setting",
+        what="LD_PRELOAD inside the environment",
+        source="the environment that the ranks get",
+        why="a preloaded library replaces functions of every other library",
+        remedy="unset LD_PRELOAD",
+    ),
+    _field(
+        "libs.ld-audit",
+        "must",
+        "setting",
+        what="LD_AUDIT inside the environment",
+        source="the environment that the ranks get",
+        why="the loader loads such a library before all others and lets it replace them",
+        remedy="unset LD_AUDIT",
+    ),
+    _field(
+        "libs.glibc-tunables",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="GLIBC_TUNABLES inside the environment",
+        source="the environment that the ranks get",
+        why="they choose among the math functions of the C library for different processors",
+        remedy="unset GLIBC_TUNABLES",
+    ),
+    _field(
+        "libs.ld-so-preload",
+        "must",
+        "library",
+        what="libraries that /etc/ld.so.preload puts in front of all others, each with the start of its sha256",
+        source="/etc/ld.so.preload inside the environment",
+        why="a preloaded library replaces functions of every other library",
+        remedy="ask the administrator; if it belongs to this cluster: hpcenv lock, or change the severity in [policy]",
+        judged_by=("lockfile", "nodes"),
+    ),
+    _field(
+        "libs.system",
+        "warn",
+        "library",
+        bitwise="must",
+        between_nodes="must",
+        what="libraries outside of the environment that Python, torch and other packages load, each with the start of "
+        "its sha256",
+        source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
+        why="math functions of another libc round differently; the nodes of one job must agree",
+        remedy="another cluster has other ones by right; on one, ask for equal nodes (--constraint, --nodelist)",
+        level="full",
+        judged_by=("lockfile", "nodes"),
+    ),
+    _field(
+        "libs.unlisted",
+        "must",
+        "library",
+        what="libraries inside the environment that are loaded and that no package lists, each with the start of its "
+        "sha256",
+        source="the libraries' own needs, in ld.so's order",
+        why="no package manager verifies them",
+        level="full",
+    ),
+    *(
+        _field(
+            f"libs.{name}.version",
+            "must",
+            "library",
+            what=f"version that {name} itself reports",
+            source="its own API; loading it is too slow for the default level",
+            why="the library that loads is not always the one that pip lists",
+            level="full",
+        )
+        for name in ("cublas", "cublaslt")
+    ),
+    *(
+        _field(
+            f"libs.{name}.version",
+            "must",
+            "library",
+            what=f"version that {name} itself reports",
+            source="its own API, called without a GPU",
+            why="the library that loads is not always the one that pip lists",
+        )
+        for name in ("cudart", "cudnn", "nccl")
+    ),
+    _field(
+        "libs.*.version",
+        "must",
+        "library",
+        what="version that a library itself reports",
+        source="its own API, called without a GPU; otherwise its file name",
+        why="the library that loads is not always the one that pip lists",
+    ),
+    _field(
+        "libs.*.origin",
+        "must",
+        "library",
+        what="where the loader finds a library: in the prefix, in the system, elsewhere",
+        source="RPATH and RUNPATH of torch, LD_LIBRARY_PATH and the loader's cache, in ld.so's order",
+        why="a copy elsewhere hides the locked one",
+    ),
+    _field(
+        "libs.*.build-id",
+        "warn",
+        "library",
+        bitwise="must",
+        what="GNU build-id of a library",
+        source="its ELF note",
+        why="it tells two builds of one version apart",
+    ),
+    _field(
+        "libs.*.sha256",
+        "warn",
+        "library",
+        bitwise="must",
+        what="sha256 of a library's file",
+        source="the file, hashed",
+        why="a patched library keeps its version and build-id",
+        level="full",
+    ),
+    _field(
+        "loaded.differs",
+        "must",
+        "library",
+        what="libraries that were mapped from another place than the loader's rules give",
+        source="/proc/PID/maps of a process that imported torch, against libs.*.origin",
+        why="an installed library is not always the loaded one",
+        level="deep",
+    ),
+    _field(
+        "loaded.*",
+        "must",
+        "library",
+        what="file that the loader really mapped for a library",
+        source="/proc/PID/maps of a process that imported torch",
+        why="an installed library is not always the loaded one",
+        level="deep",
+    ),
+    # -- packages -------------------------------------------------------------------------
+    _field(
+        "packages.env-digest",
+        "must",
+        "package",
+        what="digest over every package's name, version and RECORD (hpcenv-env-v1)",
+        source="the RECORD files",
+        why="it stands for the whole Python environment; where single packages differ, their own rows count",
+    ),
+    _field(
+        "packages.content-digest",
+        "must",
+        "file",
+        what="the same digest over what the files really hold",
+        source="every listed file, hashed",
+        why="it equals env-digest only if no file was modified; where single packages differ, their own rows count",
+        level="full",
+    ),
+    _field(
+        "packages.unlisted-digest",
+        "must",
+        "file",
+        what="digest over importable files that no package lists",
+        source="a scan of the site folders",
+        why="Python imports such a file like any other",
+    ),
+    _field(
+        "packages.unlisted-count",
+        "info",
+        "note",
+        what="how many importable files no package lists",
+        source="a scan of the site folders",
+        why="it explains unlisted-digest",
+        judged_by=(),
+        fixed=_COUNT,
+    ),
+    _field(
+        "packages.count",
+        "info",
+        "note",
+        what="how many packages are installed",
+        source="the .dist-info folders",
+        why="it explains env-digest",
+    ),
+    _field(
+        "packages.conda-digest",
+        "must",
+        "package",
+        what="digest over the packages that conda installed",
+        source="conda-meta/*.json",
+        why="conda installs libraries and interpreters without a RECORD",
+    ),
+    _field(
+        "packages.conda-count",
+        "info",
+        "note",
+        what="how many packages conda installed",
+        source="conda-meta/*.json",
+        why="it explains conda-digest",
+        judged_by=(),
+        fixed=_COUNT,
+    ),
+    _field(
+        "packages.conda-content-digest",
+        "must",
+        "file",
+        what="digest over what the files really hold that conda installed and no RECORD lists",
+        source="every such file, hashed; the prefix that conda wrote into files does not count",
+        why="no conda tool notices a file that was changed after the installation",
+        remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
+        level="full",
+    ),
+    _field(
+        "packages.conda-modified",
+        "must",
+        "file",
+        what="files that are not as conda installed them",
+        source="every file in conda-meta's paths_data, hashed",
+        why="it names what conda-content-digest covers",
+        remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
+        level="full",
+        follows="packages.conda-content-digest",
+    ),
+    _field(
+        "packages.*",
+        "must",
+        "package",
+        what="one installed package",
+        source="its .dist-info folder",
+        why="another version, or another build of the same version, is other code",
+        remedy=_REINSTALL,
+        follows="packages.env-digest",
+    ),
+    _field(
+        "packages.*.record-sha256",
+        "must",
+        "package",
+        what="digest over a package's RECORD",
+        source="the RECORD file",
+        why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
+        remedy=_REINSTALL,
+        follows="packages.env-digest",
+    ),
+    _field(
+        "packages.*.content-sha256",
+        "must",
+        "file",
+        what="digest over what a package's files really hold",
+        source="every listed file, hashed",
+        why="no Python tool notices a file that was edited after installation",
+        remedy=_REINSTALL,
+        level="full",
+        follows="packages.content-digest",
+    ),
+    _field(
+        "packages.*.programs-sha256",
+        "must",
+        "file",
+        what="digest over a package's programs in bin/, without the line that names the environment's Python",
+        source="every listed program, hashed; launchers of entry points are left out while they are as installers "
+        "write them",
+        why="the RECORD's hash of a program changes with the folder of the environment",
+        remedy=_REINSTALL,
+        level="full",
+        follows="packages.content-digest",
+    ),
+    _field(
+        "packages.*.commit-id",
+        "must",
+        "package",
+        what="commit that a package was installed from, or that an editable install runs",
+        source="direct_url.json, and git for an editable install",
+        why="an editable install has no digest: its commit stands for its code",
+        remedy="check out the locked commit",
+    ),
+    _field(
+        "packages.*.dirty",
+        "warn",
+        "package",
+        bitwise="must",
+        what="whether the working tree of an editable install is changed",
+        source="git",
+        why="a changed tree is not its commit, and no other user has it",
+        remedy="commit the change, then: hpcenv lock",
+    ),
+    _field(
+        "packages.*.diff-sha256",
+        "warn",
+        "package",
+        bitwise="must",
+        what="digest of what differs from the commit of an editable install; `none` if nothing does",
+        source="git: changed files; and importable files that git does not track, also ignored ones (*.so)",
+        why="two changed trees of one commit are two environments",
+        remedy="commit the change, or build again, then: hpcenv lock",
+    ),
+    _field(
+        "packages.*.files-sha256",
+        "warn",
+        "package",
+        bitwise="must",
+        what="digest over the importable files of an editable install that git cannot describe",
+        source="the folders below the one that it was installed from",
+        why="without a commit only the files can be compared",
+        remedy="put it under git, or if you want the change: hpcenv lock",
+    ),
+    _field(
+        "packages.*.source",
+        "info",
+        "note",
+        what="where a package came from: wheel, sdist, editable, vcs, directory, conda, Debian",
+        source="direct_url.json, WHEEL and INSTALLER",
+        why="it explains other differences: a package that was compiled on the spot differs from machine to machine",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "packages.*.wheel-sha256",
+        "info",
+        "note",
+        what="sha256 of the wheel that a package came from, with how that was proved",
+        source="`hpcenv lock`, through pip with the user's own index",
+        why="it cannot be read after installation; it lets others install the very same file",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    # -- system ---------------------------------------------------------------------------
+    _field(
+        "system.machine",
+        "must",
+        "hardware",
+        what="processor architecture",
+        source="uname",
+        why="binaries for another one do not run",
+    ),
+    _field(
+        "system.os-release",
+        "info",
+        "image",
+        what="distribution and its version",
+        source="/etc/os-release inside the environment",
+        why="it explains differences in system libraries",
+    ),
+    _field(
+        "system.glibc",
+        "info",
+        "image",
+        what="version of the C library",
+        source="the running process",
+        why="wheels need a minimum; math functions may differ in the last bit",
+    ),
+    _field(
+        "system.packages-count",
+        "info",
+        "note",
+        what="how many packages the distribution installed",
+        source="dpkg, rpm or apk, read without running them",
+        why="it explains packages-digest",
+        judged_by=(),
+        fixed=_COUNT,
+    ),
+    _field(
+        "system.packages-digest",
+        "info",
+        "image",
+        bitwise="must",
+        what="digest over the distribution's packages",
+        source="dpkg, rpm or apk, read without running them",
+        why="libraries outside of Python come from here; the hash of a SIF covers them already",
+    ),
+    _field(
+        "system.*",
+        "info",
+        "image",
+        what="another property of the system inside the environment",
+        source="files inside the environment",
+        why="it explains differences",
+        members=("system.packages-manager",),
+    ),
+    # -- nodes ----------------------------------------------------------------------------
+    _field(
+        "host.driver-version",
+        "must",
+        "driver",
+        what="version of the NVIDIA driver",
+        source="NVML, otherwise /proc/driver/nvidia/version",
+        why="a driver older than the minimum of the CUDA runtime fails at the first CUDA call",
+        remedy="ask for other nodes (--constraint, --partition), or use an image for an older CUDA runtime",
+        judged_by=("rule", "nodes"),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-count",
+        "must",
+        "hardware",
+        what="how many GPUs the job sees on a node",
+        source="NVML, against --gpus",
+        why="each rank needs one",
+        remedy="check --gpus and the partition's GRES",
+        judged_by=("rule",),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-models",
+        "must",
+        "hardware",
+        what="names of the GPUs",
+        source="NVML",
+        why="nodes of one job must agree; results are equal in every bit only on one model",
+        remedy="ask for one model: --constraint or --gres",
+        judged_by=("nodes",),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-compute-capabilities",
+        "must",
+        "hardware",
+        what="compute capability of each GPU",
+        source="NVML, against torch.arch-list",
+        why="torch has kernels for a fixed list of architectures",
+        remedy="use a torch build with kernels for this GPU, or other nodes",
+        judged_by=("rule",),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-mig",
+        "must",
+        "hardware",
+        what="whether GPUs are split (MIG)",
+        source="NVML",
+        why="a slice has fewer SMs: other speed, other reduction order",
+        remedy="ask for whole GPUs",
+        judged_by=("rule", "nodes"),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-sm-counts",
+        "warn",
+        "hardware",
+        bitwise="must",
+        what="streaming multiprocessors of each GPU",
+        source="NVML",
+        why="cuBLAS promises equal bits only on GPUs with the same number of them",
+        remedy="ask for one model: --constraint or --gres",
+        judged_by=("nodes",),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu",
+        "warn",
+        "hardware",
+        bitwise="must",
+        what="the GPU that the environment was locked for",
+        source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
+        why="other GPUs round differently",
+        remedy="ask for that model: --constraint or --gres",
+        judged_by=("rule",),
+        gpus=True,
+    ),
+    _field(
+        "host.driver-min",
+        "info",
+        "driver",
+        what="oldest driver that runs the locked CUDA build",
+        source="`hpcenv lock`, from the compatibility table",
+        why="it tells readers of the lockfile which nodes they need",
+        judged_by=(),
+        fixed="nodes are judged by host.driver-version",
+    ),
+    _field(
+        "host.nvidia-require.*",
+        "info",
+        "driver",
+        what="a rule of the image about drivers and GPUs",
+        source="the image's NVIDIA_REQUIRE_* variables",
+        why="it tells readers of the lockfile which nodes they need",
+        judged_by=(),
+        fixed="nodes are judged by container.nvidia-require",
+    ),
+    _field(
+        "host.gpu-uuids",
+        "info",
+        "note",
+        what="which GPUs, one by one",
+        source="NVML",
+        why="it helps to find a broken GPU",
+        judged_by=(),
+        fixed="every GPU has its own",
+        gpus=True,
+    ),
+    _field(
+        "host.hostname",
+        "info",
+        "note",
+        what="name of the node",
+        source="uname",
+        why="it helps to find the node",
+        judged_by=(),
+        fixed="every node has its own",
+    ),
+    *(
+        _field(
+            f"host.{name}",
+            "info",
+            "note",
+            what=what,
+            source="NVML or the node's own files",
+            why="it explains differences in speed and results",
+            remedy="ask for nodes of one kind: --constraint, --partition or --nodelist",
+            judged_by=("nodes",),
+            gpus=gpus,
+        )
+        for name, gpus, what in (
+            ("gpu-memory-mib", True, "memory of each GPU in MiB"),
+            ("gpu-ecc", True, "whether error correction is on"),
+            ("gpu-brands", True, "product line of each GPU"),
+            ("cuda-driver-version", True, "newest CUDA driver API version that the driver supports"),
+            ("cpus", False, "how many processors the job may use on a node"),
+            ("memlock", False, "how much memory a process may lock; RDMA needs `unlimited`"),
+            ("shm-mib", False, "size of /dev/shm in MiB; NCCL and data loaders use it"),
+            ("rdma", False, "InfiniBand and RoCE ports with state and rate"),
+            ("kernel", False, "release of the Linux kernel"),
+            ("glibc", False, "version of the node's own C library"),
+            ("apptainer", False, "version of Apptainer"),
+            ("slurm", False, "version of Slurm"),
+        )
+    ),
+    _field(
+        "host.machine",
+        "must",
+        "hardware",
+        what="processor architecture of a node",
+        source="uname",
+        why="nodes of one job must agree",
+        remedy="ask for nodes of one kind: --constraint or --partition",
+        judged_by=("nodes",),
+    ),
+    _field(
+        "host.*",
+        "info",
+        "note",
+        what="another property of a node",
+        source="the node's own files and tools",
+        why="it explains differences in speed",
+        judged_by=("nodes",),
+    ),
+    _field(
+        "network.route",
+        "must",
+        "hardware",
+        what="a route from every node to the first one",
+        source="the kernel's routing table on each node",
+        why="without a route the ranks cannot meet",
+        remedy="check the nodes' names and networks; `host.*` facts list the interfaces",
+        judged_by=("rule",),
+        fixed=_NO_LAUNCH,
+    ),
+    _field(
+        "stage",
+        "warn",
+        "note",
+        what="whether a node uses its own copy of the SIF and the data",
+        source="the staging step of each node",
+        why="the shared file system is slower, and many nodes slow it down for everyone",
+        remedy="free space on the node's disk, or stage less",
+        judged_by=("rule",),
+    ),
+    # -- how strict -----------------------------------------------------------------------
+    _field(
+        "determinism.profile",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="which profile decides how much each field matters: default or bitwise",
+        source="`profile` under [determinism] in hpcenv.toml",
+        why="under another profile other differences stop a job",
+        judged_by=(),
+    ),
+    _field(
+        "policy",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="severities that the project changed",
+        source="[policy] in hpcenv.toml",
+        why="a field that was loosened no longer stops a job",
+        judged_by=(),
+        fixed="a project must not hide that it loosened other fields",
+    ),
+    # -- run ------------------------------------------------------------------------------
+    _field(
+        "code.script-sha256",
+        "must",
+        "setting",
+        what="sha256 of the training script",
+        source="the file as each node reads it, against the one that was submitted",
+        why="an edit while the job waits, or a stale cache, runs other code",
+        remedy="submit again",
+        judged_by=("rule",),
+    ),
+    _field(
+        "code.digest",
+        "must",
+        "setting",
+        what="sha256 over all files of the run's own copy of the code",
+        source="each file as every node reads it, against what was submitted",
+        why="another module, configuration or link gives other results",
+        remedy="submit again; do not edit files in the run folder",
+        judged_by=("rule",),
+    ),
+    _field(
+        "code.*",
+        "must",
+        "setting",
+        what="state of the code: commit and uncommitted changes",
+        source="git, at submission",
+        why="another commit is another experiment",
+        remedy="check out the other commit",
+        judged_by=(),
+        members=("code.commit", "code.dirty", "code.diff-sha256", "code.workdir", "code.files"),
+    ),
+    _field(
+        "data.*",
+        "must",
+        "setting",
+        what="state of data that [[data]] in hpcenv.toml names",
+        source="names and sizes, times or content, against what was found at submission",
+        why="other data give other results",
+        remedy="bring the data back, or submit again with those that are there",
+        judged_by=("rule",),
+    ),
+    _field(
+        "run.outcome",
+        "must",
+        "note",
+        what="whether a run trained, and how it ended if it did not",
+        source="verdict and exit of the run",
+        why="a run that was rejected or did not complete has no result to compare",
+        remedy="hpcenv report RUN says why",
+        judged_by=(),
+    ),
+    *(
+        _field(
+            f"run.{name}",
+            "must",
+            "setting",
+            what=what,
+            source="the submission",
+            why=why,
+            remedy=remedy,
+            judged_by=(),
+        )
+        for name, what, why, remedy in (
+            ("nodes", "number of nodes that train", _WORLD, _SHAPE),
+            ("nproc-per-node", "ranks on each node", _WORLD, _SHAPE),
+            ("gpus-per-node", "GPUs on each node", "a GPU and a CPU compute other sums", _SHAPE),
+            ("backend", "backend of torch.distributed", "backends add in another order", _SHAPE),
+            ("script", "path of the training script in its project", "another program is another experiment", _SCRIPT),
+            ("data", "staged folders of data", "other data are another experiment", "stage the same folders"),
+            ("arguments", "arguments of the training script", "other arguments are another experiment", _ARGUMENTS),
+        )
+    ),
+    _field(
+        "run.*",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="another part of the shape and command of a run",
+        source="the submission",
+        why="the world size changes the order of sums and the batch",
+        remedy="submit with the same --nodes, --gpus, --nproc and arguments",
+        judged_by=(),
+        members=("run.argv",),
+    ),
+    _field(
+        "env.*",
+        "warn",
+        "setting",
+        bitwise="must",
+        what="a variable that the ranks get",
+        source="[env] in hpcenv.toml is locked; on each node, all that reach the ranks, with their origin",
+        why="libraries read variables: threads, algorithms and protocols change the order of sums",
+        remedy="submit with --env NAME=VALUE, or set it under [env] in hpcenv.toml, then: hpcenv lock",
+        judged_by=("lockfile", "nodes"),
+    ),
+    _field(
+        "job.nodes",
+        "must",
+        "note",
+        what="how many nodes the job has",
+        source="Slurm, against what was submitted",
+        why="a job of another size is another experiment",
+        remedy="submit again; scontrol or a batch script template changed the job",
+        judged_by=("rule",),
+        fixed="ranks and rendezvous are planned for this number of nodes",
+    ),
+    _field(
+        "lockfile",
+        "must",
+        "note",
+        what="whether a node could compare anything at all",
+        source="the facts of the node",
+        why="a check that compared nothing must not look like a match",
+        remedy="hpcenv lock",
+        judged_by=("rule",),
+        fixed="a check that compared nothing must not look like a match",
+    ),
+    _field(
+        "lockfile.edited",
+        "warn",
+        "note",
+        what="whether the lockfile was edited, and used all the same (--frozen)",
+        source="the fingerprint in the lockfile, against that of its content",
+        why="the fingerprint in a paper then names another environment",
+        remedy="hpcenv lock, or: git checkout the lockfile",
+        judged_by=("rule",),
+        fixed="an edit must not hide itself",
+    ),
+    _field(
+        "lockfile.revision",
+        "warn",
+        "note",
+        what="minor version of the lockfile's format, where this hpcenv has another one",
+        source="the lockfile",
+        why="hpcenv does not compare keys that it does not know, nor fields that an older lockfile does not have",
+        remedy="for a newer lockfile: pip install --upgrade hpcenv; for an older one: hpcenv lock",
+        judged_by=("rule",),
+        fixed="`hpcenv verify --strict` makes it count",
+    ),
+    _field(
+        "facts",
+        "must",
+        "note",
+        what="the report of a node",
+        source="facts/NODE.json",
+        why="nothing is known about a node that does not report",
+        remedy="look for the node's name in the job's log",
+        judged_by=("rule",),
+        fixed="nothing is known about a node that does not report",
+    ),
+    _field(
+        "environment",
+        "must",
+        "note",
+        what="whether the environment could be read at all",
+        source="the probe",
+        why="what could not be read is never reported as a match",
+        remedy="start it by hand on that node: hpcenv verify",
+        judged_by=("rule",),
+        fixed="what could not be read is never reported as a match",
+    ),
+)
+
+
+@functools.lru_cache(maxsize=10_000)
+def find(name: str) -> Field | None:
+    """Return the field that `name` belongs to: the exact one, otherwise the narrowest family."""
+    exact = _by_name().get(name)
+    if exact is not None:
+        return exact
+    return max((field for field in FIELDS if field.fits(name)), key=lambda field: len(field.name), default=None)
+
+
+@functools.cache
+def _by_name() -> dict[str, Field]:
+    return {field.name: field for field in FIELDS}
+
+
+def has_row(name: str) -> bool:
+    """Return whether the table has a row for this very name, and not only for its family."""
+    return name in _by_name()

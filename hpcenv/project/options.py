@@ -1,0 +1,568 @@
+"""The table of options: everything that a submission can be told, one row each.
+
+Runs on: LOGIN NODE. Data only.
+
+From this table follow the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
+hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
+the reference page (docs/reference/options.md) and the typed classes in option_types.py. It lives in
+project/ because hpcenv.toml and site profiles are read here, and project/ may not import submission/.
+
+To add an option, write one row and run
+
+    scripts/reference-docs
+
+which writes option_types.py, the reference page and the recorded help pages again. A row made with
+`_directive` needs nothing else: its value becomes the `#SBATCH` line. An option that hpcenv acts on
+itself also needs that code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal[
+    "text",  # any text
+    "word",  # text without blanks, quotes and backslashes: it becomes part of an #SBATCH line
+    "path",  # a path; in hpcenv.toml it is relative to the folder of that file
+    "count",  # a whole number, at least `minimum`
+    "flag",  # given or not
+    "switch",  # --name or --no-name
+    "choice",  # one of `choices`
+    "time",  # a length of time that Slurm reads; a plain number is minutes
+    "seconds",  # a length of time; a plain number is seconds
+    "size",  # bytes
+    "texts",  # several texts
+    "variables",  # NAME=VALUE, several times
+    "secrets",  # NAME=SOURCE, several times
+    "native",  # NAME[=VALUE] of another program's option, several times
+]
+
+Place = Literal["command", "python", "project", "site"]
+COMMAND: frozenset[Place] = frozenset({"command", "python"})
+PROJECT: frozenset[Place] = COMMAND | {"project"}
+EVERYWHERE: frozenset[Place] = PROJECT | {"site"}
+ONLY_COMMAND: frozenset[Place] = frozenset({"command"})
+ONLY_PROJECT: frozenset[Place] = frozenset({"project"})
+ONLY_FILES: frozenset[Place] = frozenset({"project", "site"})
+ONLY_SITE: frozenset[Place] = frozenset({"site"})
+
+Group = Literal["Shape", "Slurm", "Launch", "Environment", "Stop and requeue", "Code", "Many runs", "Staging", "Output"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        name: in Python; on the command line and in TOML, `-` stands for `_`.
+        help: understandable without the other rows.
+        places: where it can be set.
+        metavar: what stands for the value in the help text.
+        minimum: of a count.
+        choices: of a choice.
+        default: of a text that always has a value.
+        sbatch: option of sbatch that the value ends up in; empty without one.
+        short: sbatch's one-letter spelling of it. hpcenv does not accept it, but names its own option.
+        srun: option of srun that the value ends up in.
+        torchrun: option of torchrun that the value ends up in.
+        written: the value is the value of the `#SBATCH` line. Otherwise hpcenv computes that line.
+        environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
+        needs_slurm: it has no effect on this machine (`--cluster local`).
+    """
+
+    name: str
+    kind: Kind
+    group: Group
+    help: str
+    places: frozenset[Place] = COMMAND
+    metavar: str = ""
+    minimum: int = 1
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+    sbatch: str = ""
+    short: str = ""
+    srun: str = ""
+    torchrun: str = ""
+    written: bool = False
+    environment: str = ""
+    needs_slurm: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its key in hpcenv.toml and in site profiles."""
+        return self.name.replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return f"--{self.key}"
+
+    @property
+    def absent(self) -> object:
+        """The value that means: not given."""
+        if self.kind == "flag":
+            return False
+        if self.kind == "switch":
+            return True
+        if self.kind == "texts":
+            return ()
+        return {} if self.kind in ("variables", "secrets", "native") else self.default
+
+
+def _directive(
+    name: str, kind: Kind, text: str, *, short: str = "", environment: str = "", metavar: str = ""
+) -> Option:
+    """Return a row whose value is written as `#SBATCH --NAME=VALUE`; it can be set everywhere."""
+    return Option(
+        name=name,
+        kind=kind,
+        group="Slurm",
+        help=text,
+        places=EVERYWHERE,
+        metavar=metavar,
+        sbatch=name.replace("_", "-"),
+        short=short,
+        written=True,
+        environment=environment,
+        needs_slurm=True,
+    )
+
+
+OPTIONS: tuple[Option, ...] = (
+    # -- Shape ----------------------------------------------------------------------------
+    Option(
+        name="nodes",
+        kind="count",
+        group="Shape",
+        help="Number of nodes. Default: 1.",
+        places=PROJECT,
+        sbatch="nodes",
+        short="N",
+        srun="nodes",
+        torchrun="nnodes",
+    ),
+    Option(
+        name="gpus",
+        kind="count",
+        minimum=0,
+        group="Shape",
+        help="GPUs on each node, not in total. With 0 the ranks use CPUs, and --nproc says how many ranks there are.",
+        places=PROJECT,
+        sbatch="gpus-per-node",
+        short="G",
+    ),
+    Option(
+        name="allow_cpu_torch",
+        kind="flag",
+        group="Shape",
+        help="Request GPUs although the locked torch cannot use them. The run records them and does not compare them.",
+    ),
+    Option(
+        name="gpu_type",
+        kind="word",
+        group="Shape",
+        help="Type of the GPUs, as `sinfo --format=%G` names it, for example h100.",
+        places=EVERYWHERE,
+        metavar="TYPE",
+        needs_slurm=True,
+    ),
+    Option(
+        name="gpu_request",
+        kind="choice",
+        choices=("gpus-per-node", "gres"),
+        group="Shape",
+        help="Option of sbatch by which this cluster accepts requests for GPUs. Default: gpus-per-node.",
+        places=ONLY_FILES,
+        needs_slurm=True,
+    ),
+    Option(
+        name="nproc",
+        kind="count",
+        group="Shape",
+        help="Ranks (processes) on each node. Default: one for each GPU.",
+        places=PROJECT,
+        torchrun="nproc-per-node",
+    ),
+    Option(
+        name="cpus",
+        kind="count",
+        group="Shape",
+        help="CPUs on each node. The ranks of a node share them.",
+        places=EVERYWHERE,
+        sbatch="cpus-per-task",
+        short="c",
+        srun="cpus-per-task",
+    ),
+    Option(
+        name="cpus_per_gpu",
+        kind="count",
+        group="Shape",
+        help="CPUs on each node for each of its GPUs, for jobs that do not set `cpus`.",
+        places=ONLY_SITE,
+    ),
+    Option(
+        name="mem",
+        kind="word",
+        group="Shape",
+        help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node.",
+        places=EVERYWHERE,
+        metavar="SIZE",
+        sbatch="mem",
+        written=True,
+        needs_slurm=True,
+    ),
+    Option(
+        name="spare",
+        kind="count",
+        minimum=0,
+        group="Shape",
+        help="Extra nodes to allocate. They replace nodes that the check rejects. Default: 0.",
+        places=EVERYWHERE,
+        metavar="N",
+        needs_slurm=True,
+    ),
+    # -- Slurm ----------------------------------------------------------------------------
+    _directive(
+        "time",
+        "time",
+        "Time limit of the job: 90 (minutes), 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS.",
+        short="t",
+        environment="SBATCH_TIMELIMIT",
+        metavar="TIME",
+    ),
+    _directive(
+        "partition",
+        "word",
+        "Slurm partition to run in. Several are separated by commas; Slurm chooses one.",
+        short="p",
+        environment="SBATCH_PARTITION",
+    ),
+    _directive(
+        "account", "word", "Slurm account that is charged for the job.", short="A", environment="SBATCH_ACCOUNT"
+    ),
+    _directive("qos", "word", "Slurm quality of service (QOS) of the job.", short="q", environment="SBATCH_QOS"),
+    _directive(
+        "constraint",
+        "word",
+        "Features that the nodes must have, for example 'a100&ib'.",
+        short="C",
+        environment="SBATCH_CONSTRAINT",
+        metavar="FEATURES",
+    ),
+    _directive("reservation", "word", "Slurm reservation to run in.", environment="SBATCH_RESERVATION"),
+    _directive(
+        "exclude", "word", "Nodes that the job must not get, for example n1,n[3-5].", short="x", metavar="NODES"
+    ),
+    Option(
+        name="nodelist",
+        kind="word",
+        group="Slurm",
+        help="Nodes that the job must get, for example n1,n[3-5]. Slurm adds others if --nodes is larger.",
+        places=PROJECT,
+        metavar="NODES",
+        sbatch="nodelist",
+        short="w",
+        written=True,
+        needs_slurm=True,
+    ),
+    Option(
+        name="dependency",
+        kind="word",
+        group="Slurm",
+        help="Other jobs that must come first, for example afterok:1234.",
+        places=PROJECT,
+        metavar="JOBS",
+        sbatch="dependency",
+        short="d",
+        written=True,
+        needs_slurm=True,
+    ),
+    _directive("licenses", "word", "Licenses that the job needs, for example matlab:2.", short="L", metavar="LIST"),
+    Option(
+        name="sbatch",
+        kind="native",
+        group="Slurm",
+        help="Pass another option to sbatch, for example --sbatch mail-type=END. hpcenv.toml and site profiles have a "
+        "table [sbatch] for this.",
+        places=EVERYWHERE,
+        metavar="NAME[=VALUE]",
+        needs_slurm=True,
+    ),
+    Option(
+        name="srun",
+        kind="native",
+        group="Slurm",
+        help="Pass another option to the srun that starts the training, for example --srun cpu-bind=none. hpcenv.toml "
+        "and site profiles have a table [srun] for this.",
+        places=EVERYWHERE,
+        metavar="NAME[=VALUE]",
+        needs_slurm=True,
+    ),
+    Option(
+        name="retry_excluding",
+        kind="count",
+        group="Slurm",
+        help="If the check rejects nodes, queue the job again without these nodes, at most N times.",
+        metavar="N",
+    ),
+    Option(
+        name="site",
+        kind="text",
+        group="Slurm",
+        help="Site profile to use: its name, its path, or `none`. Default: the profile that fits this cluster.",
+        metavar="NAME",
+    ),
+    Option(
+        name="cluster",
+        kind="choice",
+        choices=("slurm", "local"),
+        group="Slurm",
+        help="Where to run: slurm, or local for this machine. Default: slurm if `sbatch` is on PATH.",
+    ),
+    Option(
+        name="assume_shared",
+        kind="flag",
+        group="Slurm",
+        help="Do not check that compute nodes can see the project, the run folder and the environment.",
+        places=ONLY_PROJECT,
+    ),
+    # -- Launch ---------------------------------------------------------------------------
+    Option(
+        name="standalone",
+        kind="flag",
+        group="Launch",
+        help="On one node, let torchrun make its own rendezvous (torchrun --standalone).",
+        torchrun="standalone",
+    ),
+    Option(
+        name="max_restarts",
+        kind="count",
+        minimum=0,
+        group="Launch",
+        help="How often torchrun starts the ranks again after a failure. Default: 0.",
+        metavar="N",
+        torchrun="max-restarts",
+    ),
+    Option(
+        name="torchrun_args",
+        kind="texts",
+        group="Launch",
+        help="Pass one more argument to torchrun, for example --torchrun-args --monitor-interval=1.",
+        metavar="ARG",
+    ),
+    # -- Environment ----------------------------------------------------------------------
+    Option(
+        name="lock",
+        kind="text",
+        group="Environment",
+        help="Name of the lockfile to run with. Default: default.",
+        metavar="NAME",
+        default="default",
+    ),
+    Option(
+        name="locked",
+        kind="flag",
+        group="Environment",
+        help="First check that the lockfile still describes hpcenv.toml and the environment.",
+    ),
+    Option(
+        name="frozen",
+        kind="flag",
+        group="Environment",
+        help="Use the lockfile even if hpcenv.toml has changed since the lockfile was written.",
+    ),
+    Option(
+        name="env",
+        kind="variables",
+        group="Environment",
+        help="Set an environment variable for the ranks. The value is literal text.",
+        metavar="NAME=VALUE",
+    ),
+    Option(
+        name="pass_env",
+        kind="texts",
+        group="Environment",
+        help="Pass a variable of the job's environment to the ranks. `HF_*` passes all names that begin with HF_.",
+        places=PROJECT,
+        metavar="NAME",
+    ),
+    Option(
+        name="secret",
+        kind="secrets",
+        group="Environment",
+        help="Set a variable for the ranks whose value only the nodes read: from file:PATH or from env:NAME.",
+        metavar="NAME=SOURCE",
+    ),
+    Option(
+        name="compat_file",
+        kind="path",
+        group="Environment",
+        help="Compatibility table of GPUs, drivers and CUDA to use in place of the one in hpcenv.",
+        places=ONLY_PROJECT,
+        metavar="FILE",
+    ),
+    # -- Stop and requeue -----------------------------------------------------------------
+    Option(
+        name="grace",
+        kind="seconds",
+        group="Stop and requeue",
+        help="How long before the time limit the ranks get the signal to save and end: 90 (seconds), 10m, 1h. "
+        "Default: 60, at most a tenth of --time.",
+        places=PROJECT,
+        metavar="TIME",
+        sbatch="signal",
+    ),
+    Option(
+        name="stop_signal",
+        kind="choice",
+        choices=SIGNALS,
+        group="Stop and requeue",
+        help="Signal that tells the ranks to save and end. Default: USR2.",
+        places=PROJECT,
+    ),
+    Option(
+        name="requeue",
+        kind="choice",
+        choices=("saved", "always", "never"),
+        group="Stop and requeue",
+        help="When the job is queued again after it had to end: saved (if the ranks saved their state), always or "
+        "never. Default: saved.",
+        places=PROJECT,
+        sbatch="requeue",
+    ),
+    Option(
+        name="max_requeues",
+        kind="count",
+        minimum=0,
+        group="Stop and requeue",
+        help="How often the job is queued again at most. Default: 20.",
+        places=PROJECT,
+        metavar="N",
+    ),
+    # -- Code -----------------------------------------------------------------------------
+    Option(
+        name="workdir",
+        kind="choice",
+        choices=("copy", "live"),
+        group="Code",
+        help="Where the script runs: in the run's own copy of the project (the default), or in the live project, "
+        "where later edits change the job.",
+        places=PROJECT,
+    ),
+    Option(
+        name="include",
+        kind="texts",
+        group="Code",
+        help="Also copy and hash the files that fit this pattern, of any kind and size, for example '*.npz'.",
+        places=PROJECT,
+        metavar="PATTERN",
+    ),
+    Option(
+        name="allow_dirty",
+        kind="flag",
+        group="Code",
+        help="Submit code that has changes which are not committed. The run records the changes.",
+    ),
+    # -- Many runs ------------------------------------------------------------------------
+    Option(
+        name="sweep",
+        kind="texts",
+        group="Many runs",
+        help="Submit one run for each value, for example lr=1e-3,1e-4 or seed=0..4. Several --sweep give all "
+        "combinations.",
+        places=ONLY_COMMAND,
+        metavar="NAME=V1,V2",
+    ),
+    Option(
+        name="array",
+        kind="text",
+        group="Many runs",
+        help="Submit one run for each index, for example 0-9. The ranks read their index from HPCENV_ELEMENT.",
+        places=ONLY_COMMAND,
+        metavar="INDICES",
+        sbatch="array",
+        short="a",
+    ),
+    Option(
+        name="max_parallel",
+        kind="count",
+        group="Many runs",
+        help="With --sweep or --array: how many runs may be active at the same time.",
+        places=ONLY_COMMAND,
+        metavar="N",
+    ),
+    Option(
+        name="chain",
+        kind="count",
+        group="Many runs",
+        help="Submit N jobs that run one after the other and continue the same run.",
+        metavar="N",
+    ),
+    # -- Staging --------------------------------------------------------------------------
+    Option(
+        name="stage",
+        kind="flag",
+        group="Staging",
+        help="Copy the SIF to the local disk of every node before it is used.",
+    ),
+    Option(
+        name="stage_data",
+        kind="texts",
+        group="Staging",
+        help="Copy this folder to the local disk of every node. The script sees the copy at the same path.",
+        metavar="DIR",
+    ),
+    Option(
+        name="stage_dir",
+        kind="text",
+        group="Staging",
+        help="Folder on the nodes for the copies. Default: the first local disk that all nodes have.",
+        metavar="DIR",
+    ),
+    Option(
+        name="stage_limit",
+        kind="size",
+        group="Staging",
+        help="How much space the copies may take on a node, for example 200G. Default: 100G.",
+        places=ONLY_PROJECT,
+        metavar="SIZE",
+    ),
+    # -- Output ---------------------------------------------------------------------------
+    Option(
+        name="name",
+        kind="text",
+        group="Output",
+        help="Name of the run and of its folder. Default: the name of the script with date and time.",
+        sbatch="job-name",
+        short="J",
+    ),
+    Option(
+        name="runs_dir",
+        kind="text",
+        group="Output",
+        help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+        metavar="DIR",
+    ),
+    Option(
+        name="template",
+        kind="path",
+        group="Output",
+        help="Template of the batch script to use in place of the one in hpcenv.",
+        places=ONLY_PROJECT,
+        metavar="FILE",
+    ),
+)
+
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def in_place(place: Place) -> tuple[Option, ...]:
+    """Return the options that can be set in one place, in the order of the table."""
+    return tuple(option for option in OPTIONS if place in option.places)
+
+
+WRITTEN = tuple(option for option in OPTIONS if option.written)

@@ -1,0 +1,133 @@
+"""Finds and reads the files of site profiles, and refuses those that other users could change.
+
+Runs on: LOGIN NODE. A profile sets variables and names programs for every run of its user, so it must
+belong to the user or to root, and no other user may be able to write to it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.errors import FileUnusable, HpcenvError, SpecError
+from hpcenv.project import document, toml_files
+from hpcenv.project.site import SiteFile
+
+SUFFIX = ".toml"
+# A profile has a few kilobytes; a larger file is not a profile.
+_LONGEST = 256 * 1024
+# Per folder, in order of names.
+_MOST_FILES = 200
+
+
+def user_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of a user's own profiles (XDG Base Directory Specification 0.8)."""
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    return _absolute(environ.get("XDG_CONFIG_HOME"), home / ".config") / "hpcenv" / "sites"
+
+
+def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders that are searched for profiles, the nearest first; `project` is the folder of hpcenv.toml."""
+    # The same specification: if not set or empty, the variable means /etc/xdg.
+    words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    configured = [Path(word) for word in words if word.startswith("/")]
+    places = [
+        *([] if project is None else [project / "sites"]),
+        user_folder(environ),
+        *(folder / "hpcenv" / "sites" for folder in configured),
+        Path("/etc/hpcenv/sites"),
+    ]
+    return tuple(dict.fromkeys(places))
+
+
+def _absolute(named: str | None, default: Path) -> Path:
+    # The specification: a path that is not absolute is ignored.
+    return Path(named) if named and os.path.isabs(named) else default
+
+
+def shipped() -> Path:
+    """Return the folder of the examples in hpcenv."""
+    package = Path(__file__).parents[1]
+    installed = package / "_data" / "sites"
+    return installed if installed.exists() else package.parent / "sites"
+
+
+def in_folder(folder: Path) -> tuple[Path, ...]:
+    """Return the profiles of a folder by name; empty if the folder does not exist or cannot be read."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX) and not name.startswith("."))
+    except OSError:
+        return ()
+    return tuple(folder / name for name in names[:_MOST_FILES])
+
+
+def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
+    """Return a profile, and the error if it must not be used.
+
+    A profile that must not be used is read, too: if it fits the cluster, the user must learn that it was
+    ignored.
+
+    Raises:
+        FileUnusable: it cannot be read, or is not a regular file.
+        SpecError: it is not a valid profile; every problem is listed.
+    """
+    descriptor = _open(path)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileUnusable(f"the site profile `{path}` is not a file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(_LONGEST + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > _LONGEST:
+        raise SpecError(f"`{path}` is not a site profile", why=f"it has more than {_LONGEST // 1024} KiB")
+    site, problems = document.parse(SiteFile, toml_files.loads(content, path, error=SpecError))
+    if site is None:
+        raise SpecError(f"the site profile `{path}` is not valid", why="\n".join(problems))
+    return site, _untrusted(path, status)
+
+
+def _open(path: Path) -> int:
+    try:
+        # O_NONBLOCK: to open a pipe would wait for a writer.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise FileUnusable(f"cannot read the site profile `{path}`", why=error.strerror) from error
+
+
+def _untrusted(path: Path, status: os.stat_result) -> FileUnusable | None:
+    """Return the error for a file that other users could change or replace; None if they cannot."""
+    real = Path(os.path.realpath(path))
+    try:
+        folder = os.stat(real.parent)
+    except OSError as error:
+        return FileUnusable(f"cannot look at the folder of `{path}`", why=error.strerror)
+    # In a sticky folder, such as /tmp, a user cannot replace files of other users.
+    sticky = bool(folder.st_mode & stat.S_ISVTX)
+    for what, place, found in (("", real, status), ("its folder ", real.parent, folder)):
+        if place == real.parent and sticky:
+            continue
+        owner = filesystem.user_name(found.st_uid)
+        if found.st_uid not in (os.geteuid(), 0):
+            return _refusal(path, f"{what}{place} belongs to `{owner}`", f"copy it: cp {path} {_own_copy(path)}")
+        if found.st_mode & stat.S_IWOTH:
+            return _refusal(path, f"all users can write to {what}{place}", f"chmod o-w {place}")
+        if found.st_mode & stat.S_IWGRP and not filesystem.private_group(found.st_gid):
+            return _refusal(path, f"a group can write to {what}{place}", f"chmod g-w {place}")
+    return None
+
+
+def _own_copy(path: Path) -> str:
+    return f"~/.config/hpcenv/sites/{path.name}"
+
+
+def _refusal(path: Path, why: str, hint: str) -> FileUnusable:
+    return FileUnusable(
+        f"the site profile `{path}` is not used: other users can change it",
+        why=f"{why}; a profile names programs and sets variables for your runs",
+        hint=hint,
+    )

@@ -1,0 +1,211 @@
+"""hpcenv.toml: the image, the defaults for submissions and the settings of a project.
+
+Runs on: LOGIN NODE.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from hpcenv.project import severities
+from hpcenv.project.document import Document
+from hpcenv.project.fields import Profile
+from hpcenv.project.option_types import SubmitTable
+from hpcenv.project.option_values import SbatchTable, SrunTable, Text, Word, secrets, text, variables
+from hpcenv.records.manifest import DataCompare, Severity
+
+HOST = "host"
+
+
+def _fields(value: dict[str, Severity]) -> dict[str, Severity]:
+    # A key without an effect would change nothing, and the user would not notice.
+    problems = severities.problems(value)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not text(value).startswith("/"):
+        raise ValueError("must be an absolute path in the container")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BindTable(Document):
+    """[[bind]]: a host folder that the container sees."""
+
+    source: Text
+    target: Annotated[str, AfterValidator(_absolute)] | None = None
+    read_only: bool = False
+
+
+def _inside(value: str) -> str:
+    parts = text(value).rstrip("/").split("/")
+    if value.startswith(("/", "~")) or not {"", ".", ".."}.isdisjoint(parts):
+        raise ValueError("must be a folder below that of hpcenv.toml, for example outputs")
+    return "/".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFilesTable(Document):
+    """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
+
+    Attributes:
+        live: folders that are made in the project, and that the ranks write to.
+        ignore: patterns of files and folders that the copy does not have.
+    """
+
+    live: tuple[Annotated[str, AfterValidator(_inside)], ...] = ()
+    ignore: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataTable(Document):
+    """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
+
+    Attributes:
+        path: absolute, or relative to the folder of hpcenv.toml.
+        compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.
+    """
+
+    path: Text
+    compare: DataCompare = "size-and-time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTable(Document):
+    """[host]: what the nodes have. With it, a mismatch is found before the job waits.
+
+    Attributes:
+        gpu: the partition's GPU, as Slurm or NVIDIA names it: `h100`, `a100` ...
+    """
+
+    gpu: Word | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterminismTable(Document):
+    """[determinism]: how strict nodes and runs are compared."""
+
+    profile: Profile = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathsTable(Document):
+    """[paths]: where things go, relative to the folder of hpcenv.toml.
+
+    Attributes:
+        store: blobs and SIFs, for all projects that name the same folder.
+        store_shared: the folder's group may write to it, and is trusted.
+    """
+
+    runs: Text = "runs"
+    store: Text | None = None
+    store_shared: bool = False
+    lockfiles: Text = "lockfiles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project(Document):
+    """hpcenv.toml as a whole.
+
+    Attributes:
+        image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
+            a SIF, a definition file, or `host`.
+        python: the interpreter: a path (host) or a name inside the image.
+        platform: which image of a multi-platform index.
+        allow_floating: accept `latest` or no tag.
+        plain_http: registries (`HOST:PORT`) that are used without TLS.
+        ca_file: CA certificates to trust, for registries with a private CA.
+        submit: defaults for `hpcenv submit`.
+        sbatch, srun: options that are passed on to sbatch and srun.
+        policy: field -> severity in the gate; recorded in the lockfile.
+    """
+
+    image: Text
+    python: Text | None = None
+    platform: str = "linux/amd64"
+    allow_floating: bool = False
+    plain_http: tuple[str, ...] = ()
+    ca_file: Text | None = None
+    submit: SubmitTable = field(default_factory=SubmitTable)
+    sbatch: SbatchTable = field(default_factory=dict)
+    srun: SrunTable = field(default_factory=dict)
+    site: Text | None = None
+    env: Annotated[dict[str, str], AfterValidator(variables)] = field(default_factory=dict)
+    secrets: Annotated[dict[str, str], AfterValidator(secrets)] = field(default_factory=dict)
+    bind: tuple[BindTable, ...] = ()
+    code: CodeFilesTable = field(default_factory=CodeFilesTable)
+    data: tuple[DataTable, ...] = ()
+    host: HostTable = field(default_factory=HostTable)
+    determinism: DeterminismTable = field(default_factory=DeterminismTable)
+    paths: PathsTable = field(default_factory=PathsTable)
+    policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = field(default_factory=dict)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the ranks run on the host, without a container."""
+        return self.image == HOST
+
+
+TEMPLATE = """\
+# hpcenv.toml: what this project needs. `hpcenv lock` resolves it into a lockfile.
+
+# The container image, with a tag or a digest that does not float:
+#   image = "docker://ghcr.io/OWNER/NAME:TAG"
+# or "host": no container; the Python environment of this machine is locked instead.
+image = "{image}"
+
+# The interpreter: a path (image = "host"; default: the active virtual environment), or a
+# name inside the image (default: python3).
+{python}
+
+# Registries that are used without TLS, as HOST:PORT.
+{plain_http}
+
+# Defaults for `hpcenv submit`. An option on the command line overrides its key here.
+[submit]
+# nodes = 2              # --nodes
+# gpus = 8               # --gpus: GPUs PER NODE
+# cpus = 64              # --cpus: CPUs per node
+# time = "04:00:00"      # --time
+# partition = "gpu"      # --partition
+# account = "my-project" # --account
+# gpu-request = "gres"   # how this cluster accepts requests for GPUs: gpus-per-node or gres
+# gpu-type = "h100"      # --gpu-type: as sinfo --format=%G names it, if there are several
+
+# Variables for the ranks, as literal text. They override what hpcenv detects.
+[env]
+# NCCL_DEBUG = "INFO"
+
+# Further folders of the host that the container sees; it always sees project and run folder.
+# [[bind]]
+# source = "/scratch/datasets"
+# target = "/data"
+# read-only = true
+
+# A run works in its own copy of the project. Folders that its outputs go to instead; what the copy leaves out.
+[code]
+# live = ["outputs"]
+# ignore = ["wandb"]
+
+# Data that the script reads: recorded at submission, compared on every node before training.
+# [[data]]
+# path = "/scratch/datasets/train"
+# compare = "size-and-time" # or sha256 (reads everything), or list (names and sizes)
+
+# What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
+[host]
+# gpu = "h100"
+
+# bitwise: also compare builds of libraries, GPU models and NCCL settings.
+[determinism]
+# profile = "bitwise"
+
+# Change how much a field matters: must, warn or info. Recorded in the lockfile.
+# `hpcenv explain` lists the fields; `*` stands for one part of a name.
+[policy]
+# "system.glibc" = "must"
+"""

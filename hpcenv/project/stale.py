@@ -1,0 +1,170 @@
+"""Why a lockfile is stale: a list of named reasons. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.errors import Command, Hint
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
+from hpcenv.project.spec import Project
+from hpcenv.project.workspace import DEFAULT_LOCK
+from hpcenv.records.facts import Difference
+from hpcenv.records.variables import recorded_value
+
+Name = Literal[
+    "image-changed", "python-changed", "platform-changed", "policy-changed", "sif-missing", "sif-differs",
+    "environment-differs", "environment-unreadable", "edited", "gpu-changed", "profile-changed",
+    "env-changed", "bind-changed",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleReason:
+    """One reason: the locked value, and the value now."""
+
+    name: Name
+    locked: str
+    found: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.name}: locked {self.locked}, now {self.found}"
+        return f"{text} ({self.note})" if self.note else text
+
+
+_ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
+
+
+def remedy(reasons: Sequence[StaleReason], *, path: str, name: str) -> Hint:
+    """Return what to do about a stale lockfile: never to overwrite it where it still says what is wanted.
+
+    Args:
+        path: of the lockfile, as it is shown.
+        name: of the lockfile.
+    """
+    lock = Command("hpcenv", "lock", *(() if name == DEFAULT_LOCK else ("--lock", name)))
+    names = {reason.name for reason in reasons}
+    if names and names <= _ABOUT_THE_SIF:
+        build = Command("hpcenv", "image", "build", *(() if name == DEFAULT_LOCK else ("--lock", name)))
+        return ("to make the SIF that is locked: ", build)
+    if "edited" in names:
+        return ("to get the locked content back: ", Command("git", "checkout", "--", path), "; to lock anew: ", lock)
+    if "environment-differs" in names or "environment-unreadable" in names:
+        return ("install what is locked, as the lockfile says; to lock what is installed now: ", lock)
+    return lock
+
+
+def asked_by(project: Project) -> AskedTable:
+    """Return the part of hpcenv.toml that decides what is locked."""
+    return AskedTable(image=project.image, python=project.python, platform=project.platform)
+
+
+def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...]:
+    """Compare hpcenv.toml with the lockfile, and the lockfile with its fingerprint."""
+    asked = asked_by(project)
+    reasons = []
+    content = edited_content(lockfile)
+    if content is not None:
+        note = "the file was changed by hand or by a merge"
+        reasons.append(StaleReason(name="edited", locked=lockfile.fingerprint, found=content, note=note))
+    pairs: tuple[tuple[Name, str | None, str | None], ...] = (
+        ("image-changed", lockfile.asked.image, asked.image),
+        # On the host it is a place, not an identity: the environment there is compared field by field.
+        ("python-changed", lockfile.asked.python, lockfile.asked.python if lockfile.kind == "host" else asked.python),
+        ("platform-changed", lockfile.asked.platform, asked.platform),
+    )
+    for name, locked, now in pairs:
+        if locked != now:
+            reasons.append(StaleReason(name=name, locked=locked or "the default", found=now or "the default"))
+    if lockfile.host.gpu != project.host.gpu:
+        reasons.append(
+            StaleReason(
+                name="gpu-changed", locked=lockfile.host.gpu or "no GPU named", found=project.host.gpu or "none"
+            )
+        )
+    if lockfile.determinism.profile != project.determinism.profile:
+        reasons.append(
+            StaleReason(
+                name="profile-changed",
+                locked=lockfile.determinism.profile,
+                found=project.determinism.profile,
+            )
+        )
+    if dict(lockfile.policy) != dict(project.policy):
+        reasons.append(
+            StaleReason(name="policy-changed", locked=_listed(lockfile.policy), found=_listed(project.policy))
+        )
+    reasons += [*_changed_env(project, lockfile), *_changed_binds(project, lockfile)]
+    return tuple(reasons)
+
+
+def edited_content(lockfile: Lockfile) -> str | None:
+    """Return the fingerprint of an edited lockfile's content; None if it is the one that the file says."""
+    content = lock_model.fingerprint(lock_model.to_data(lockfile))
+    # This hpcenv knows only a part of a newer revision.
+    return content if lockfile.revision <= lock_model.REVISION and content != lockfile.fingerprint else None
+
+
+def _changed_env(project: Project, lockfile: Lockfile) -> list[StaleReason]:
+    """Return which variables of [env] are not as locked; a credential is compared by its name only."""
+    now = locked_env(project)
+    names = sorted(name for name in {*now, *lockfile.env} if now.get(name) != lockfile.env.get(name))
+    if not names:
+        return []
+    return [StaleReason(name="env-changed", locked=_values(names, lockfile.env), found=_values(names, now))]
+
+
+def locked_env(project: Project) -> dict[str, str]:
+    """Return [env] of hpcenv.toml as a lockfile holds it."""
+    return {name: recorded_value(name, value) for name, value in sorted(project.env.items())}
+
+
+def _values(names: list[str], env: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} = {env[name]}" if name in env else f"no {name}" for name in names)
+
+
+def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
+    """Return whether other paths of the container are bound, or in another mode."""
+    now, locked = binds_in_words(locked_binds(project)), binds_in_words(lockfile.bind)
+    if now == locked:
+        return []
+    return [
+        StaleReason(name="bind-changed", locked=", ".join(locked) or "no binds", found=", ".join(now) or "no binds")
+    ]
+
+
+def locked_binds(project: Project) -> tuple[LockedBindTable, ...]:
+    """Return [[bind]] of hpcenv.toml as a lockfile holds it, without content; none on the host, where nothing is bound.
+
+    Of two binds with one target the first one counts, as at the start of a container.
+    """
+    binds: dict[str, LockedBindTable] = {}
+    for bind in () if project.on_host else project.bind:
+        target = os.path.normpath(bind.target or bind.source)
+        binds.setdefault(target, LockedBindTable(target=target, read_only=bind.read_only))
+    return tuple(binds[target] for target in sorted(binds))
+
+
+def binds_in_words(binds: Iterable[LockedBindTable]) -> tuple[str, ...]:
+    """Return target and mode of each bind."""
+    return tuple(sorted(f"{bind.target} ({'read-only' if bind.read_only else 'read-write'})" for bind in binds))
+
+
+def _listed(policy: object) -> str:
+    items = sorted(policy.items()) if isinstance(policy, dict) else []
+    return ", ".join(f"{field} = {severity}" for field, severity in items) or "no overrides"
+
+
+def from_differences(differences: list[Difference]) -> tuple[StaleReason, ...]:
+    """Return a reason for each difference of the environment."""
+    return tuple(
+        StaleReason(name="environment-differs", locked=f"{d.field} {d.locked}", found=d.found, note=d.note)
+        for d in differences
+    )

@@ -1,0 +1,171 @@
+"""TOML documents on disk: the only import of tomlkit.
+
+Runs on: LOGIN NODE. Reading gives plain data; writing goes aside and is renamed, so a
+lockfile is never half a lockfile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import Hint, HpcenvError
+from hpcenv.records.files import read_file, write_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+
+
+# A document that a person wrote has a few KiB. Python's reader needs up to 200 times as much memory (3.11).
+LONGEST = 1 << 20
+# A reader needs memory for the square of the number of parts in a key (tomllib of Python 3.11 to 3.14).
+_MOST_PARTS = 32
+_MOST_DOTS = 100_000
+
+
+def read(path: Path, *, error: type[HpcenvError], hint: Hint | None = None, most: int = LONGEST) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Args:
+        error: what to raise if the file cannot be read, or is not valid TOML.
+        most: how many bytes the file may have.
+    """
+    return loads(read_bytes(path, error=error, hint=hint, most=most), path, error=error, hint=hint)
+
+
+def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None, most: int = LONGEST) -> bytes:
+    """Return the bytes of a TOML file.
+
+    Args:
+        error: what to raise if the file cannot be read.
+        most: how many bytes the file may have.
+    """
+    try:
+        return read_file(path, most=most)
+    except OSError as problem:
+        raise error(f"cannot read `{path}`", why=problem.strerror, hint=hint) from problem
+
+
+def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:
+    """Return the data of a TOML file, given its bytes. What is not valid TOML raises `error`; it names `path`.
+
+    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. Where it fails,
+    tomlkit reads the document again: its message names line and column.
+    """
+    require_short_keys(content, path, error=error, hint=hint)
+    if sys.version_info >= (3, 11):
+        with contextlib.suppress(ValueError, RecursionError):
+            return tomllib.loads(content.decode("utf-8"))
+    import tomlkit
+    import tomlkit.exceptions
+
+    try:
+        return dict(tomlkit.parse(content.decode("utf-8")).unwrap())
+    except UnicodeDecodeError as problem:
+        raise error(f"`{path}` is not UTF-8 text", why=str(problem), hint=hint) from problem
+    except tomlkit.exceptions.TOMLKitError as problem:
+        raise error(f"`{path}` is not TOML", why=str(problem), hint=hint) from problem
+    except (ValueError, RecursionError) as problem:
+        raise error(f"`{path}` is not TOML", why=f"{type(problem).__name__}: {problem}", hint=hint) from problem
+
+
+def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:
+    """Raise `error` for a document whose dotted keys a reader would need too much memory for.
+
+    A dotted key stands at the start of a line, in a table's header, or in an inline table. It ends with its line.
+    """
+    if content.count(b".") <= _MOST_DOTS and max(map(_dots, content.split(b"\n"))) < _MOST_PARTS:
+        return
+    token_pattern = re.compile(_PIECE, re.DOTALL)
+    text, total, in_key, position = content.decode("utf-8", "replace"), 0, 0, 0
+    while token := token_pattern.match(text, position):
+        position = token.end()
+        if token.lastgroup == "quote":
+            position = _end_of_string(text, token[0], position)
+        elif token.lastgroup == "dot":
+            in_key, total = in_key + 1, total + 1
+            if in_key >= _MOST_PARTS or total > _MOST_DOTS:
+                many = f"a key with more than {_MOST_PARTS} parts" if in_key >= _MOST_PARTS else "too many dotted keys"
+                line = text.count("\n", 0, position) + 1
+                raise error(f"`{path}` has {many}", why=f"line {line}", hint=hint)
+        elif token.lastgroup == "end":
+            in_key = 0
+
+
+_PIECE = r"""(?P<quote>"{3}|'{3}|"|')|(?P<dot>\.)|(?P<part>[^\s#."'=\[\]{},]+|[ \t]+)|(?P<end>#[^\n]*|.)"""
+# What ends a string, or is an escape in it, by its quotes (TOML 1.0, "String").
+_ENDS = {'"""': r'\\.|"{3,5}', "'''": r"'{3,5}", '"': r'\\.|"|\n', "'": r"'|\n"}
+
+
+def _end_of_string(text: str, quote: str, position: int) -> int:
+    pattern = re.compile(_ENDS[quote], re.DOTALL)
+    while end := pattern.search(text, position):
+        position = end.end()
+        if not end[0].startswith("\\"):
+            return position
+    return len(text)
+
+
+def _dots(line: bytes) -> int:
+    return line.count(b".")
+
+
+def dumps(data: Mapping[str, Any], *, header: str) -> str:
+    """Return canonical TOML text: `header` as comment lines, then `data` in its own order."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in header.splitlines():
+        document.add(tomlkit.comment(line) if line else tomlkit.comment(""))
+    for key, value in data.items():
+        document.add(key, _item(value))
+    return tomlkit.dumps(document)
+
+
+def extended(text: str, tables: Mapping[str, Mapping[str, Any]], *, header: str) -> str:
+    """Return a document with more tables after its own; nothing else changes.
+
+    Args:
+        text: of a TOML document without these tables.
+        tables: name -> its keys; values are text, numbers, truth values, lists of text, and
+            mappings of text, which become separate tables.
+    """
+    lines = [*(f"# {line}" for line in header.splitlines()), text.rstrip("\n")]
+    for name, keys in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_word(value)}" for key, value in keys.items() if _is_plain(value))]
+        for key, value in keys.items():
+            if not _is_plain(value):
+                lines += ["", f"[{name}.{key}]", *(f"{_word(inner)} = {_word(v)}" for inner, v in value.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, Mapping)
+
+
+def _word(value: Any) -> str:
+    """Return a value as TOML has it: JSON's, but for DEL, which TOML does not take as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _item(value: Any) -> Any:
+    """Return a tomlkit item; long arrays of strings get one line each, for readable diffs."""
+    import tomlkit
+
+    item = tomlkit.item(value)
+    if isinstance(value, list) and len(value) > 3 and all(isinstance(v, str) for v in value):
+        item.multiline(True)
+    return item
+
+
+def write(text: str, path: Path) -> bool:
+    """Write `text` unless the file already holds it; return whether it changed."""
+    if path.is_file() and path.read_bytes() == text.encode():
+        return False
+    write_text(text, path)
+    return True

@@ -1,0 +1,202 @@
+"""The project folder: hpcenv.toml and the lockfiles beside it.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import Command, Hint, LockfileInvalid, LockfileMissing, LockfileNewer, SpecError, UsageError
+from hpcenv.project import document, lockfile, toml_files
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.spec import Project
+from hpcenv.project.store_config import StorePlace
+
+SPEC_NAME = "hpcenv.toml"
+DEFAULT_LOCK = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """A project folder with its parsed hpcenv.toml.
+
+    Attributes:
+        store_place: folder of blobs and SIFs, and the users who are trusted to own it.
+    """
+
+    root: Path
+    project: Project
+    store_place: StorePlace
+
+    @property
+    def store(self) -> Path:
+        """Folder of blobs and SIFs, usually shared with other projects."""
+        return self.store_place.root
+
+    @property
+    def spec(self) -> Path:
+        """hpcenv.toml."""
+        return self.root / SPEC_NAME
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the project's runs."""
+        return self.root / self.project.paths.runs
+
+    def lockfile_path(self, name: str) -> Path:
+        """Return the path of the lockfile `name`."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise UsageError(f"{name!r} is not a lockfile name", hint="use a plain word, for example `default`")
+        return self.root / self.project.paths.lockfiles / f"{name}.lock.toml"
+
+    def shown(self, path: Path) -> str:
+        """Return a path relative to the project folder where that is possible."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+
+def open_workspace(
+    start: Path,
+    *,
+    store: Path | None = None,
+    default_store: Path | None = None,
+    trusted_owners: tuple[str, ...] = (),
+) -> Workspace:
+    """Find hpcenv.toml in `start` or above it and read it.
+
+    Args:
+        store: folder of images; replaces that of the project.
+        default_store: folder of images if the project names none; None means a folder in the project.
+        trusted_owners: users who may own the store, in addition to the caller and root.
+
+    Raises:
+        SpecError: no hpcenv.toml exists, or it is not valid; every problem is listed.
+    """
+    # Links are not resolved: nodes may know a folder only by the path that the user has (automounter).
+    start = Path(os.path.abspath(start))
+    root = next((folder for folder in (start, *start.parents) if os.path.isfile(folder / SPEC_NAME)), None)
+    if root is None:
+        raise SpecError(f"no `{SPEC_NAME}` in `{start}` or above it", hint=Command("hpcenv", "init"))
+    path = root / SPEC_NAME
+    content = toml_files.read_bytes(path, error=SpecError)
+    data = toml_files.loads(content, path, error=SpecError)
+    project, problems = document.parse(Project, data, text=content.decode())
+    if project is None:
+        raise SpecError(f"`{path}` is not valid", why="\n".join(problems))
+    named = project.paths.store and root / os.path.expanduser(project.paths.store)
+    place = StorePlace(
+        root=store or named or default_store or root / ".hpcenv" / "store",
+        trusted_owners=trusted_owners,
+        shared=project.paths.store_shared,
+    )
+    return Workspace(root=root, project=project, store_place=place)
+
+
+# One with 1,000 packages has less than 1 MiB.
+_LONGEST_LOCKFILE = 4 << 20
+
+
+def _remedy(path: Path) -> Hint:
+    return ("restore it from version control: ", Command("git", "checkout", "--", str(path)))
+
+
+def _to_read(path: Path) -> Hint:
+    return ("you need permission to read it, and to enter the folders above it: ", Command("ls", "-ld", str(path)))
+
+
+def read_lockfile(path: Path) -> Lockfile:
+    """Read a lockfile; of a newer revision, the known keys.
+
+    Raises:
+        LockfileMissing, LockfileNewer, LockfileInvalid: with file, reason and remedy.
+    """
+    return parse_lockfile(lockfile_bytes(path), path)
+
+
+def lockfile_bytes(path: Path) -> bytes:
+    """Return the bytes of a lockfile.
+
+    Raises:
+        LockfileMissing, LockfileInvalid: as `read_lockfile`.
+    """
+    try:
+        os.lstat(path)
+    except FileNotFoundError as error:
+        raise LockfileMissing(f"there is no lockfile `{path}`", hint=_lock_command(path)) from error
+    except OSError as error:
+        raise LockfileInvalid(f"cannot read `{path}`", why=error.strerror, hint=_to_read(path)) from error
+    hint = _remedy(path) if os.access(path, os.R_OK) else _to_read(path)
+    return toml_files.read_bytes(path, error=LockfileInvalid, hint=hint, most=_LONGEST_LOCKFILE)
+
+
+def find_lockfile(start: Path, lock: str) -> Path:
+    """Return the path of the lockfile that `--lock` names; the file may not exist.
+
+    Args:
+        start: a folder in the project.
+        lock: the name of one of the project's lockfiles, or the path of any lockfile (it ends with `.lock.toml`).
+
+    Raises:
+        SpecError: `lock` is a name, and there is no valid hpcenv.toml.
+    """
+    if lock.endswith(".lock.toml"):
+        return Path(os.path.abspath(start / lock))
+    return open_workspace(start).lockfile_path(lock)
+
+
+def parse_lockfile(content: bytes, path: Path) -> Lockfile:
+    """Return the lockfile that was read from `path`.
+
+    Raises:
+        LockfileNewer, LockfileInvalid: as `read_lockfile`.
+    """
+    data = toml_files.loads(content, path, error=LockfileInvalid, hint=_remedy(path))
+    schema, revision = data.get("schema"), data.get("revision", 0)
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        found = "no `schema`" if schema is None else f"schema {schema!r}"
+        raise LockfileInvalid(f"`{path}` has {found}, expected the number {lockfile.SCHEMA}", hint=_remedy(path))
+    if schema > lockfile.SCHEMA:
+        raise LockfileNewer(
+            f"`{path}` has schema {schema}, this hpcenv reads schema {lockfile.SCHEMA}",
+            why=f"it was written by {data.get('generated-by', 'a newer hpcenv')}",
+            hint=Command("pip", "install", "--upgrade", "hpcenv"),
+        )
+    if isinstance(revision, int) and revision > lockfile.REVISION:
+        data = lockfile.known_part(data)
+    locked, problems = document.parse(Lockfile, lockfile.from_data(data))
+    if locked is None:
+        raise LockfileInvalid(f"`{path}` is not a valid lockfile", why="\n".join(problems), hint=_remedy(path))
+    return locked
+
+
+def notes_on(locked: Lockfile, path: Path) -> tuple[str, ...]:
+    """Return notes about what of a lockfile of another revision is not compared.
+
+    Raises:
+        LockfileMissing, LockfileInvalid: it is not there any more.
+    """
+    missing = lockfile.not_locked(locked)
+    if missing:
+        older = f"revision {locked.revision} of `{path.name}` is older than this hpcenv's {lockfile.REVISION}"
+        return (f"{older}: not locked, and not compared: {', '.join(missing)}; hpcenv lock adds them",)
+    return _notes_on_newer(locked, path)
+
+
+def _notes_on_newer(locked: Lockfile, path: Path) -> tuple[str, ...]:
+    if locked.revision <= lockfile.REVISION:
+        return ()
+    data = toml_files.loads(lockfile_bytes(path), path, error=LockfileInvalid, hint=_remedy(path))
+    names = sorted(lockfile.unknown_keys(data, lockfile.known_part(data)))
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    keys = ("1 key is" if len(names) == 1 else f"{len(names)} keys are") + " not known here"
+    keys += f" ({shown})" if names else ""
+    newer = f"revision {locked.revision} of `{path.name}` is newer than this hpcenv's {lockfile.REVISION}"
+    return (f"{newer}: {keys}, and whether it was edited was not checked; pip install --upgrade hpcenv",)
+
+
+def _lock_command(path: Path) -> Command:
+    name = path.name.removesuffix(".lock.toml")
+    return Command("hpcenv", "lock", *(() if name == DEFAULT_LOCK else ("--lock", name)))

@@ -1,0 +1,209 @@
+"""Combinations of torch, CUDA, Python and distribution that an image can have. Pure; `packaging` only.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+
+from hpcenv.errors import SpecError
+from hpcenv.node.check.compat import Compat, TorchRelease, numbers
+
+CPU = "cpu"
+_PYTHON = re.compile(r"3\.\d{1,2}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """A Linux distribution that images start from.
+
+    Attributes:
+        image: its official image.
+        python: the Python version of its package `python3`.
+        python_image: official image of the distribution with another Python, with the hole `{python}`; empty where
+            there is no such image.
+        glibc: version of its C library, which decides which wheels run.
+        fabric: packages with the user-space libraries of InfiniBand and RoCE.
+    """
+
+    name: str
+    image: str
+    python: str
+    python_image: str
+    glibc: tuple[int, int]
+    fabric: tuple[str, ...]
+
+
+# Names from the distributions' package lists, read 2026-11-20. librdmacm1 became librdmacm1t64 with Debian's move to
+# a 64-bit time_t (trixie, Ubuntu 24.04), also on amd64. ubuntu22.04 is left out: its pip 22.0 has no `--report`.
+DISTRIBUTIONS = {
+    one.name: one
+    for one in (
+        Distribution(
+            name="bookworm",
+            image="debian:bookworm-slim",
+            python="3.11",
+            python_image="python:{python}-slim-bookworm",
+            glibc=(2, 36),
+            fabric=("libibverbs1", "ibverbs-providers", "librdmacm1"),
+        ),
+        Distribution(
+            name="trixie",
+            image="debian:trixie-slim",
+            python="3.13",
+            python_image="python:{python}-slim-trixie",
+            glibc=(2, 41),
+            fabric=("libibverbs1", "ibverbs-providers", "librdmacm1t64"),
+        ),
+        Distribution(
+            name="ubuntu24.04",
+            image="ubuntu:24.04",
+            python="3.12",
+            python_image="",
+            glibc=(2, 39),
+            fabric=("libibverbs1", "ibverbs-providers", "librdmacm1t64"),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """A torch release, CUDA, Python and distribution that fit together.
+
+    Attributes:
+        cuda: the CUDA runtime version of the torch build, `12.6`, or `cpu`.
+        requirement: the requirement for pip. The local part, such as `+cu126`, selects a build that is not the one of
+            the default index.
+    """
+
+    torch: str
+    cuda: str
+    python: str
+    distribution: Distribution
+    requirement: str
+
+    @property
+    def tag(self) -> str:
+        """The image tag: `vTORCH-cudaX.Y-OS`, or `vTORCH-cpu-OS`."""
+        return f"v{self.torch}-{self.cuda if self.cuda == CPU else f'cuda{self.cuda}'}-{self.distribution.name}"
+
+    @property
+    def has_distribution_python(self) -> bool:
+        """Whether the Python is the distribution's package `python3`."""
+        return self.python == self.distribution.python
+
+    @property
+    def default_base(self) -> str:
+        """The official image to start from, `NAME:TAG`."""
+        if self.has_distribution_python:
+            return self.distribution.image
+        return self.distribution.python_image.format(python=self.python)
+
+
+def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, distribution: str) -> Combination:
+    """Check a combination of torch, CUDA, Python and distribution.
+
+    Args:
+        compat: the compatibility table.
+        torch: a release, `2.13.0`.
+        cuda: a CUDA runtime version, `12.6`; `cpu`; or None for the build of the default index.
+        python: `3.11`, or None for the distribution's Python.
+        distribution: name of a `Distribution`.
+
+    Returns:
+        The combination, complete.
+
+    Raises:
+        SpecError: the combination is impossible or unknown; the error names possible ones.
+    """
+    chosen = DISTRIBUTIONS.get(distribution)
+    if chosen is None:
+        raise SpecError(
+            f"hpcenv has no recipe for the distribution `{distribution}`", hint=one_of("--os", DISTRIBUTIONS)
+        )
+    release = next((one for one in compat.torches if one.version == torch), None)
+    if release is None:
+        known = [one.version for one in compat.torches]
+        raise SpecError(
+            f"torch `{torch}` is not in the compatibility table",
+            why=f"{compat.origin} contains {', '.join(known)}",
+            hint=one_of("--torch", known[:4]),
+        )
+    cuda = _checked_cuda(compat, release, cuda or release.pypi)
+    python = _checked_python(compat, release, python or chosen.python, chosen)
+    requirement = _requirement(release, cuda)
+    return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
+
+
+def one_of(option: str, values: Iterable[str]) -> str:
+    """Return a hint that lists the values of an option."""
+    return f"{option} takes one of: {', '.join(values)}"
+
+
+def _checked_cuda(compat: Compat, release: TorchRelease, cuda: str) -> str:
+    if cuda == CPU or cuda in release.builds:
+        return cuda
+    others = [
+        f"torch {one.version} has one"
+        for one in compat.torches
+        if cuda in one.builds and one.version != release.version
+    ]
+    raise SpecError(
+        f"there is no build of torch {release.version} for CUDA {cuda}",
+        why="; ".join([f"source: {release.source}", *others[:2]]),
+        hint=one_of("--cuda", (*release.builds, CPU)),
+    )
+
+
+def _checked_python(compat: Compat, release: TorchRelease, python: str, distribution: Distribution) -> str:
+    if not _PYTHON.fullmatch(python):
+        raise SpecError(f"`{python}` is not a Python version", hint="--python takes, for example, 3.11")
+    if not _runs_on(release, python):
+        least = release.requires_python.removeprefix(">=")
+        other = next((f", or torch {one.version}" for one in compat.torches if _runs_on(one, python)), "")
+        raise SpecError(
+            f"torch {release.version} does not run on Python {python}",
+            why=f"it requires Python {release.requires_python}",
+            hint=f"take Python {least} or later{other}",
+        )
+    if python != distribution.python and not distribution.python_image:
+        fitting = next((one.name for one in DISTRIBUTIONS.values() if one.python == python), "bookworm")
+        raise SpecError(
+            f"{distribution.name} has Python {distribution.python}, not {python}",
+            why="there is no official image of it with another Python",
+            hint=f"--python {distribution.python}, or --os {fitting}",
+        )
+    return python
+
+
+def _runs_on(release: TorchRelease, python: str) -> bool:
+    return (numbers(release.requires_python.removeprefix(">=")) or ()) <= (numbers(python) or ())
+
+
+def _requirement(release: TorchRelease, cuda: str) -> str:
+    """Return the requirement; the default index has no builds with a local part such as `+cu126` or `+cpu`."""
+    if cuda == release.pypi:
+        return f"torch=={release.version}"
+    return f"torch=={release.version}+{CPU if cuda == CPU else 'cu' + cuda.replace('.', '')}"
+
+
+def platforms(distribution: Distribution) -> tuple[str, ...]:
+    """Return the platform tags of wheels that run on a distribution, newest first (PEP 600; x86_64)."""
+    major, minor = distribution.glibc
+    names = [f"manylinux_{major}_{n}_x86_64" for n in range(minor, 4, -1)]
+    return (*names, "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+
+
+def wheel_tags(combination: Combination) -> frozenset[Tag]:
+    """Return the tags of the wheels that an image of this combination can install."""
+    version = tuple(int(part) for part in combination.python.split("."))
+    names = platforms(combination.distribution)
+    interpreter = f"cp{version[0]}{version[1]}"
+    tags = (*cpython_tags(version, platforms=names), *compatible_tags(version, interpreter, names))
+    return frozenset(tags)

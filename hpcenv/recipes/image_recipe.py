@@ -1,0 +1,271 @@
+"""A Dockerfile and an Apptainer definition file that make the same image, from the files in `templates/`.
+
+Runs on: LOGIN NODE.
+
+Both files run the same shell lines, so they can be compared by eye and by a test. Two stages: `packages` installs the
+locked wheels into /opt/venv, `final` is the image. An image is made from:
+
+    base        an image by digest, or a SIF
+    apt         the distribution's Python (unless the base contains the Python), and the libraries of InfiniBand, RoCE
+    packages    requirements.lock: NAME==VERSION --hash=sha256:..., wheels only
+
+The files name no package index and no mirror. pip and apt use the configuration of the base image, or the site's
+files (`SITE_FILES`), which are mounted at /mnt while a command runs: as build secrets of docker and podman, with
+`--bind` of Apptainer. No layer and no SIF contains them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hpcenv.errors import SpecError
+from hpcenv.image import recorded_files
+from hpcenv.project.template import fill
+from hpcenv.recipes.combination import CPU, Combination
+from hpcenv.recipes.pinned_packages import PinnedPackage, requirements, unusable
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+# The virtual environment of the image; the templates contain this path.
+VENV = "/opt/venv"
+
+# The site's configuration is mounted here. Every base has this folder (Filesystem Hierarchy Standard 3.0, 3.12).
+SITE = "/mnt"
+SITE_FILES = ("pip.conf", "apt.sources", "apt.conf", "ca.crt")
+
+# Not 1000: some bases have a user with that number (ubuntu 24.04).
+USER_ID = 10001
+
+# Files that hpcenv wrote begin so, and may be replaced.
+FIRST_LINE = "# Written by `hpcenv image"
+_DOCKERIGNORE = "*\n!requirements.*\n"
+_SITE_IGNORE = "*\n!.gitignore\n"
+
+_IMAGE_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_/-]{0,254}")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./@+-]+")
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseImage:
+    """The image that a recipe starts from.
+
+    Attributes:
+        reference: repository with its registry, without tag; or the path of a SIF.
+        tag: the tag that was resolved, for readers; empty without.
+        digest: of the image, or the sha256 of the SIF.
+        is_sif: whether it is a SIF.
+    """
+
+    reference: str
+    tag: str = ""
+    digest: str
+    is_sif: bool = False
+
+    @property
+    def name(self) -> str:
+        """The reference with the tag."""
+        return self.reference + (f":{self.tag}" if self.tag else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRecipe:
+    """Everything that decides the files of a recipe.
+
+    Attributes:
+        name: the image's name, without tag.
+        tag: its tag; empty for the tag of the combination.
+        base_has_python: whether the base contains the Python, so that apt installs none.
+        unproved: packages without a known hash; for `hpcenv image rebuild` only.
+        environment: more environment variables.
+        remark: a sentence for the head of both files.
+        verb: the command that writes it, `init` or `rebuild`.
+    """
+
+    name: str
+    tag: str = ""
+    combination: Combination
+    base: BaseImage
+    pins: tuple[PinnedPackage, ...]
+    base_has_python: bool = False
+    unproved: tuple[PinnedPackage, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    remark: str = ""
+    verb: str = "init"
+
+    @property
+    def image(self) -> str:
+        """Name and tag."""
+        return f"{self.name}:{self.tag or self.combination.tag}"
+
+    @property
+    def sif(self) -> str:
+        """The file name of the SIF."""
+        return self.image.replace(":", "_") + ".sif"
+
+
+def render(recipe: ImageRecipe) -> dict[str, str]:
+    """Return the files of a recipe: name -> text.
+
+    Raises:
+        SpecError: a name or value cannot be written safely into these files.
+    """
+    _check_words(recipe)
+    files = {
+        "image.def": _definition(recipe),
+        "requirements.lock": f"{FIRST_LINE} {recipe.verb}`; made from the locked packages.\n"
+        + requirements(recipe.pins),
+        "README.md": _readme(recipe),
+        ".dockerignore": _DOCKERIGNORE,
+        "site/.gitignore": _SITE_IGNORE,
+    }
+    if recipe.unproved:
+        lines = [f"{FIRST_LINE} {recipe.verb}`; the lockfile has no hash of these packages."]
+        lines += [f"{pin.name}=={pin.version}" for pin in recipe.unproved]
+        files["requirements.unproved.txt"] = "\n".join(lines) + "\n"
+    if not recipe.base.is_sif:
+        files["Dockerfile"] = _dockerfile(recipe)
+    return files
+
+
+def is_ours(text: str) -> bool:
+    """Say whether hpcenv wrote a file, so that it may be replaced."""
+    return text.startswith((FIRST_LINE, _DOCKERIGNORE, _SITE_IGNORE))
+
+
+def _check_words(recipe: ImageRecipe) -> None:
+    if not _IMAGE_NAME.fullmatch(recipe.name) or len(recipe.name) > 100:
+        hint = "NAME or NAME:TAG; a name has small letters, digits, and . _ - between them"
+        raise SpecError(f"`{recipe.name[:100]}` is not an image name", hint=hint)
+    if recipe.tag and not _TAG.fullmatch(recipe.tag):
+        raise SpecError(f"`{recipe.tag[:130]}` is not an image tag", hint="letters, digits, and _ . -")
+    base = recipe.base
+    valid = _PLAIN_PATH if base.is_sif else _REPOSITORY
+    if not valid.fullmatch(base.reference) or (base.tag and not _TAG.fullmatch(base.tag)):
+        raise SpecError(f"`{base.reference[:200]}` cannot be written into a recipe", why="it has special characters")
+    if not _SHA256.fullmatch(base.digest):
+        raise SpecError(f"`{base.digest[:80]}` is not a digest", hint="sha256: and 64 hexadecimal digits")
+    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable(recipe.pins)]
+    problems += [
+        f"the variable {name[:40]!r} cannot be written"
+        for name, value in recipe.environment
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) or not re.fullmatch(r"[ -~]{0,4000}", value)
+    ]
+    if problems:
+        raise SpecError("values cannot be written into a recipe", why="\n".join(problems[:10]))
+
+
+# -- the files ------------------------------------------------------------------------------------------------------
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _install_packages(recipe: ImageRecipe) -> str:
+    """Return the shell lines of the stage `packages`."""
+    values = {"site_configuration": _template("site-configuration.sh").rstrip()}
+    if recipe.unproved:
+        report = recorded_files.UNPROVED_REPORT if recipe.pins else recorded_files.REPORT
+        values["unproved_report"] = PurePosixPath(report).name
+    parts = _parts(
+        ("install-python", not recipe.base_has_python), ("locked", recipe.pins), ("unproved", recipe.unproved)
+    )
+    return fill(_template("install-packages.sh"), values, parts=parts).rstrip()
+
+
+def _install_final(recipe: ImageRecipe) -> str:
+    """Return the shell lines of the stage `final`."""
+    python = () if recipe.base_has_python else ("python3",)
+    packages = ("ca-certificates", *python, *recipe.combination.distribution.fabric)
+    values = {
+        "site_configuration": _template("site-configuration.sh").rstrip(),
+        "apt_packages": " ".join(packages),
+        "user": str(USER_ID),
+        "python_tuple": recipe.combination.python.replace(".", ", "),
+    }
+    return fill(_template("install-final.sh"), values).rstrip()
+
+
+def _values(recipe: ImageRecipe) -> dict[str, str]:
+    """Return the values that the Dockerfile and the definition file share."""
+    combination, base = recipe.combination, recipe.base
+    values = {
+        "verb": recipe.verb,
+        "torch": combination.torch,
+        "cuda": combination.cuda,
+        "cuda_name": "CPU only" if combination.cuda == CPU else f"CUDA {combination.cuda}",
+        "python": combination.python,
+        "os": combination.distribution.name,
+        "image": recipe.image,
+        "name": recipe.name,
+        "version": recipe.tag or combination.tag,
+        "base_name": base.name,
+        "base_digest": base.digest,
+        "install_packages": _install_packages(recipe),
+        "install_final": _install_final(recipe),
+    }
+    return values | ({"remark": " ".join(recipe.remark.split())} if recipe.remark else {})
+
+
+def _parts(*parts: tuple[str, object]) -> tuple[str, ...]:
+    """Return the names of the template parts whose condition is true."""
+    return tuple(name for name, condition in parts if condition)
+
+
+def _shared_parts(recipe: ImageRecipe) -> tuple[str, ...]:
+    return _parts(
+        ("remark", recipe.remark),
+        ("unproved", recipe.unproved),
+        ("cuda", recipe.combination.cuda != CPU),
+        ("environment", recipe.environment),
+    )
+
+
+def _dockerfile(recipe: ImageRecipe) -> str:
+    """Return the Dockerfile; for BuildKit (docker 23 or later), podman and buildah (1.33 or later)."""
+    mounts = (f"--mount=type=secret,id={name},target={SITE}/{name},mode=0444" for name in SITE_FILES)
+    values = _values(recipe) | {
+        "base": f"{recipe.base.name}@{recipe.base.digest}",
+        "secrets": " \\\n    ".join(mounts),
+        "user": str(USER_ID),
+    }
+    if recipe.environment:
+        values["environment"] = "\n".join(f"ENV {name}={_docker_quoted(value)}" for name, value in recipe.environment)
+    return fill(_template("Dockerfile"), values, parts=_shared_parts(recipe))
+
+
+def _docker_quoted(value: str) -> str:
+    """Quote a value for ENV: Docker expands nothing in it."""
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
+
+
+def _definition(recipe: ImageRecipe) -> str:
+    """Return the definition file; for Apptainer 1.1 or later (stages, unprivileged builds)."""
+    base = recipe.base
+    values = _values(recipe) | {
+        "bootstrap": "localimage" if base.is_sif else "docker",
+        "base": base.reference if base.is_sif else f"{base.reference}@{base.digest}",
+    }
+    if recipe.environment:
+        lines = (f"    export {name}={_shell_quoted(value)}" for name, value in recipe.environment)
+        values["environment"] = "\n".join(lines)
+    has_tag = base.tag and not base.is_sif
+    if has_tag:
+        values["base_tag"] = base.tag
+    parts = (*_shared_parts(recipe), *_parts(("sif", base.is_sif), ("base-tag", has_tag)))
+    return fill(_template("image.def"), values, parts=parts)
+
+
+def _shell_quoted(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
+def _readme(recipe: ImageRecipe) -> str:
+    """Return the README: how to build the image, and where the site's files go."""
+    values = {"verb": recipe.verb, "image": recipe.image, "sif": recipe.sif}
+    return fill(_template("README.md"), values, parts=("sif",) if recipe.base.is_sif else ("registry",))

@@ -1,0 +1,322 @@
+"""`hpcenv image init`: write a Dockerfile and a definition file.
+
+The user chooses the versions of torch, CUDA, Python and the distribution.
+
+Runs on: LOGIN NODE. It asks a registry for the digest of the base, and pip's index for the packages if no lock is
+given. With `--base REF@DIGEST` and `--pylock FILE` it contacts no server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv import process
+from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
+from hpcenv.image.reference import parse_reference
+from hpcenv.image.registry import resolve as registry
+from hpcenv.locking.pins import marker_environment, read_pins
+from hpcenv.node.check import compat, sif
+from hpcenv.project import toml_files
+from hpcenv.recipes import image_recipe
+from hpcenv.recipes.combination import DISTRIBUTIONS, Combination, choose, platforms
+from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
+from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, torch_of_pins
+from hpcenv.records import files as record_files
+
+DEFAULT_DISTRIBUTION = "bookworm"
+
+# pip downloads whole wheels, torch among them, from an index without PEP 658 metadata.
+_RESOLVE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenRecipe:
+    """A recipe that was written.
+
+    Attributes:
+        image: its name and tag.
+        files: the files of the recipe.
+        packages: number of locked packages.
+        notes: sentences for the user.
+    """
+
+    folder: Path
+    image: str
+    torch: str
+    cuda: str
+    python: str
+    os: str
+    base: str
+    files: tuple[Path, ...]
+    packages: int
+    notes: tuple[str, ...] = ()
+
+
+def init(
+    folder: Path,
+    *,
+    environ: Mapping[str, str],
+    tag: str,
+    torch: str | None = None,
+    cuda: str | None = None,
+    python: str | None = None,
+    distribution: str = DEFAULT_DISTRIBUTION,
+    pylock: Path | None = None,
+    base: str | None = None,
+    plain_http: Sequence[str] = (),
+    compat_file: Path | None = None,
+    force: bool = False,
+) -> WrittenRecipe:
+    """Write a recipe.
+
+    Args:
+        folder: the folder for its files.
+        environ: the user's environment; pip finds its configuration through it.
+        tag: the image's name, `NAME` or `NAME:TAG`; without a tag it is that of the combination.
+        torch: a release; None for the locked one, or the newest that runs on the Python.
+        cuda: `12.6`, `cpu`, or None for that of the locked packages, or of the default index.
+        python: `3.11`, or None for the distribution's Python.
+        distribution: its name.
+        pylock: pylock.toml, uv.lock or requirements with hashes; None to ask pip's index now.
+        base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
+            contain the Python if it is not the distribution's; the build checks that.
+        plain_http: registries that are contacted without TLS.
+        compat_file: compatibility table to use in place of the one in hpcenv.
+        force: replace files that hpcenv did not write.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        SpecError: the combination is impossible; the error names possible ones.
+        FileUnusable, LockfileInvalid: the lock cannot be read, or is not a lock.
+        ImageUnavailable: the base cannot be resolved.
+        ToolFailed: pip found no packages.
+        WouldOverwrite: a file exists that hpcenv did not write; nothing is written.
+    """
+    path = compat_file or compat.PACKAGED
+    table = compat.parse(toml_files.read(path, error=SpecError), origin=str(path))
+    pins = None if pylock is None else pins_of(pylock, python or _distribution_python(distribution))
+    if pins is not None:
+        torch, cuda = torch or torch_of_pins(pins), cuda or cuda_of_pins(pins)
+    torch = torch or _newest(table, python or _distribution_python(distribution))
+    combination = choose(table, torch=torch, cuda=cuda, python=python, distribution=distribution)
+    # Before a registry is contacted.
+    notes = [] if pins is None else [*check_pins(pins, combination)]
+    found = find_base(base or combination.default_base, environ=environ, plain_http=plain_http)
+    if pins is None:
+        pins, resolved = resolve(combination, environ)
+        notes += [*resolved, *check_pins(pins, combination)]
+    name, _, version = tag.partition(":")
+    recipe = ImageRecipe(
+        name=name,
+        tag=version,
+        combination=combination,
+        base=found,
+        pins=tuple(pins),
+        base_has_python=not combination.has_distribution_python,
+    )
+    return replace(write(recipe, folder, force=force), notes=(*notes, *_notes(recipe, is_official=base is None)))
+
+
+def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
+    notes = []
+    if recipe.base_has_python and not is_official:
+        notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
+    if recipe.base.is_sif:
+        notes.append("no Dockerfile: docker cannot start from a SIF")
+    return notes
+
+
+def _distribution_python(name: str) -> str:
+    distribution = DISTRIBUTIONS.get(name)
+    return distribution.python if distribution else "3.11"
+
+
+def _newest(table: compat.Compat, python: str) -> str:
+    suggestions = compat.suggest_torch(table, "", python=python)
+    return suggestions[0].torch if suggestions else table.torches[0].version
+
+
+def write(
+    recipe: ImageRecipe, folder: Path, *, more: Mapping[str, str] | None = None, force: bool = False
+) -> WrittenRecipe:
+    """Write all files of a recipe, or none if one of them exists and is not hpcenv's.
+
+    Args:
+        more: other files, name -> text.
+        force: replace files that hpcenv did not write.
+
+    Raises:
+        WouldOverwrite: a file exists that hpcenv did not write.
+    """
+    files = {**image_recipe.render(recipe), **(more or {})}
+    _refuse_overwriting(folder, files, force=force)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        record_files.write_text(text, folder / name)
+    combination, base = recipe.combination, recipe.base
+    return WrittenRecipe(
+        folder=folder,
+        image=recipe.image,
+        torch=combination.torch,
+        cuda=combination.cuda,
+        python=combination.python,
+        os=combination.distribution.name,
+        base=f"{base.name}@{base.digest}",
+        files=tuple(folder / name for name in sorted(files)),
+        packages=len(recipe.pins),
+    )
+
+
+def _refuse_overwriting(folder: Path, names: Mapping[str, str], *, force: bool) -> None:
+    for name in sorted(names):
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        if not path.is_file() or path.is_symlink():
+            raise WouldOverwrite(f"`{path}` is not a plain file", hint="choose another folder with --output")
+        if not force and not image_recipe.is_ours(path.read_text(encoding="utf-8", errors="replace")[:200]):
+            raise WouldOverwrite(
+                f"`{path}` exists",
+                why="`hpcenv image init` did not write it",
+                hint="choose another folder with --output, or give --force",
+            )
+
+
+# -- the base -------------------------------------------------------------------------------------------------------
+
+
+def find_base(base: str, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> BaseImage:
+    """Return a base with its digest: the given one, or the one that the registry names now.
+
+    Args:
+        base: an image reference, or the path of a SIF.
+        environ: the user's environment, for credentials.
+        plain_http: registries that are contacted without TLS.
+
+    Raises:
+        SpecError: it is neither an image reference nor a SIF.
+        ImageUnavailable: it has no digest, and its registry does not answer.
+        EnvironmentUnreadable: the SIF cannot be read.
+    """
+    if base.endswith(".sif"):
+        path = os.path.abspath(base)
+        sif.read_header(path)
+        return BaseImage(reference=path, digest=f"sha256:{sif.file_sha256(path)}", is_sif=True)
+    reference = parse_reference(base if "://" in base else f"docker://{base}")
+    # Docker and Apptainer read a name without a registry as one of Docker Hub.
+    name = f"{reference.registry}/{reference.repository}"
+    if reference.digest is not None:
+        return BaseImage(reference=name, tag=reference.tag or "", digest=reference.digest)
+    try:
+        image = registry.resolve(reference, plain_http=reference.registry in plain_http, environ=environ)
+    except ImageUnavailable as error:
+        with_digest = f"name the digest, so that no registry is contacted: --base {base}@sha256:..."
+        before = (*error.hint_parts, "\nor ") if error.hint_parts else ()
+        raise error.changed(hint=(*before, with_digest)) from error
+    return BaseImage(reference=name, tag=reference.tag or "", digest=image.index_digest or image.manifest_digest)
+
+
+# -- the packages ---------------------------------------------------------------------------------------------------
+
+
+def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
+    """Return the packages of a pylock.toml, uv.lock or requirements file, for Linux on x86_64.
+
+    Args:
+        lock: the file.
+        python: `3.11`; packages for other Python versions are left out.
+
+    Raises:
+        FileUnusable: it cannot be read.
+        LockfileInvalid: a package of it cannot be pinned by hash.
+    """
+    facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
+    pins = []
+    for pin in read_pins(lock, environment=marker_environment(facts)):
+        if not pin.required:
+            continue
+        if pin.version is None:
+            raise LockfileInvalid(
+                f"`{lock}` does not pin {pin.name} to a file",
+                why=f"{pin.source}: a folder, a repository or a range has no sha256",
+                hint="build a wheel of it, and lock the wheel",
+            )
+        hashes = tuple(one for one in pin.hashes if one.startswith("sha256:"))
+        pins.append(PinnedPackage(name=pin.name, version=pin.version, hashes=hashes, files=pin.filenames))
+    if not pins:
+        raise LockfileInvalid(f"`{lock}` pins no package for Python {python}")
+    return tuple(pins)
+
+
+def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
+    """Ask pip's index, as the user configured it, for wheels of torch and of its requirements.
+
+    pip only resolves (`--dry-run`). Its report names every file with its sha256.
+
+    Returns:
+        The packages, and notes for the user.
+
+    Raises:
+        ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
+        report = Path(scratch) / "report.json"
+        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
+        argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
+        argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
+        for platform in platforms(combination.distribution):
+            argv += ["--platform", platform]
+        try:
+            process.run([*argv, combination.requirement], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
+        except ToolFailed as error:
+            raise ToolFailed(
+                f"pip found no wheels of {combination.requirement} and its requirements",
+                status=error.status,
+                why=_without_credentials(error.stderr)[-1500:],
+                hint=_how_to_lock(combination),
+            ) from None
+        pins = _pins_of_report(report)
+    notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
+    if combination.python != f"{sys.version_info[0]}.{sys.version_info[1]}":
+        notes.append(
+            f"pip evaluates markers for its own Python, not for {combination.python}: "
+            "if that matters, give a lock with --pylock"
+        )
+    return pins, tuple(notes)
+
+
+def _how_to_lock(combination: Combination) -> str:
+    local = combination.requirement.partition("+")[2]
+    elsewhere = f"; builds `+{local}` are on another index, which pip must be configured for" if local else ""
+    return f"check `pip config list`{elsewhere},\nor give your own lock: --pylock FILE"
+
+
+def _without_credentials(text: str) -> str:
+    return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+def _pins_of_report(path: Path) -> tuple[PinnedPackage, ...]:
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(_pin_of(entry) for entry in report["install"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ToolFailed("pip's report cannot be read", why=f"{type(error).__name__}: {error}") from error
+
+
+def _pin_of(entry: Mapping[str, Any]) -> PinnedPackage:
+    metadata, info = entry["metadata"], entry["download_info"]
+    filename = str(info["url"]).rsplit("/", 1)[-1].partition("#")[0].replace("%2B", "+").replace("%2b", "+")
+    digest = info["archive_info"]["hashes"]["sha256"]
+    return PinnedPackage(
+        name=str(metadata["name"]), version=str(metadata["version"]), hashes=(f"sha256:{digest}",), files=(filename,)
+    )

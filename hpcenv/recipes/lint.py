@@ -1,0 +1,196 @@
+"""`hpcenv image lint`: check recipes and finished images.
+
+Runs on: LOGIN NODE. No command of a recipe or image is run, nothing is mounted or unpacked, and no server is contacted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import FileUnusable, SpecError, UsageError
+from hpcenv.image.reference import LocalImage, Platform, parse_source
+from hpcenv.project import toml_files
+from hpcenv.recipes import hadolint, image_content, image_lint, image_reader, recipe_lint
+from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, Severity
+
+RecipeOrImage = Literal["dockerfile", "definition", "sif", "image"]
+
+# Bytes.
+_RECIPE_LIMIT = 4 * 1024 * 1024
+_DEFAULT_PLATFORM = Platform()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintedPath:
+    """A path that was checked, and as what."""
+
+    path: str
+    kind: RecipeOrImage
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintResult:
+    """The findings of all paths.
+
+    Attributes:
+        findings: in the order of the paths; accepted ones have `allowed`.
+        counts: number of findings that are not accepted, by severity.
+        generic_rules: for each recipe, whether hadolint's rules were run: `run`, or the reason why not.
+    """
+
+    checked: tuple[LintedPath, ...]
+    findings: tuple[LintFinding, ...]
+    counts: dict[str, int]
+    generic_rules: dict[str, str]
+
+    def count_from(self, severity: Severity) -> int:
+        """Return the number of findings that have this severity or a worse one."""
+        return sum(self.counts[one] for one in SEVERITIES[: SEVERITIES.index(severity) + 1])
+
+
+RUN = "run"
+NOT_INSTALLED = "hadolint is not installed"
+NO_DOCKERFILE = "hadolint reads Dockerfiles only"
+UNREADABLE = "hadolint cannot read it"
+
+
+def lint(
+    paths: Sequence[str],
+    *,
+    here: Path,
+    environ: Mapping[str, str],
+    allow: Iterable[str] = (),
+    platform: Platform = _DEFAULT_PLATFORM,
+) -> LintResult:
+    """Check recipes and images.
+
+    Args:
+        paths: Dockerfiles, definition files, SIFs, folders with an OCI layout, or `oci:`,
+            `oci-archive:` and `docker-archive:` references.
+        here: the folder that relative paths start from.
+        environ: the user's environment; hadolint is searched on its PATH.
+        allow: rules that are accepted everywhere, `RULE` or `RULE=reason`.
+        platform: which image of an index of several.
+
+    Returns:
+        The findings.
+
+    Raises:
+        UsageError: there is no rule of a name in `allow`.
+        SpecError: a recipe cannot be parsed.
+        ToolFailed: hadolint is installed and failed.
+        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: an image cannot be read.
+    """
+    reasons = _reasons(allow)
+    linter = _Linter(
+        here=here,
+        environ=environ,
+        platform=platform,
+        troubles=image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError)),
+        hadolint=hadolint.find(environ),
+    )
+    checked: list[LintedPath] = []
+    findings: list[LintFinding] = []
+    generic_rules: dict[str, str] = {}
+    for path in paths:
+        kind, path_findings = _lint_path(path, linter)
+        checked.append(LintedPath(path=path, kind=kind))
+        if kind in ("dockerfile", "definition"):
+            generic_rules[path] = _generic_rules(kind, path_findings, linter)
+        findings += [replace(one, allowed=one.allowed or reasons.get(one.rule)) for one in path_findings]
+    rejected = [one.severity for one in findings if one.allowed is None]
+    return LintResult(
+        checked=tuple(checked),
+        findings=tuple(findings),
+        counts={severity: rejected.count(severity) for severity in SEVERITIES},
+        generic_rules=generic_rules,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Linter:
+    """What every path is checked with; `hadolint` is the path of the program, None where it is not installed."""
+
+    here: Path
+    environ: Mapping[str, str]
+    platform: Platform
+    troubles: tuple[KnownTrouble, ...]
+    hadolint: str | None
+
+
+def _reasons(allow: Iterable[str]) -> dict[str, str]:
+    """Return the rules that the command line accepts, with the reason."""
+    reasons = {}
+    for option in allow:
+        rule, _, reason = option.partition("=")
+        if not image_lint.is_rule(rule):
+            rules = ", ".join(sorted(image_lint.RULES))
+            raise UsageError(f"there is no rule `{rule}`", why=f"the rules are {rules}, and hadolint:CODE")
+        reasons[rule] = reason or "on the command line"
+    return reasons
+
+
+def _generic_rules(kind: RecipeOrImage, findings: Sequence[LintFinding], linter: _Linter) -> str:
+    if kind == "definition":
+        return NO_DOCKERFILE
+    if linter.hadolint is None:
+        return NOT_INSTALLED
+    return UNREADABLE if hadolint.cannot_read(findings) else RUN
+
+
+def _lint_path(path: str, linter: _Linter) -> tuple[RecipeOrImage, tuple[LintFinding, ...]]:
+    transport = re.match(r"(oci|oci-archive|docker-archive):", path)
+    file = linter.here / path
+    if transport is None and file.is_dir():
+        if not (file / "oci-layout").is_file():
+            raise UsageError(f"`{path}` is a folder without an OCI layout", hint="name the recipe or image in it")
+        transport, path = re.match(r"(oci):", "oci:"), f"oci:{file}"
+    if transport is not None:
+        source = parse_source(path)
+        assert isinstance(source, LocalImage)
+        source = replace(source, path=str(linter.here / source.path))
+        contents = image_reader.layer_contents(path, source, linter.platform)
+        return "image", image_content.lint_contents(contents, troubles=linter.troubles)
+    head = _head(file)
+    if head[32:41] == b"SIF_MAGIC" or path.endswith(".sif"):
+        return "sif", image_content.lint_contents(image_reader.sif_contents(path, file), troubles=linter.troubles)
+    text = _recipe_text(path, file)
+    if path.endswith(".def") or re.search(r"^\s*bootstrap\s*:", text, re.IGNORECASE | re.MULTILINE):
+        return "definition", recipe_lint.lint_definition(text, origin=path, troubles=linter.troubles)
+    return "dockerfile", _lint_dockerfile(path, text, linter)
+
+
+def _lint_dockerfile(path: str, text: str, linter: _Linter) -> tuple[LintFinding, ...]:
+    own = recipe_lint.lint_dockerfile(text, origin=path, troubles=linter.troubles)
+    if linter.hadolint is None:
+        return own
+    generic = hadolint.lint_dockerfile(
+        linter.hadolint, text, origin=path, here=linter.here, environ=linter.environ, known=own
+    )
+    return image_lint.sorted_findings((*own, *generic))
+
+
+def _head(file: Path) -> bytes:
+    try:
+        # O_NONBLOCK: opening a FIFO must not hang.
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.read(fd, 64)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise FileUnusable(f"cannot read `{file}`", why=error.strerror) from error
+
+
+def _recipe_text(path: str, file: Path) -> str:
+    if not file.is_file() or file.stat().st_size > _RECIPE_LIMIT:
+        raise SpecError(f"`{path}` is neither a recipe nor a SIF", why="it is too large, or not a plain file")
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"`{path}` is neither a recipe nor a SIF", why="it is not UTF-8 text") from error

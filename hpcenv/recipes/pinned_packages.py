@@ -1,0 +1,166 @@
+"""Packages that an image installs by hash, and whether they fit its torch, CUDA and Python. Pure; `packaging` only.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from hpcenv.errors import Command, SpecError
+from hpcenv.recipes.combination import CPU, Combination, wheel_tags
+
+if TYPE_CHECKING:
+    from packaging.tags import Tag
+
+_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,199}")
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+# An error lists this many problems.
+_MOST_PROBLEMS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinnedPackage:
+    """A package with one version.
+
+    Attributes:
+        hashes: `sha256:...` of every file that pip may install.
+        files: the names of these files, where they are known.
+    """
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+
+def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
+    """Check that locked packages can be installed in an image of a combination.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        SpecError: torch is missing or has another version, a package has no hash, or no file of a package is a wheel
+            for this Python and C library.
+    """
+    problems = [*unusable(pins), *_without_wheel(pins, combination)]
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        raise SpecError(
+            "the locked packages cannot be installed by hash",
+            why="\n".join(problems[:_MOST_PROBLEMS]) + (f"\nand {more} more" if more > 0 else ""),
+            hint=(
+                "lock them again for this Python, with hashes: `pip lock`, `uv export`, ",
+                Command("hpcenv", "export", "pylock"),
+            ),
+        )
+    torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+    if torch is None:
+        # The virtual environment of the image does not see the packages of the base.
+        raise SpecError(
+            f"the lock does not contain torch, and torch {combination.torch} is required",
+            why="the image installs only what is locked",
+            hint=f"add {combination.requirement} to what is locked, and lock again",
+        )
+    locked, _, local = torch.version.partition("+")
+    if locked != combination.torch:
+        raise SpecError(
+            f"the lock has torch {torch.version}, and torch {combination.torch} is required",
+            hint=f"--torch {locked}, or lock again",
+        )
+    return _check_build(local, pins, combination)
+
+
+def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
+    """Compare the CUDA of the locked torch with the one of the combination."""
+    if local == combination.requirement.partition("+")[2]:
+        return ()
+    cuda = cuda_of_pins(pins)
+    if cuda is None or cuda == combination.cuda:
+        return (f"the name of the locked torch {combination.torch} does not say which CUDA it was built for",)
+    built_for = cuda if cuda == CPU else f"CUDA {cuda}"
+    raise SpecError(
+        f"the locked torch is built for {built_for}, and {combination.cuda} is required",
+        why=f"its version is {combination.torch}{'+' + local if local else ''}",
+        hint=f"--cuda {cuda}, or lock {combination.requirement} from an index that has it",
+    )
+
+
+def torch_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
+    """Return the locked torch release, None without torch."""
+    return next((pin.version.partition("+")[0] for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+
+
+def cuda_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
+    """Return the CUDA runtime version of the locked packages, `cpu`, or None when they do not say."""
+    versions: dict[str, str] = {canonicalize_name(pin.name): pin.version for pin in pins}
+    local = versions.get("torch", "").partition("+")[2]
+    if local == CPU:
+        return CPU
+    match = re.fullmatch(r"cu(\d+)(\d)", local)
+    if match:
+        return f"{match[1]}.{match[2]}"
+    for end in ("", "-cu13", "-cu12", "-cu11"):
+        runtime = versions.get(f"nvidia-cuda-runtime{end}")
+        if runtime is not None:
+            return ".".join(runtime.split(".")[:2])
+    return None
+
+
+def can_be_pinned(name: str, version: str) -> bool:
+    """Say whether a name and a version are valid, so that a requirements file may contain them."""
+    if not _NAME.fullmatch(canonicalize_name(name)) or not _VERSION.fullmatch(version):
+        return False
+    try:
+        Version(version)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def unusable(pins: Sequence[PinnedPackage], *, need_hashes: bool = True) -> list[str]:
+    """Return a problem for each package whose name, version or hashes a requirements file cannot contain."""
+    problems = []
+    for pin in pins:
+        if not _NAME.fullmatch(canonicalize_name(pin.name)):
+            problems.append(f"{pin.name[:60]!r} is not a package name")
+        elif not can_be_pinned(pin.name, pin.version):
+            problems.append(f"{pin.name}: {pin.version[:60]!r} is not one version")
+        elif need_hashes and (not pin.hashes or not all(_SHA256.fullmatch(one) for one in pin.hashes)):
+            problems.append(f"{pin.name} {pin.version} has no sha256")
+    return problems
+
+
+def _without_wheel(pins: Sequence[PinnedPackage], combination: Combination) -> list[str]:
+    """Return a problem for each package without a wheel for this Python and C library."""
+    tags = wheel_tags(combination)
+    return [
+        f"{pin.name} {pin.version} has no wheel for Python {combination.python} on {combination.distribution.name}: "
+        + ", ".join(file[:80] for file in pin.files[:2])
+        for pin in pins
+        if pin.files and not any(_is_wheel_for(file, tags) for file in pin.files)
+    ]
+
+
+def _is_wheel_for(filename: str, tags: frozenset[Tag]) -> bool:
+    try:
+        return not parse_wheel_filename(filename)[3].isdisjoint(tags)
+    except (InvalidWheelFilename, InvalidVersion):
+        return False
+
+
+def requirements(pins: Sequence[PinnedPackage]) -> str:
+    """Return the text of requirements.lock for `pip install --no-deps --require-hashes`."""
+    lines = ["# Installed with: pip install --no-deps --require-hashes --only-binary :all: -r requirements.lock"]
+    for pin in sorted(pins, key=lambda one: canonicalize_name(one.name)):
+        hashes = "".join(f" \\\n    --hash={one}" for one in sorted(set(pin.hashes)))
+        lines.append(f"{canonicalize_name(pin.name)}=={pin.version}{hashes}")
+    return "\n".join(lines) + "\n"

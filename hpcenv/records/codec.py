@@ -1,0 +1,172 @@
+"""Records as JSON text. Reading is strict: a wrong type or a missing key names its path in the record.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+import typing
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, TypeVar
+
+from hpcenv.errors import RecordInvalid
+
+SCHEMA = 1
+
+Record = TypeVar("Record")
+
+
+def encode_record(record: object) -> str:
+    """Return `record` (a dataclass of this module) as JSON text, keys sorted, one final newline."""
+    return json.dumps(_parts(record), default=_parts, indent=1, sort_keys=True) + "\n"
+
+
+def _parts(record: object) -> dict[str, Any]:
+    if not is_dataclass(record):
+        raise TypeError(f"{type(record).__name__} is not a record")
+    kind: Any = type(record)
+    return {one.name: getattr(record, one.name) for one in _fields(kind)}
+
+
+def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:
+    """Return the record of type `kind` that `text` holds.
+
+    Args:
+        origin: where the text comes from, for messages.
+
+    Raises:
+        RecordInvalid: not JSON, another schema, a missing key or a wrong type.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordInvalid(f"`{origin}` is not JSON", why=str(error)) from error
+    if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
+        raise RecordInvalid(
+            f"`{origin}` has schema {data.get('schema')!r}, this hpcenv reads schema {SCHEMA}",
+            hint="use the hpcenv version that made this run folder",
+        )
+    return typing.cast("Record", _decode(kind, data, path=kind.__name__, origin=origin))
+
+
+def _decode(kind: Any, data: Any, *, path: str, origin: str) -> Any:
+    """Turn JSON `data` into `kind`, naming `path` when it does not fit."""
+    if type(data) in _plain_kinds(kind):
+        return data
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _decode_record(kind, data, path=path, origin=origin)
+    base = typing.get_origin(kind)
+    if base is Literal:
+        return _require(isinstance(data, str) and data in typing.get_args(kind), data, kind, path, origin)
+    if base in (typing.Union, types.UnionType):
+        return _decode_union(kind, data, path=path, origin=origin)
+    if base is tuple:
+        _require(isinstance(data, list), data, kind, path, origin)
+        item = typing.get_args(kind)[0]
+        plain = _plain_kinds(item)
+        return tuple(
+            value if type(value) in plain else _decode(item, value, path=f"{path}[{n}]", origin=origin)
+            for n, value in enumerate(data)
+        )
+    if base is dict:
+        _require(isinstance(data, dict), data, kind, path, origin)
+        item = typing.get_args(kind)[1]
+        plain = _plain_kinds(item)
+        return {
+            name: value if type(value) in plain else _decode(item, value, path=f"{path}.{name}", origin=origin)
+            for name, value in data.items()
+        }
+    if kind is types.NoneType:
+        return _require(data is None, data, kind, path, origin)
+    if kind is float:
+        _require(isinstance(data, (int, float)) and not isinstance(data, bool), data, kind, path, origin)
+        return float(data)
+    # JSON tells true from 1; isinstance does not.
+    fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
+    return _require(fits, data, kind, path, origin)
+
+
+_PLAIN = (str, int, float, bool, types.NoneType)
+
+
+@functools.cache
+def _plain_kinds(kind: Any) -> frozenset[type]:
+    """Return the JSON types that need no decoding for `kind`: most values by far are text and numbers."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    return frozenset(plain for plain in _PLAIN if plain in kinds)
+
+
+def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
+    _require(isinstance(data, dict), data, kind, path, origin)
+    values = {}
+    for name, hint, plain, is_required in _keys(kind):
+        if name in data:
+            value = data[name]
+            fits = type(value) in plain
+            values[name] = value if fits else _decode(hint, value, path=f"{path}.{name}", origin=origin)
+        elif is_required:
+            raise RecordInvalid(f"`{origin}` lacks `{path}.{name}`")
+    return kind(**values)
+
+
+def _decode_union(kind: Any, data: Any, *, path: str, origin: str) -> Any:
+    kinds = [one for one in typing.get_args(kind) if one is not types.NoneType]
+    if len(kinds) == 1 and data is not None:
+        # `X | None`: what is wrong inside X is more telling than "neither".
+        return _decode(kinds[0], data, path=path, origin=origin)
+    for one in kinds:
+        if isinstance(data, list) and typing.get_origin(one) is not tuple:
+            continue  # the error text would cost more than the value, and is dropped
+        try:
+            return _decode(one, data, path=path, origin=origin)
+        except RecordInvalid:
+            continue
+    return _require(False, data, kind, path, origin)
+
+
+def _require(fits: bool, data: Any, kind: Any, path: str, origin: str) -> Any:
+    if not fits:
+        shown = repr(data)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+        raise RecordInvalid(f"`{origin}`: `{path}` is {shown}, expected {_in_words(kind)}")
+    return data
+
+
+_SHOWN = 80
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
+
+
+def _in_words(kind: Any) -> str:
+    """Return what a kind looks like in JSON."""
+    base = typing.get_origin(kind)
+    if base is Literal:
+        return " or ".join(f"`{word}`" for word in typing.get_args(kind))
+    if base in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(one) for one in typing.get_args(kind))
+    if base is tuple:
+        return "a list"
+    return _WORDS.get(kind, "an object")
+
+
+@functools.cache
+def _keys(kind: Any) -> tuple[tuple[str, Any, frozenset[type], bool], ...]:
+    """Return name, type, plain JSON types and "is required" of each field of a record."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        (
+            one.name,
+            hints[one.name],
+            _plain_kinds(hints[one.name]),
+            one.default is MISSING and one.default_factory is MISSING,
+        )
+        for one in _fields(kind)
+    )
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return fields(kind)

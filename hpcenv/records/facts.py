@@ -1,0 +1,183 @@
+"""Facts: what a compute node reports about itself, before anything is decided.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpcenv.records.manifest import Setting, SifIdentity, Value
+
+SifEvidence = Literal["identity", "node-record", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """A network interface with its IPv4 and IPv6 addresses."""
+
+    name: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How this node reaches an address: from which own address, through which interface."""
+
+    target: str
+    source: str
+    interface: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What a node knows of its network.
+
+    Attributes:
+        first_node: name of the node that hosts the rendezvous.
+        first_node_addresses: what that name resolves to, seen from this node.
+        routes: one for each of those addresses that can be reached.
+        free_port: a TCP port on which this node could listen when it looked; only the
+            first node's counts.
+        variables: NCCL_*, GLOO_* and TORCH_* found in the job's environment.
+    """
+
+    first_node: str
+    first_node_addresses: tuple[str, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    routes: tuple[Route, ...] = ()
+    free_port: int | None = None
+    variables: tuple[Setting, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A package that differs from the lockfile, or that the lockfile does not have.
+
+    `unknown`: the package could not be read, so it may differ or not.
+    """
+
+    field: str
+    locked: str
+    found: str
+    note: str = ""
+    unknown: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileIdentity:
+    """Identity of an open file at the time it was hashed (`stat` fields)."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedSif:
+    """The SIF that a node checked, so that the launch step can prove that it starts this one.
+
+    Attributes:
+        path: which file: the shared one, or the node's own copy of it.
+        staged: whether it is the node's own copy.
+        checked: how its hash is known: `identity` (the very file that was hashed at
+            submission, or while it was copied to this node), `node-record` (hashed by an
+            earlier job on this node and not changed since), `full` (read and hashed now).
+        why: what spoke against the cheaper ways.
+        sha256: of the whole file.
+        file: `stat` fields of the open file.
+        lasting: a change after the check would show in `file`; where it might not, the
+            launch step hashes again.
+    """
+
+    path: str
+    staged: bool
+    checked: SifEvidence
+    why: str
+    sha256: str
+    file: FileIdentity
+    lasting: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """What one node has on its own disk for this attempt (`stage/NODE.json`).
+
+    Attributes:
+        sif: identity of the node's copy; None where the shared file is used.
+        sif_path: its path.
+        data: source folder -> the node's copy of it.
+        marks: files that are locked while the copies are used, so that no job removes them.
+        problems: why something is used from the shared file system instead.
+        how: for each thing: `present`, `sbcast` or `copy`.
+        seconds: how long each part took.
+    """
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    sif: SifIdentity | None = None
+    sif_path: str = ""
+    data: dict[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    how: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+# A reason in `Facts.unknown`: not compared, because something before it already differs.
+SKIPPED = "not read: the SIF is not the locked one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How the files of a host environment were when they were hashed.
+
+    Attributes:
+        digest: over path, size and times of each file.
+        newest: the latest change of all of them (ctime, ns).
+        files: how many there are.
+    """
+
+    digest: str
+    newest: int
+    files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What one node found, before anybody judges it.
+
+    Attributes:
+        attempt: which start of the job this is; 0 for the first, then Slurm's restart count.
+        values: field -> value, in the words of the lockfile.
+        unknown: field -> why it could not be read.
+        differences: packages that differ from the manifest's.
+        unlisted: the newest importable files that no package lists: a few names beside their digest.
+        sif: which SIF was checked and how.
+        look: how the hashed files were; None where none was hashed.
+        not_staged: why a copy on the node's own disk was asked for and is not used.
+        variables: those of the job and the secrets that the ranks get, beside the settings of the run;
+            credentials without their value.
+        seconds: how long each part took.
+    """
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    values: dict[str, Value]
+    unknown: dict[str, str]
+    network: Network
+    differences: tuple[Difference, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    sif: CheckedSif | None = None
+    not_staged: tuple[str, ...] = ()
+    look: Look | None = None
+    variables: tuple[Setting, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)

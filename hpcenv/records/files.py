@@ -1,0 +1,143 @@
+"""Read and write the files of a run folder safely.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.records.codec import Record, decode_record, encode_record
+
+# Documents that a person or a tool wrote: the largest uv.lock that was seen has 5 MiB.
+LONGEST = 64 << 20
+# A verdict lists every difference of every node.
+LONGEST_RECORD = 512 << 20
+
+
+def open_regular(path: Path, *, follow: bool = False) -> int:
+    """Return a descriptor of a regular file, for reading. For every file that another user may have put there.
+
+    Opening a named pipe would wait for a writer without end, and a device gives bytes until the memory is full.
+
+    Args:
+        follow: whether `path` may be a symbolic link. A file of a run may not: a link in a run folder that somebody
+            sent could show a file of the reader in a report.
+
+    Raises:
+        OSError: it cannot be opened, or is no such file; `strerror` says which.
+    """
+    # O_NONBLOCK: for a pipe, opening alone would wait.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow and os.path.islink(path):
+            why = "it is a symbolic link, and files of a run are not read through links"
+            raise OSError(errno.ELOOP, why, os.fspath(path)) from error
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "it is not a regular file, but a pipe or a device", os.fspath(path))
+
+
+def read_file(path: Path, *, most: int = LONGEST, follow: bool = True) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        follow: as for `open_regular`.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or has more than `most` bytes; `strerror` says which.
+    """
+    with open(open_regular(path, follow=follow), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        # A file that grows, or does not report its size, is read up to the same limit.
+        content = file.read(min(size, most) + 1)
+        if len(content) > size:
+            content += file.read(most + 1 - len(content))
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", os.fspath(path))
+    return content
+
+
+def read_end(path: Path, *, most: int) -> bytes:
+    """Return the last bytes of a file of a run, at most `most`.
+
+    Raises:
+        OSError: as for `read_file`.
+    """
+    with open(open_regular(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def read_json(path: Path, *, most: int = LONGEST) -> Any:
+    """Return the data of a small file of a run.
+
+    Raises:
+        OSError: as for `read_file`.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(read_file(path, most=most, follow=False))
+    except RecursionError as error:
+        raise ValueError("it has too many levels") from error
+
+
+def load_record(kind: type[Record], path: Path) -> Record:
+    """Return the record of type `kind` in the file `path`.
+
+    Raises:
+        RecordInvalid: unreadable, or not such a record.
+    """
+    try:
+        text = read_file(path, most=LONGEST_RECORD, follow=False).decode("utf-8")
+    except OSError as error:
+        raise RecordInvalid(f"cannot read `{path}`", why=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise RecordInvalid(f"`{path}` is not UTF-8 text", why=str(error)) from error
+    return decode_record(kind, text, origin=str(path))
+
+
+def save_record(record: object, path: Path) -> None:
+    """Write `record` to `path`: aside, then renamed, so that readers never see half of it.
+
+    Raises:
+        OSError: it could not be written; what was there before is still there.
+    """
+    write_text(encode_record(record), path)
+
+
+def write_text(text: str, path: Path, *, mode: int | None = None) -> None:
+    """Write `text` to `path` through a temporary file in the same folder and a rename.
+
+    The temporary name holds the process id: two nodes may write into one folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(aside, mode)
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        # A write or fsync does not say of which file (a full disk, a quota).
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,100 @@
+"""The listing of a run's own copy of the code: what is in it, and which of its links are not compared.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# The content of a symbolic link in the copy is its target behind this word.
+LINK = "link:"
+
+# Never copied: Python writes it again.
+BYTECODE = "__pycache__"
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What the copy held when it was made (`source.json`).
+
+    Attributes:
+        files: path in the run folder -> sha256 of the file, or `link:TARGET`.
+        live: path in the run folder -> what its link leads to. The digest does not cover them.
+    """
+
+    schema: int
+    files: dict[str, str]
+    live: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyAfterAttempt:
+    """How the copy differed from its listing when an attempt of the job ended (`source-after.json`).
+
+    Attributes:
+        started: when that attempt began, as `started.json` has it.
+        changed: path -> its content, empty for a removed file: listed files, and other files that Python can import.
+    """
+
+    schema: int
+    started: float
+    changed: dict[str, str]
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Return the digest over the files of a listing. Pure."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(os.fsencode(path) + b"\0" + os.fsencode(files[path]) + b"\0")
+    return digest.hexdigest()
+
+
+def content_of(path: str) -> str:
+    """Return the content of a file or link as a listing has it; empty if it does not exist.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        if os.path.islink(path):
+            return LINK + os.readlink(path)
+        # O_NONBLOCK: for a pipe in its place, opening would wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    digest = hashlib.sha256()
+    with open(descriptor, "rb", buffering=0) as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_importable(name: str) -> bool:
+    """Return whether Python can import a file of that name."""
+    return name.endswith((".py", ".pyc", ".so"))
+
+
+def walk(folder: Path, below: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return all names below a part of the run folder, by their paths in it; folders before their content.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    found: list[tuple[str, os.DirEntry[str]]] = []
+    waiting = [below]
+    while waiting:
+        inside = waiting.pop()
+        with os.scandir(folder / inside) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                path = f"{inside}/{entry.name}"
+                found.append((path, entry))
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+    return found

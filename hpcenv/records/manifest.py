@@ -1,0 +1,360 @@
+"""The manifest: what the login node tells the compute nodes about a run.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Severity = Literal["must", "warn", "info"]
+Value = str | int | float | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One environment variable for the ranks, with where it comes from and why it is set."""
+
+    name: str
+    value: str
+    origin: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A host folder that the container sees."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What the ranks run in: a SIF, or an environment of the host.
+
+    Attributes:
+        kind: `sif` or `host`.
+        python: the interpreter; in a SIF a name or path inside it, else a path on the host.
+        sif: path of the SIF file, empty for `host`.
+        apptainer: program to start it with, empty for `host`.
+        binds: host folders visible inside, in addition to those that hpcenv needs.
+        gpus: pass the host's GPU driver into the container (`--nv`).
+    """
+
+    kind: Literal["sif", "host"]
+    python: str
+    sif: str = ""
+    apptainer: str = ""
+    binds: tuple[Bind, ...] = ()
+    gpus: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSeverity:
+    """The severity of one field in this run, or of a family of fields.
+
+    Attributes:
+        field: dotted name; `*` stands for one part of it, `**` alone for any name.
+        severity: from the table of fields, changed by the project's [policy].
+        same_on_nodes: the nodes of a job are compared with each other in this field.
+        between_nodes: the severity of that comparison, where it is another one.
+    """
+
+    field: str
+    severity: Severity
+    same_on_nodes: bool = False
+    between_nodes: Severity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What one field must be on every node.
+
+    `rule` is `equal`, or `at-least` for versions that only have a floor; `note` is printed with a difference.
+    `if_unknown` is the severity where the field could not be read, if that is another one.
+    """
+
+    field: str
+    value: Value
+    severity: Severity
+    rule: Literal["equal", "at-least"] = "equal"
+    origin: str = ""
+    note: str = ""
+    if_unknown: Severity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageExpectation:
+    """One installed distribution as locked; empty digests were unknown at lock time.
+
+    `programs_sha256` is the word `none` for a distribution without programs.
+    """
+
+    name: str
+    version: str
+    record_sha256: str = ""
+    content_sha256: str = ""
+    programs_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuNeeds:
+    """What a CUDA build of torch needs from every node's driver and GPUs.
+
+    Attributes:
+        cuda: CUDA release that torch was built for.
+        arch_list: architectures that it has kernels for; empty when that is not known.
+        require: the image's NVIDIA_REQUIRE_* variables.
+        table: the compatibility table (node/check/compat.toml) as JSON: nodes read no TOML.
+        gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
+    """
+
+    cuda: str
+    arch_list: tuple[str, ...]
+    require: dict[str, str]
+    table: str
+    gpu: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SifIdentity:
+    """The identity of a SIF at the time when the whole file was hashed.
+
+    A file with these `stat` fields and this header has the same bytes, so a node need not read all
+    of it again (node/check/sif_check.py says on which file systems).
+
+    Attributes:
+        sha256: of the whole file.
+        inode, size, mtime_ns, ctime_ns: from fstat; the device number is not here because
+            each machine numbers its mounts by itself.
+        header_sha256: of header, descriptor table and squashfs superblock.
+        partition_offset, partition_size: of the partition that runs, in bytes.
+    """
+
+    sha256: str
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    header_sha256: str
+    partition_offset: int
+    partition_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFolder:
+    """A folder of data that the nodes get a copy of, packed into one file.
+
+    Attributes:
+        source: its absolute path; the copy is seen under the same one.
+        listing_sha256: of names, sizes and times, as they were when it was packed.
+        tar: path of the packed folder on the shared file system; empty in a dry run.
+        sha256, size: of that file; size in bytes.
+        unpacked: bytes that the files need.
+    """
+
+    source: str
+    listing_sha256: str
+    tar: str = ""
+    sha256: str = ""
+    size: int = 0
+    unpacked: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRequest:
+    """What is copied to the disk of every node before it is used.
+
+    Attributes:
+        folder: where on the nodes; empty for the first place that all of them have.
+        limit: the most bytes that copies of all jobs of this user may take there.
+        sif_sha256, sif_size: of the SIF; empty and 0 to leave it where it is.
+        data: folders in addition to the SIF.
+    """
+
+    folder: str
+    limit: int
+    sif_sha256: str = ""
+    sif_size: int = 0
+    data: tuple[DataFolder, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How the ranks are started, beyond the shape of the run.
+
+    Attributes:
+        launcher: `torchrun`; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
+        standalone: one node, and a rendezvous that no other machine can reach.
+        max_restarts: how often torchrun starts its ranks again after a failure.
+        torchrun_args: more arguments for torchrun, each literal.
+    """
+
+    launcher: Literal["torchrun", "tasks"] = "torchrun"
+    standalone: bool = False
+    max_restarts: int = 0
+    torchrun_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """What happens when the job must end before the training does.
+
+    Attributes:
+        signal: name of the signal that ranks get, without `SIG`.
+        grace: seconds between that and the end.
+        requeue: `saved`: the job is queued again when the script says that it saved itself
+            (`hpcenv.training`); `always`: also when it does not; `never`.
+        max_requeues: how often the job is queued again at most.
+    """
+
+    signal: str = "USR2"
+    grace: int = 60
+    requeue: Literal["saved", "always", "never"] = "saved"
+    max_requeues: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secret:
+    """A variable whose value is read on the node and written nowhere.
+
+    Attributes:
+        name: the variable that the ranks see.
+        source: `file:PATH` or `env:NAME` of the job's environment.
+        origin: the flag or key that requests it.
+    """
+
+    name: str
+    source: str
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The copy of the code that a run uses and works in.
+
+    Attributes:
+        root: the folder it was copied from: a git work tree's top, or the project's folder.
+        folder: the copy, in the run folder.
+        commit: of the work tree; empty without git.
+        dirty: whether tracked files differ from that commit.
+        diff_sha256: of the recorded difference; empty without one.
+        files: how many were copied.
+        digest: over all copied files, see `records.listing`; empty in a manifest from before it existed.
+        roots: the folders that links of the copy may lead to.
+        shared: the run folder that holds the copy for several runs; each makes its own when it begins.
+        live: what the copy only links to, and no node compares: a few names.
+    """
+
+    root: str
+    folder: str
+    commit: str
+    dirty: bool = False
+    diff_sha256: str = ""
+    files: int = 0
+    digest: str = ""
+    roots: tuple[str, ...] = ()
+    shared: str = ""
+    live: tuple[str, ...] = ()
+
+
+DataCompare = Literal["sha256", "size-and-time", "list"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedData:
+    """Data that the run reads, as they were at submission: one `[[data]]` of hpcenv.toml.
+
+    Attributes:
+        name: for the field `data.NAME`.
+        path: absolute.
+        compare: what is compared: content, sizes and times, or names and sizes.
+        state: what the nodes must find, see `node.check.data.DataState`.
+    """
+
+    name: str
+    path: str
+    compare: DataCompare
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything the nodes need to check, decide and launch one run.
+
+    Attributes:
+        run: the run's name, also the name of its folder.
+        run_folder: absolute path, the same on every machine.
+        nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node.
+        backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
+        script, args, workdir: the program; absolute paths, literal arguments. Without a
+            script the nodes are checked and nothing is launched.
+        script_sha256: of the script's bytes at submission.
+        settings: variables set by the user or the project, before detection.
+        expectations, packages: the lockfile, flattened.
+        probe_level: `record` trusts RECORD files (the SIF's bytes were hashed already),
+            `full` hashes every installed file.
+        severities: of all fields that the gate can name; the first one that fits a name counts.
+            Empty in a manifest from before they existed: the gate then refuses to judge.
+        gpu_needs: None when no GPU is requested, or torch is a CPU build.
+        check_seconds: time limit of each probe on a node, in seconds.
+        sif: identity of the SIF at submission; None where the nodes hash it themselves.
+        stage: None to use SIF and data where they are.
+        launch, stop: torchrun's options, and what happens before the job's end.
+        pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
+        secrets: variables that are read on the nodes.
+        spare: nodes allocated beyond `nodes`, to replace those that the gate rejects.
+        retry_excluding: how often the job starts again without the nodes that the gate rejected.
+        modules: environment modules that the batch script loads.
+        source: None where the script runs from its own place (`--workdir live`).
+        data: what is compared before training.
+        submitted_in: the folder where the user was.
+        element: name -> value of this element of a sweep or array.
+        unlocked_binds: targets of binds that the lockfile does not have: of the site profile, or added since.
+        lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
+        chain: how many jobs follow each other on this run, 0 for one alone.
+    """
+
+    schema: int
+    run: str
+    run_folder: str
+    cluster: Literal["slurm", "local"]
+    nodes: int
+    nproc_per_node: int
+    gpus_per_node: int
+    cpus_per_task: int
+    backend: Literal["nccl", "gloo"]
+    environment: Environment
+    script: str
+    script_sha256: str
+    args: tuple[str, ...]
+    workdir: str
+    settings: tuple[Setting, ...]
+    expectations: tuple[Expectation, ...]
+    packages: tuple[PackageExpectation, ...]
+    probe_level: Literal["record", "full", "deep"]
+    lockfile: str
+    lockfile_sha256: str
+    hpcenv_version: str
+    severities: tuple[FieldSeverity, ...] = ()
+    gpu_needs: GpuNeeds | None = None
+    check_seconds: int = 300
+    sif: SifIdentity | None = None
+    stage: StageRequest | None = None
+    launch: LaunchOptions = LaunchOptions()
+    stop: StopOptions = StopOptions()
+    pass_env: tuple[str, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+    spare: int = 0
+    retry_excluding: int = 0
+    modules: tuple[str, ...] = ()
+    source: Source | None = None
+    data: tuple[RecordedData, ...] = ()
+    submitted_in: str = ""
+    element: dict[str, str] = field(default_factory=dict)
+    chain: int = 0
+    unlocked_binds: tuple[str, ...] = ()
+    lockfile_edited: str = ""

@@ -1,0 +1,124 @@
+"""How a run was submitted, and how its ranks and nodes ended.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """How one rank ended.
+
+    Attributes:
+        rank, local_rank: global and on its node; -1 where it is not known.
+        pid: of the process, on its node.
+        status: exit status, 128 + number for a signal; None where it is not known.
+        signal: its name, `SIGKILL`, empty without one.
+        ended: seconds since the epoch; None where it is not known.
+        message: the exception in one line, or what else is known.
+        traceback: empty without one.
+        source: where message and traceback come from: torchelastic's `error-file`, the
+            rank's `stderr`, or nowhere.
+        log: the rank's standard error, relative to the run folder.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    status: int | None
+    signal: str = ""
+    ended: float | None = None
+    message: str = ""
+    traceback: str = ""
+    source: Literal["error-file", "stderr", ""] = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExit:
+    """How the launch ended on one node, independent of Slurm's accounting.
+
+    Attributes:
+        status: exit status of torchrun, 128 + number for a signal.
+        asked_to_end: name of the signal that asked this node to end before it ended by
+            itself; empty without such a signal. Such a node ended because another one failed, or was
+            cancelled; its status says nothing about the training.
+        stopped: why the training was asked to save itself and end; empty when it was not.
+            `unknown`: it was asked, and Slurm gave no reason.
+        saved: the script reported that it saved its state (`hpcenv.training`).
+        asked_at: when that was, in seconds since the epoch.
+        ranks: the ranks that failed here, the first one first.
+        oom_kills: processes of this job step that the kernel killed for lack of memory on
+            this node; None if that could not be read.
+        changed: files of the environment that changed while the run ran.
+        not_looked_again: why the environment was not looked at when the run ended; empty where it was, or where a
+            SIF needs no second look.
+        detail: what else is known, in words.
+        refused: the launch step refused to start, and no line of the script ran here.
+        full: why nothing more could be written to the run folder when this node ended; empty if it could.
+        alone: no rank of the whole run joined a process group. False also if that is not known.
+    """
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    status: int
+    signal: str
+    started: float
+    ended: float
+    asked_to_end: str = ""
+    asked_at: float | None = None
+    stopped: Literal["", "time-limit", "preemption", "unknown"] = ""
+    saved: bool = False
+    ranks: tuple[RankExit, ...] = ()
+    oom_kills: int | None = None
+    changed: tuple[str, ...] = ()
+    not_looked_again: str = ""
+    detail: str = ""
+    refused: bool = False
+    alone: bool = False
+    full: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """A request to the training on one node to save its state and end (`stop/NODE.json`).
+
+    Attributes:
+        signal: what this node got, `SIGUSR2` or `SIGTERM`.
+        reason: as Slurm gives it; `unknown` until Slurm has answered.
+        asked: when, in seconds since the epoch.
+        ends: when Slurm ends the job; None while that is not known.
+    """
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    signal: str
+    reason: Literal["time-limit", "preemption", "cancelled", "unknown"]
+    asked: float
+    ends: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """How a run came to be (`submission.json`): written once, by the login node."""
+
+    schema: int
+    run: str
+    cluster: Literal["slurm", "local"]
+    job_id: str
+    submitted: float
+    command: tuple[str, ...]
+    chain: tuple[str, ...] = ()
+    """Job ids of a chain, the first one first."""
+    nodes: int = 0
+    """How many nodes were asked for; 0 where that was not recorded."""
+    verifies: bool = False
+    """The job is one of `hpcenv verify --nodes`: it checks its nodes and trains nothing."""

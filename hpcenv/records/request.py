@@ -1,0 +1,27 @@
+"""The record of a request: the options of a submission, so that `hpcenv rerun` can submit it again.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """One submission (`request.json`): written once, by the login node.
+
+    It holds what was typed, before hpcenv.toml, the environment and the site profile added to it. Of
+    secrets it holds the sources, never the values.
+
+    Attributes:
+        script: as it was given, relative to the folder of the submission.
+        args: arguments of the script.
+        options: name in the table of options -> value; only options that were given.
+    """
+
+    schema: int
+    script: str
+    args: tuple[str, ...]
+    options: dict[str, str | int | bool | tuple[str, ...] | dict[str, str | None]]

@@ -1,0 +1,198 @@
+"""The names of the files of a run: the one place that knows them.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Every path of a run, named once.
+
+    The files of one attempt of the job (`ATTEMPT_FOLDERS`) are moved to
+    `attempts/N/` when the job starts again, so that the top level always is the newest.
+    """
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def lockfile(self) -> Path:
+        return self.path / "lock.toml"
+
+    @property
+    def request(self) -> Path:
+        """The options of the submission, for `hpcenv rerun`; also in the folder of a sweep."""
+        return self.path / "request.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
+
+    @property
+    def sweep(self) -> Path:
+        """Of a folder that holds the run folders of a sweep's elements."""
+        return self.path / "sweep.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def step(self) -> Path:
+        return self.code / "step.py"
+
+    @property
+    def inside(self) -> Path:
+        """What ranks can import: `hpcenv.training`, and the start of torchrun."""
+        return self.path / "inside"
+
+    @property
+    def source(self) -> Path:
+        """The copy of the code that the run uses and works in."""
+        return self.path / "source"
+
+    @property
+    def other_folder(self) -> Path:
+        """The copy of the working directory, where that is not in the folder of the code."""
+        return self.path / "work"
+
+    def parts_of_copy(self) -> tuple[str, ...]:
+        """Return the names of the folders that the copy consists of."""
+        return tuple(part.name for part in (self.source, self.other_folder) if part.is_dir())
+
+    @property
+    def listing(self) -> Path:
+        """What the copy held when it was made."""
+        return self.path / "source.json"
+
+    @property
+    def listing_after(self) -> Path:
+        """How the last attempt left the copy."""
+        return self.path / "source-after.json"
+
+    @property
+    def source_diff(self) -> Path:
+        """How that differs from the recorded commit."""
+        return self.path / "source.diff"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the training saves; kept over all attempts."""
+        return self.path / "checkpoints"
+
+    @property
+    def stopping(self) -> Path:
+        """Requests to stop, and the ranks' answers: of one attempt."""
+        return self.path / "stop"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "job.log"
+
+    @property
+    def facts(self) -> Path:
+        return self.path / "facts"
+
+    @property
+    def stage(self) -> Path:
+        """What was copied to the nodes: one record per node."""
+        return self.path / "stage"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env"
+
+    @property
+    def exits(self) -> Path:
+        return self.path / "exits"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def homes(self) -> Path:
+        return self.path / "home"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def started(self) -> Path:
+        """Marker that the batch script began: which attempt, on which batch node."""
+        return self.path / "started.json"
+
+    @property
+    def reserved(self) -> Path:
+        """Space for the end records, while the run lasts."""
+        return self.path / "reserved"
+
+    @property
+    def finished(self) -> Path:
+        """Exit status of the batch script, written as its last act."""
+        return self.path / "finished.json"
+
+    def facts_of(self, node: str) -> Path:
+        return self.facts / f"{node}.json"
+
+    def staged_of(self, node: str) -> Path:
+        return self.stage / f"{node}.json"
+
+    def looked_of(self, node: str) -> Path:
+        """What a node found on its disk before anything was copied."""
+        return self.stage / "look" / f"{node}.json"
+
+    @property
+    def sending(self) -> Path:
+        """What the batch node decided to copy, and where to."""
+        return self.stage / "plan.json"
+
+    def env_of(self, node: str) -> Path:
+        return self.env / f"{node}.json"
+
+    @property
+    def launched(self) -> Path:
+        """The nodes that train, for srun's --nodelist; written where there are spare ones."""
+        return self.env / "launched"
+
+    @property
+    def excluded(self) -> Path:
+        """The nodes that this job was queued again without; kept over all attempts."""
+        return self.path / "excluded.json"
+
+    def stop_of(self, node: str) -> Path:
+        return self.stopping / f"{node}.json"
+
+    def saved_on(self, node: str) -> Path:
+        """What a rank leaves when it has saved itself after a request to stop (`hpcenv.training`)."""
+        return self.stopping / f"saved-{node}"
+
+    def exit_of(self, node: str) -> Path:
+        return self.exits / f"{node}.json"
+
+    def home_of(self, node: str) -> Path:
+        return self.homes / node
+
+    def of_one_attempt(self) -> tuple[Path, ...]:
+        """What an attempt leaves and the next one must not mistake for its own."""
+        return (
+            *(self.facts, self.stage, self.verdict, self.env, self.exits, self.ranks),
+            *(self.stopping, self.started, self.finished),
+        )

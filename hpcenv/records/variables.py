@@ -1,0 +1,42 @@
+"""How a variable of the ranks is written into a record: its value, or only its name.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+A variable whose name looks like that of a credential is recorded by its name only. So its value is in no lockfile, log,
+verdict, report or script. The manifest of a run has it where the user gives it with --env or [env]: the nodes need it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# Stands for the value in every record.
+WITHHELD = "(value not recorded)"
+
+# TOKENIZERS_PARALLELISM, a setting of Hugging Face's tokenizers, holds no token.
+_CREDENTIAL = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+# `http_proxy=http://user:password@proxy:3128`
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def looks_like_credential(name: str) -> bool:
+    """Return whether the name of a variable looks like that of a credential."""
+    return _CREDENTIAL.search(name) is not None
+
+
+def recorded_value(name: str, value: str) -> str:
+    """Return the value of a variable as records hold it: without credentials."""
+    return WITHHELD if looks_like_credential(name) else _IN_URL.sub("***@", value)
+
+
+def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line without the values of credentials that --env gives."""
+    shown: list[str] = []
+    for word in words:
+        flag, pair = ("", word) if shown and shown[-1] == "--env" else ("--env=", word.removeprefix("--env="))
+        is_pair = "=" in pair and (not flag or pair != word)
+        name, _, value = pair.partition("=")
+        shown.append(f"{flag}{name}={recorded_value(name, value)}" if is_pair else word)
+    return tuple(shown)

@@ -1,0 +1,96 @@
+"""The verdict: what the batch node decides from the facts of all nodes.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpcenv.records.manifest import Setting, Severity
+
+Result = Literal["match", "mismatch", "unknown"]
+
+
+# How a finding begins if a node reported nothing because srun could not start there.
+SRUN_GAVE_UP = "srun could not start on this node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One comparison that did not end in `match`, or that is worth telling."""
+
+    node: str
+    field: str
+    locked: str
+    found: str
+    result: Result
+    severity: Severity
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeVerdict:
+    """One node's result.
+
+    Attributes:
+        compared: how many fields could be compared: reported, not only asked for.
+        sif: how the SIF was checked, for people; empty without one.
+    """
+
+    node: str
+    result: Result
+    compared: int
+    sif: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks meet: torchrun's c10d arguments.
+
+    `host` and `port` name the endpoint on the first node, `id` changes with every restart
+    so that a stale store is never rejoined.
+    """
+
+    host: str
+    port: int
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What the launch step needs on one node (`env/NODE.json`)."""
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    node_rank: int
+    local_address: str
+    rendezvous: Rendezvous
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The gate's decision on one attempt, over all nodes.
+
+    Attributes:
+        settings: node -> variables that hpcenv sets for its ranks; credentials without their value.
+        inherited: node -> variables of the job that its ranks get, as far as they can change results.
+        launched: the nodes that train, in the order of their node ranks: all, or without those a spare one replaces.
+        notes: which data were compared, and what of the code was not.
+    """
+
+    schema: int
+    run: str
+    attempt: int
+    result: Result
+    nodes: tuple[NodeVerdict, ...]
+    findings: tuple[Finding, ...]
+    rendezvous: Rendezvous | None
+    settings: dict[str, tuple[Setting, ...]]
+    launched: tuple[str, ...] = ()
+    inherited: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

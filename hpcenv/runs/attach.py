@@ -1,0 +1,120 @@
+"""`hpcenv attach`: a shell or a command in a running run, on one of its nodes. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.cluster import slurm
+from hpcenv.errors import Command, RunNotRunning, UsageError
+from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
+from hpcenv.records.files import read_file
+from hpcenv.runs.entries import Run
+from hpcenv.runs.find import find_run
+from hpcenv.runs.status import RunStatus, read_status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """A command in a running run, ready to be started.
+
+    Attributes:
+        run, node: name of the run and of the node.
+        argv: command that starts it from this machine.
+        env: complete environment of `argv`; it is never printed.
+    """
+
+    run: str
+    node: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def plan_attach(
+    start: Path,
+    word: str | None,
+    *,
+    environ: Mapping[str, str],
+    node: str | None = None,
+    command: Sequence[str] = (),
+    secrets: bool = False,
+    tty: bool = False,
+    runs: str | None = None,
+) -> Attachment:
+    """Return the command that starts a program in the environment of a run's ranks.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        word: run folder, run name or job id; None for the latest run.
+        environ: environment variables of the caller.
+        node: a node of the run; None for the first node that trains.
+        command: argv of the program; a shell if it is empty.
+        secrets: whether the program gets the run's secrets.
+        tty: whether there is a terminal.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        RunNotRunning: the run waits, is being checked, or has ended.
+        UsageError: the node does not train in this run, or a shell is requested without a terminal.
+    """
+    run = find_run(start, word, runs=runs)
+    status = read_status(run, environ)
+    nodes = _nodes(status)
+    if node is not None and node not in nodes:
+        raise UsageError(f"`{node}` does not train in {status.run}", why=f"its nodes: {', '.join(nodes)}")
+    if not command and not tty:
+        raise UsageError(
+            "a shell needs a terminal",
+            why="standard input and output are not a terminal",
+            hint=Command("hpcenv", "attach", f"{status.run}", "--", "COMMAND"),
+        )
+    chosen = node or nodes[0]
+    step = [_python(run), "-I", str(run.folder.step), "attach", str(run.folder.path)]
+    step += ["with-secrets" if secrets else "without-secrets", *command]
+    env = slurm.clean_environment(environ)
+    if run.submission.cluster == "slurm":
+        argv = slurm.shell_argv(status.job_id, chosen, step, environ, tty=tty)
+    else:
+        argv = step
+        env |= {LOCAL_NODE: chosen, LOCAL_NODES: ",".join(status.nodes), LOCAL_JOB: status.job_id}
+    return Attachment(run=status.run, node=chosen, argv=tuple(argv), env=env)
+
+
+def _nodes(status: RunStatus) -> tuple[str, ...]:
+    """Return the nodes that train now."""
+    verdict = status.verdict
+    if status.state != "running":
+        detail = f" ({status.detail})" if status.detail else ""
+        raise RunNotRunning(
+            f"{status.run} is not running",
+            why=f"it is {status.state}{detail}",
+            hint=Command("hpcenv", "status", f"{status.run}"),
+        )
+    if verdict is None or verdict.result != "match" or verdict.attempt != status.attempt:
+        raise RunNotRunning(
+            f"{status.run} does not train yet",
+            why="its nodes are still being checked",
+            hint=Command("hpcenv", "logs", "-f", f"{status.run}"),
+        )
+    return verdict.launched or tuple(node.node for node in verdict.nodes)
+
+
+def _python(run: Run) -> str:
+    """Return the Python that the batch script uses for its steps. The nodes have it."""
+    try:
+        script = read_file(run.folder.script, most=1 << 20, follow=False).decode("utf-8")
+        match = re.search(r"^python=(.+)$", script, re.MULTILINE)
+        argv = shlex.split(match[1]) if match else []
+    except (OSError, ValueError):
+        argv = []
+    return argv[0] if len(argv) == 1 else sys.executable
+
+
+def attach(attachment: Attachment) -> int:
+    """Start the program on this terminal; return its exit status."""
+    return process.run_in_terminal(attachment.argv, env=attachment.env)

@@ -1,0 +1,163 @@
+"""Read what one attempt of a run left in its folder: start, verdict, exits of nodes, end.
+
+Runs on: LOGIN NODE. A record that cannot be read counts as missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.node.check.verdict_table import visible
+from hpcenv.node.launch import first_failure as failure
+from hpcenv.records.files import load_record, read_json
+from hpcenv.records.outcome import NodeExit
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+from hpcenv.runs.entries import Submitted
+
+# Limit for records that are read as a whole; hpcenv writes no longer ones.
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def read_finished(folder: RunFolder) -> Mapping[str, Any]:
+    """Return the record of how an attempt's batch script ended; empty if it cannot be read."""
+    return read_record(folder.finished) or {}
+
+
+def read_down_nodes(folder: RunFolder) -> dict[str, str]:
+    """Return the nodes that were down for Slurm when an attempt ended, each with the reason."""
+    return down_nodes(read_finished(folder))
+
+
+def down_nodes(finished: Mapping[str, Any]) -> dict[str, str]:
+    """Return the nodes that were down for Slurm, each with the reason, from the record of an attempt's end."""
+    down = finished.get("down")
+    return {str(node): str(reason) for node, reason in down.items()} if isinstance(down, dict) else {}
+
+
+def describe_chain_link(run: Submitted, attempt: RunFolder) -> str:
+    """Return which job of a chain an attempt belongs to, `link 2 of 3, job 124`; empty without a chain."""
+    chain = run.submission.chain
+    job_id = (read_record(attempt.started) or {}).get("job_id")
+    if len(chain) < 2 or job_id not in chain:
+        return ""
+    return f"link {chain.index(job_id) + 1} of {len(chain)}, job {job_id}"
+
+
+def describe_earlier_attempts(run: Submitted) -> tuple[str, ...]:
+    """Return one line for each earlier attempt of a run."""
+    lines, attempts = [], run.folder.attempts
+    for path in sorted(attempts.glob("*"), key=lambda p: [int(n) for n in p.name.split(".") if n.isdigit()]):
+        attempt = RunFolder(path)
+        link = describe_chain_link(run, attempt)
+        verdict, problem = read_verdict(attempt)
+        exits = ", ".join(_describe_exit(record) for record in read_exits(attempt)) or "no node recorded its end"
+        result = verdict.result if verdict is not None else problem or "no verdict"
+        text = describe_stop(read_finished(attempt)) or f"{result}; {exits}"
+        lines.append(f"attempt {path.name}{f' ({link})' if link else ''}: {text}")
+    return tuple(lines)
+
+
+def _describe_exit(record: NodeExit) -> str:
+    reason = f" after {record.asked_to_end}" if record.asked_to_end else ""
+    return f"{record.node} ended with {record.status}{reason}"
+
+
+def read_verdict(folder: RunFolder) -> tuple[Verdict | None, str]:
+    """Return the verdict, and why it cannot be read: (None, "") if there is no verdict."""
+    if not os.path.lexists(folder.verdict):
+        return None, ""
+    try:
+        return load_record(Verdict, folder.verdict), ""
+    except RecordInvalid as error:
+        return None, error.what
+
+
+def attempt_number(started: Mapping[str, Any] | None) -> int:
+    """Return the number of an attempt from its start record; 0 without one."""
+    value = (started or {}).get("attempt")
+    return value if type(value) is int else 0
+
+
+def nodes_started(started: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the nodes of an attempt from its start record; empty without one."""
+    value = (started or {}).get("nodes")
+    return tuple(str(node) for node in value) if isinstance(value, list) else ()
+
+
+def read_exits(folder: RunFolder) -> tuple[NodeExit, ...]:
+    """Return the exit records of an attempt's nodes; skip records that cannot be read."""
+    exits = []
+    for path in sorted(folder.exits.glob("*.json")):
+        try:
+            exits.append(load_record(NodeExit, path))
+        except RecordInvalid:
+            continue
+    return tuple(exits)
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return a small JSON record; None if it is missing, too long or damaged."""
+    try:
+        data = read_json(path, most=_MAX_BYTES)
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+# Why an attempt was stopped -> Slurm's name for such a state, and a description.
+_STATES_AFTER_STOP = {"time-limit": ("timeout", "the time limit"), "preemption": ("preempted", "preempted")}
+
+
+def state_after_stop(finished: Mapping[str, Any]) -> str:
+    """Return the state of a job that was stopped, from the record of its end."""
+    return _STATES_AFTER_STOP.get(str(finished.get("stopped")), ("failed", ""))[0]
+
+
+def describe_stop(finished: Mapping[str, Any]) -> str:
+    """Describe why an attempt was stopped before its training started; empty if it was not."""
+    reason = stopped_before_training(finished)
+    if not reason:
+        return ""
+    return f"stopped before the training started: {_STATES_AFTER_STOP.get(reason, ('', 'stop requested'))[1]}"
+
+
+def stopped_before_training(finished: Mapping[str, Any]) -> str:
+    """Return why an attempt was stopped before its training started, as in `NodeExit.stopped`; empty if it was not."""
+    reason = finished.get("stopped")
+    return reason if finished.get("before_training") is True and isinstance(reason, str) else ""
+
+
+def describe_unfinished(finished: Mapping[str, Any]) -> str:
+    """Describe that a training was stopped before it was finished; empty if it ended by itself."""
+    if finished.get("unfinished") is not True:
+        return ""
+    stopped, not_again = (str(finished.get(key) or "") for key in ("stopped", "not_again"))
+    return failure.unfinished(stopped, saved=finished.get("saved") is True, not_again=not_again)
+
+
+# A reason in a line of `hpcenv status`; the table of the verdict has all of it.
+_LONGEST_REASON = 160
+
+
+def describe_unknown(folder: RunFolder) -> str:
+    """Return that a node could not be checked, with what the verdict says first about it."""
+    text = "a node could not be checked in full, or did not start"
+    verdict, _ = read_verdict(folder)
+    rows = () if verdict is None else verdict.findings
+    row = next((row for row in rows if row.severity == "must" and row.result == "unknown"), None)
+    if row is None:
+        return text
+    found = visible(row.found)
+    found = found if len(found) <= _LONGEST_REASON else f"{found[:_LONGEST_REASON]}..."
+    return f"{text}: {visible(row.node)}, {visible(row.field)}: {found}"
+
+
+def read_verdict_result(folder: RunFolder) -> str | None:
+    """Return the verdict's result; None without a readable verdict."""
+    value = (read_record(folder.verdict) or {}).get("result")
+    return value if isinstance(value, str) else None

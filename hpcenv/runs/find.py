@@ -1,0 +1,259 @@
+"""Find a run by its folder, its name or its job id.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcenv.errors import Command, FileUnusable, HpcenvError, RunNotFound, UsageError
+from hpcenv.project import toml_files
+from hpcenv.runs.entries import (
+    SWEEP_RECORD,
+    Damaged,
+    Run,
+    Submitted,
+    Sweep,
+    Unrecorded,
+    is_element,
+    is_interrupted_submission,
+    may_have_been_submitted,
+    not_submitted,
+    open_entry,
+    open_folder,
+    open_run,
+    open_submitted,
+    runs_of,
+)
+
+
+def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
+    """Find a run by its folder, its name or its job id, or find the latest run.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        word: run folder, run name or job id; None or `latest` for the latest run. `NAME/0003`
+            is one run of a sweep.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        RunNotFound: nothing matches; the error names the folder that was searched.
+        RecordInvalid: the matching run is damaged. No other run is returned instead.
+        UsageError: `word` is a sweep of several runs.
+    """
+    run = find_one(start, word, runs=runs)
+    # The manifest could not be read: read it again, for the error.
+    return run if isinstance(run, Run) else open_run(run.folder.path)
+
+
+def find_one(start: Path, word: str | None, *, runs: str | None = None) -> Submitted:
+    """Find a run like `find_run`, even if its manifest cannot be read: to cancel or wait, the job id is enough."""
+    entry = find_submitted(start, word, runs=runs)
+    if isinstance(entry, Sweep):
+        name = entry.folder.name
+        raise UsageError(
+            f"`{name}` is a sweep of {len(entry.elements)} runs",
+            why="this command needs one run",
+            hint=(
+                f"name one of them: {name}/{entry.elements[0].folder.path.name}; ",
+                Command("hpcenv", "list", f"{name}"),
+                " lists them",
+            ),
+        )
+    return entry
+
+
+def find(start: Path, word: str | None, *, runs: str | None = None) -> Run | Sweep:
+    """Find a run like `find_run`, or a sweep by its folder or name."""
+    entry = find_submitted(start, word, runs=runs)
+    return entry if isinstance(entry, (Run, Sweep)) else open_run(entry.folder.path)
+
+
+def find_submitted(start: Path, word: str | None, *, runs: str | None = None) -> Submitted | Sweep:
+    """Find a run like `find_one`, or a sweep."""
+    entry = find_any(start, word, runs=runs)
+    if isinstance(entry, Unrecorded):
+        raise not_submitted(entry.folder.path)
+    return entry
+
+
+def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submitted | Sweep | Unrecorded:
+    """Find a run or sweep like `find_submitted`, also one whose submission was not recorded."""
+    if word not in (None, "latest"):
+        assert word is not None
+        candidate = Path(os.path.abspath(start / word))
+        if "/" in word:
+            _require_access(candidate)
+        known = any(
+            os.path.lexists(candidate / record) for record in (SWEEP_RECORD, "manifest.json", "submission.json")
+        )
+        if known or is_interrupted_submission(candidate):
+            return open_entry(candidate)
+    parent = runs_folder(start, runs, word=word)
+    folders = sorted(_entry_paths(parent), key=_time_submitted, reverse=True)
+    if word in (None, "latest"):
+        if not folders:
+            raise RunNotFound(
+                f"no runs in `{parent}`", hint=Command("hpcenv", "submit", "SCRIPT", "--nodes", "N", "--gpus", "G")
+            )
+        # The user asks for the latest training. A job of `hpcenv verify --nodes` is found by its name or job id.
+        return open_entry(next((folder for folder in folders if not _is_verification(folder)), folders[0]))
+    assert word is not None
+    # A name goes before a job id. Slurm may use a job id again after years: the newest run wins.
+    for folder in folders:
+        if word == folder.name:
+            return open_entry(folder)
+    element = parent / word
+    if "/" in word and is_element(element) and element.parent.parent == parent:
+        return open_submitted(element)
+    for folder in folders:
+        run = _find_job(folder, word)
+        if run is not None:
+            return run
+    why = f"it is not a run folder, and not a run name or job id in {parent}"
+    listed = Command("hpcenv", "list", *(() if runs is None else ("--runs-dir", runs)))
+    raise RunNotFound(f"no run `{word}`", why=why, hint=(listed, " lists the runs"))
+
+
+def _require_access(path: Path) -> None:
+    """Report a folder without read permission as such, not as missing.
+
+    Raises:
+        FileUnusable: permission denied.
+    """
+    try:
+        os.lstat(path / "manifest.json")
+    except PermissionError as error:
+        raise FileUnusable(f"cannot look into `{path}`", why=error.strerror, hint=f"ls -ld {path}") from error
+    except (OSError, ValueError):
+        return
+
+
+def find_all(start: Path, words: Sequence[str], *, runs: str | None = None) -> list[Submitted]:
+    """Find several runs, each once. A sweep means all of its runs; no words mean the latest run.
+
+    Raises:
+        RunNotFound, RecordInvalid: see `find_submitted`; raised if any of them is missing.
+    """
+    result: dict[Path, Submitted] = {}
+    for word in words or (None,):
+        for run in runs_of(find_submitted(start, word, runs=runs)):
+            result[run.folder.path] = run
+    return list(result.values())
+
+
+def runs_folder(start: Path, runs: str | None = None, *, word: str | None = None) -> Path:
+    """Return the folder of runs: `runs`, or the project's.
+
+    Reads one key of hpcenv.toml without validation, so that runs are found even if the rest of
+    that file is invalid.
+
+    Args:
+        start: current directory.
+        runs: folder of runs, if not the project's.
+        word: name of the run, for the error message.
+
+    Raises:
+        RunNotFound: no project contains `start`, or its hpcenv.toml cannot be read, or `runs` does not exist.
+        FileUnusable: `runs` cannot be read.
+    """
+    start = Path(os.path.abspath(start))
+    if runs is not None:
+        folder = Path(os.path.abspath(start / runs))
+        _require_folder(folder)
+        return folder
+    spec = next((path for folder in (start, *start.parents) if (path := folder / _SPEC).is_file()), None)
+    what = f"no run `{word}`" if word else "no runs: this is not a project"
+    if spec is None:
+        raise RunNotFound(
+            what, why=f"no `{_SPEC}` in `{start}` or above it", hint="name a run folder, or --runs-dir DIR"
+        )
+    try:
+        paths = toml_files.read(spec, error=RunNotFound).get("paths")
+    except RunNotFound as error:
+        raise RunNotFound(what, why=f"{error.what}: {error.why}", hint="name a run folder") from error
+    named = paths.get("runs") if isinstance(paths, dict) else None
+    return spec.parent / (named if isinstance(named, str) and named else "runs")
+
+
+_SPEC = "hpcenv.toml"
+
+
+def _require_folder(folder: Path) -> None:
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "--runs-dir takes the folder that contains the run folders"
+        raise RunNotFound(f"the folder of runs `{folder}` does not exist", why=error.strerror, hint=hint) from error
+    except OSError as error:
+        raise FileUnusable(f"cannot read the folder of runs `{folder}`", why=error.strerror) from error
+
+
+def list_runs(parent: Path) -> list[Submitted | Sweep | Unrecorded | Damaged]:
+    """Return the entries of a folder of runs, the newest first. Slurm is not asked."""
+    dated: list[tuple[float, Submitted | Sweep | Unrecorded | Damaged]] = []
+    for folder in _entry_paths(parent):
+        entry = open_folder(folder)
+        if isinstance(entry, (Unrecorded, Damaged)):
+            moment = entry.changed
+        elif isinstance(entry, Sweep):
+            moment = max((element.submission.submitted for element in entry.elements), default=0.0)
+        else:
+            moment = entry.submission.submitted
+        dated.append((moment, entry))
+    dated.sort(key=lambda pair: pair[0], reverse=True)
+    return [entry for _, entry in dated]
+
+
+def _entry_paths(parent: Path) -> list[Path]:
+    """Return the run folders and sweeps in a folder of runs. Hidden folders are being removed."""
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return []
+    return [
+        parent / name
+        for name in names
+        if any(os.path.lexists(parent / name / record) for record in ("submission.json", SWEEP_RECORD))
+        or may_have_been_submitted(parent / name)
+    ]
+
+
+def _time_submitted(folder: Path) -> float:
+    """Return when a run was submitted; the time of the last change if that is unknown."""
+    entry = open_folder(folder)
+    if isinstance(entry, Submitted):
+        return entry.submission.submitted
+    if isinstance(entry, Sweep):
+        return max((element.submission.submitted for element in entry.elements), default=0.0)
+    return entry.changed
+
+
+def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
+    """Return the run with this job id or run name in a folder; None if there is no such run, or it is damaged."""
+    entry = open_folder(folder)
+    if isinstance(entry, (Damaged, Unrecorded)):
+        return None
+    if isinstance(entry, Sweep):
+        for element in entry.elements:
+            if word in element.job_ids:
+                return _try_open(element.folder.path)
+        array_ids = {job_id.partition("_")[0] for element in entry.elements for job_id in element.job_ids}
+        return entry if word in array_ids else None
+    return _try_open(folder) if word in (*entry.job_ids, entry.submission.run) else None
+
+
+def _is_verification(folder: Path) -> bool:
+    entry = open_folder(folder)
+    return isinstance(entry, Submitted) and entry.submission.verifies
+
+
+def _try_open(folder: Path) -> Submitted | None:
+    try:
+        return open_submitted(folder)
+    except HpcenvError:
+        return None

@@ -1,0 +1,53 @@
+"""The state of a run that was started without Slurm: its process and its last record.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hpcenv.cluster.slurm import JobState
+from hpcenv.runs.attempts import read_record
+from hpcenv.runs.entries import Submitted
+
+
+def local_state(run: Submitted) -> JobState:
+    """Return the state of a local run, from its process and its last record."""
+    pid = run.submission.job_id.rpartition("-")[2]
+    alive = pid.isdigit() and _is_process_of(int(pid), run)
+    # Read the record after the look for the process: the process writes it just before it ends.
+    finished = read_record(run.folder.finished)
+    if finished is not None and isinstance(finished.get("status"), int):
+        status = int(finished["status"])
+        ended = finished.get("time")
+        seconds = ended - run.submission.submitted if isinstance(ended, (int, float)) else -1.0
+        elapsed = _elapsed(seconds) if 0 <= seconds < _MAX_SECONDS else ""
+        if finished.get("cancelled") is True:
+            return JobState(state="cancelled", exit_status=status, elapsed=elapsed)
+        return JobState(state="completed" if status == 0 else "failed", exit_status=status, elapsed=elapsed)
+    if alive:
+        return JobState(state="running", elapsed=_elapsed(time.time() - run.submission.submitted))
+    return JobState(state="failed", reason="its process is gone from this machine, and it left no exit status")
+
+
+def _is_process_of(pid: int, run: Submitted) -> bool:
+    """Whether process `pid` belongs to this run: the system may have used the number again."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        zombie = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+    return os.fsencode(str(run.folder.path)) in command and not zombie
+
+
+# A longer time means that a clock was wrong.
+_MAX_SECONDS = 10.0 * 365 * 86400
+
+
+def _elapsed(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest:02d}"

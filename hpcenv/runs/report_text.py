@@ -1,0 +1,181 @@
+"""The report of a run and its text: for `hpcenv report`, and for `print(job.report())`. Pure. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcenv import size
+from hpcenv.node.launch import first_failure
+from hpcenv.node.launch.first_failure import FirstFailure, visible
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.outcome import NodeExit
+from hpcenv.runs.outputs import Outputs
+from hpcenv.runs.status import RunStatus
+
+# Characters of one line of the log. `hpcenv logs` prints lines in full.
+_MAX_LINE = 400
+# Failed ranks of one node that are printed. `--json` has all of them.
+_MAX_RANKS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierFailure:
+    """The first failure of an earlier attempt.
+
+    Attributes:
+        attempt: number of the attempt.
+        link: which job of a chain it was, as text; empty without a chain.
+    """
+
+    attempt: str
+    failure: FirstFailure
+    link: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """The report of a run.
+
+    Attributes:
+        failure: the first failure; None if no failure is known.
+        earlier: first failures of earlier attempts, in order.
+        status: state of the run, and exits of its nodes.
+        manifest: manifest of the run.
+        table: verdict and settings as text; empty without a verdict.
+        last_lines: last lines of the log.
+        command: the command line that submitted the run; empty if that was not recorded.
+        commit: the commit of its code, and whether files differed from it; empty if that is unknown.
+        fingerprint: fingerprint of its lockfile; empty if that cannot be read.
+        metrics: the last line of the log with a metric, as far as its end shows one; else empty.
+        outputs: what the script left in the run's copy of the project; None if there is no copy.
+    """
+
+    failure: FirstFailure | None
+    earlier: tuple[EarlierFailure, ...]
+    status: RunStatus
+    manifest: Manifest
+    table: str
+    last_lines: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    commit: str = ""
+    fingerprint: str = ""
+    metrics: tuple[str, ...] = ()
+    outputs: Outputs | None = None
+
+    def __str__(self) -> str:
+        """Return the text that `hpcenv report` prints."""
+        return render(self)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run has completed with exit status 0."""
+        return self.status.state == "completed" and self.status.exit_status == 0
+
+
+def render(report: RunReport) -> str:
+    """Return the report of a run as text, without control characters."""
+    return "\n".join(_lines(report))
+
+
+def state_lines(status: RunStatus) -> Iterator[str]:
+    """Yield the state of a run with its reason and exit status, and its jobs."""
+    detail = f" ({visible(status.detail)})" if status.detail else ""
+    exit_status = f", exit status {status.exit_status}" if status.exit_status is not None else ""
+    yield f"{status.run}: {status.state}{detail}{exit_status}"
+    yield f"  job       {status.job_id}" + (f", attempt {status.attempt}" if status.attempt else "")
+    if status.chain:
+        link = f"link {status.chain.index(status.job_id) + 1} of " if status.job_id in status.chain else ""
+        yield f"  chain     {link}{len(status.chain)} jobs: {', '.join(status.chain)}"
+
+
+def _lines(report: RunReport) -> Iterator[str]:
+    yield from _failure_lines(report)
+    yield from _end_lines(report)
+    if report.table:
+        yield ""
+        if report.status.waits_again:
+            yield f"verdict of attempt {report.status.attempt}, before the job was requeued:\n"
+        yield report.table.rstrip()
+    if report.last_lines and report.status.state != "rejected":
+        yield ""
+        yield "end of the log:"
+        for line in report.last_lines:
+            shown = visible(line)
+            yield f"  {shown[:_MAX_LINE]}..." if len(shown) > _MAX_LINE else f"  {shown}".rstrip()
+
+
+def _failure_lines(report: RunReport) -> Iterator[str]:
+    """Yield the first failure of the run, and those of earlier attempts."""
+    folder = str(report.status.run_folder)
+    if report.failure is not None:
+        yield first_failure.render(report.failure, folder=folder)
+    for attempt in report.earlier:
+        link = f", {attempt.link}" if attempt.link else ""
+        yield first_failure.render(attempt.failure, word=f"attempt {attempt.attempt}{link}", folder=folder)
+    if report.failure is not None or report.earlier:
+        yield ""
+
+
+def _end_lines(report: RunReport) -> Iterator[str]:
+    """Yield the state of the run, and how its nodes and its earlier attempts ended."""
+    yield from state_lines(report.status)
+    for node in report.status.exits:
+        yield from _exit_lines(node)
+    for line in report.status.earlier:
+        yield f"  earlier   {visible(line)}"
+    if report.manifest.element:
+        values = ", ".join(f"{name}={value}" for name, value in report.manifest.element.items())
+        yield f"  values    {visible(values)}"
+    yield f"  folder    {report.status.run_folder}"
+    if report.command:
+        yield f"  command   {visible(shlex.join(report.command))}"
+    if report.commit:
+        yield f"  code      {visible(report.commit)}"
+    if report.fingerprint:
+        yield f"  lockfile  {visible(report.fingerprint)} ({visible(report.manifest.lockfile)})"
+    for line in report.metrics:
+        yield f"  metrics   {visible(line)[:_MAX_LINE]}"
+    if report.outputs is not None:
+        yield from _output_lines(report.outputs)
+
+
+def _output_lines(outputs: Outputs) -> Iterator[str]:
+    """Yield what the script made and changed in the run's copy of the project; paths begin in the run folder."""
+    if outputs.count:
+        count = "1 file" if outputs.count == 1 else f"{outputs.count} files"
+        yield f"  made      {count}, {size.shown(outputs.size)}"
+        yield from (f"            {visible(name)}" for name in outputs.names)
+        if outputs.count > len(outputs.names):
+            yield f"            and {outputs.count - len(outputs.names)} more"
+    yield from (f"  changed   {visible(name)}" for name in outputs.changed)
+
+
+def _exit_lines(node: NodeExit) -> Iterator[str]:
+    """Yield how one node ended, and which of its ranks failed."""
+    reason = f" ({visible(node.signal)})" if node.signal else ""
+    if node.asked_to_end:
+        reason = f", ended on request by {visible(node.asked_to_end)}"
+    if node.stopped:
+        reason += f", stopped: {node.stopped}" + (", saved" if node.saved else "")
+    if node.oom_kills:
+        reason += f", {node.oom_kills} processes killed for lack of memory"
+    yield f"  {visible(node.node):<8}  exit status {node.status}{reason} after {node.ended - node.started:.0f} s"
+    if node.changed:
+        yield f"  {'':<8}  changed while it ran: {visible(', '.join(node.changed))}"
+    if node.not_looked_again:
+        yield f"  {'':<8}  environment not looked at again: {visible(node.not_looked_again)}"
+    if node.asked_to_end:
+        return  # its ranks ended because of the request
+    for rank in node.ranks[:_MAX_RANKS]:
+        name = f"rank {rank.rank}" if rank.rank >= 0 else f"local rank {rank.local_rank}"
+        status = (
+            ""
+            if rank.status is None
+            else f", exit {rank.status}" + (f" ({visible(rank.signal)})" if rank.signal else "")
+        )
+        message = visible(rank.message)
+        yield f"            {name}{status}" + (f", {message[:200]}" if message else "")
+    if len(node.ranks) > _MAX_RANKS:
+        yield f"            and {len(node.ranks) - _MAX_RANKS} more ranks"

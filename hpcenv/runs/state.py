@@ -1,0 +1,273 @@
+"""The state of a run, from Slurm's answer and from the records in its folder.
+
+Runs on: LOGIN NODE. If neither of them knows the state, it is `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcenv.cluster import slurm
+from hpcenv.cluster.slurm import JobState
+from hpcenv.node.launch.previous_job import is_over
+from hpcenv.node.this_node import expand_hostlist
+from hpcenv.runs.attempts import (
+    attempt_number,
+    describe_stop,
+    describe_unfinished,
+    describe_unknown,
+    nodes_started,
+    read_record,
+    read_verdict_result,
+    state_after_stop,
+    stopped_before_training,
+)
+from hpcenv.runs.entries import Submitted
+from hpcenv.runs.local_process import local_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The state of a run, from Slurm and from the small records in its folder.
+
+    Attributes:
+        state: Slurm's job state in lower case; `rejected` if the gate stopped the run; `not-queued`
+            if it never became a job.
+        detail: the reason for the state, as text.
+        exit_status: of the batch script: 90 or 91 from the gate, else that of the training; None if unknown.
+        attempt: number of this attempt; the first one is 0.
+        nodes: nodes of the job; empty while they are not known.
+        elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if unknown.
+        waits_again: the run is queued again, or its new attempt has not started; the records in
+            its folder are from the previous attempt.
+        gone: Slurm no longer knows the job, and no record says how it ended.
+    """
+
+    state: str
+    detail: str = ""
+    exit_status: int | None = None
+    attempt: int = 0
+    nodes: tuple[str, ...] = ()
+    elapsed: str = ""
+    waits_again: bool = False
+    gone: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is known to have ended. False for `unknown`, also if the job is gone."""
+        return self.state in slurm.ENDED or self.state in ("rejected", "not-queued")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the run will not change any more: it has ended, or its job is gone."""
+        return self.ended or self.gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedState:
+    """The state of a run, with the records that it is based on.
+
+    Attributes:
+        job_id: for a chain, the job that decides the state.
+        finished: record of how the last attempt of that job ended; empty while it has not ended.
+        waited: the job ended while it was queued again; the records are from the previous attempt.
+    """
+
+    job_id: str
+    state: RunState
+    finished: Mapping[str, Any]
+    waited: bool = False
+
+
+def read_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunState]:
+    """Return the states of some runs: one call of squeue and sacct for all, and the small records of each."""
+    return [resolved.state for resolved in resolve_states(runs, environ)]
+
+
+def resolve_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[ResolvedState]:
+    """Return the states of some runs, each with the records that it is based on."""
+    # Ask Slurm before reading the files: a job that Slurm calls ended has then written all its records.
+    on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
+    jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
+    return [_resolve_state(run, jobs) for run in runs]
+
+
+def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedState:
+    started, last_end = read_record(run.folder.started), read_record(run.folder.finished)
+    is_previous = is_from_previous_job(run, started)
+    if is_previous:
+        last_end = None
+    if run.submission.cluster == "slurm":
+        job_id, job = _deciding_job(run, jobs, started, last_end)
+    else:
+        job_id, job = run.submission.job_id, local_state(run)
+    if job_id == _last_started_job(run, started, job_id) and _will_run_again(job, last_end):
+        job = replace(job, state="requeued", reason=job.reason or "the job is queued again")
+    waited = last_end is not None and (
+        job_id != _last_started_job(run, started, job_id) or _ended_in_queue(job, last_end)
+    )
+    finished = None if waited else last_end
+    status = _exit_status(job, finished)
+    if job.gone and last_end is None and (started is None or is_previous) and _others_of_array_started(run):
+        job = replace(job, state="cancelled", reason="in the queue, before it started", gone=False)
+    state, detail = _explain(job, status, started, run, finished or {})
+    if last_end is not None and not job.ended and (job.unconfirmed or (state == "unknown" and not job.gone)):
+        state, detail = _state_from_files(state, detail, last_end)
+    if state in ("pending", "requeued"):
+        detail = "; ".join(filter(None, (describe_stop(last_end or {}), detail)))
+    run_state = RunState(
+        state=state,
+        detail=detail,
+        exit_status=status,
+        attempt=attempt_number(started),
+        nodes=(() if is_previous else nodes_started(started)) or _allocated_nodes(job),
+        elapsed=job.elapsed,
+        waits_again=_waits_again(state, is_previous, started, last_end),
+        gone=job.gone and state == "unknown",
+    )
+    return ResolvedState(job_id=job_id, state=run_state, finished=finished or {}, waited=waited and run_state.quiet)
+
+
+def _others_of_array_started(run: Submitted) -> bool:
+    """Whether another element of this run's job array has started.
+
+    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if squeue does not list an element
+    of a job array that has run, and the element never started, it was cancelled.
+    """
+    array, _, index = run.submission.job_id.partition("_")
+    if not index:
+        return False
+    for other in run.folder.path.parent.glob(f"*/{run.folder.started.name}"):
+        job_id = (read_record(other) or {}).get("submitted_as")
+        if isinstance(job_id, str) and job_id != run.submission.job_id and job_id.partition("_")[0] == array:
+            return True
+    return False
+
+
+def _last_started_job(run: Submitted, started: Mapping[str, Any] | None, otherwise: str) -> str:
+    """Return the job of a chain that started last; `otherwise` if that is unknown, or without a chain."""
+    ran = (started or {}).get("job_id")
+    return ran if isinstance(ran, str) and len(run.job_ids) > 1 and ran in run.job_ids else otherwise
+
+
+def _ended_in_queue(job: JobState, last_end: Mapping[str, Any]) -> bool:
+    """Whether a job ended, or is gone, while it was queued again: the last attempt's record does not say how."""
+    # A job that completed was not queued again.
+    over = job.state != "completed" if job.ended else job.gone or job.no_slurm
+    return last_end.get("again") is True and over
+
+
+def is_from_previous_job(run: Submitted, started: Mapping[str, Any] | None) -> bool:
+    """Whether the records are from an earlier job: the sweep element was submitted again and has not started."""
+    job_id = (started or {}).get("submitted_as")
+    return isinstance(job_id, str) and "_" in job_id and job_id not in run.job_ids
+
+
+def _waits_again(
+    state: str, is_previous: bool, started: Mapping[str, Any] | None, finished: Mapping[str, Any] | None
+) -> bool:
+    """Whether the run will continue, and its records are from the previous attempt.
+
+    A job is `running` for Slurm before its batch script writes the first record.
+    """
+    if state in ("pending", "requeued"):
+        return started is not None
+    again = is_previous or (finished is not None and finished.get("again") is True)
+    return again and state in ("running", "suspended")
+
+
+def _will_run_again(job: JobState, finished: Mapping[str, Any] | None) -> bool:
+    """Whether a job was requeued and Slurm does not show it yet: it is `completing` before it is `pending`."""
+    unsure = job.state == "completing" or (job.state == "unknown" and not job.gone and not job.no_slurm)
+    return unsure and finished is not None and finished.get("again") is True
+
+
+def _state_from_files(state: str, detail: str, finished: Mapping[str, Any]) -> tuple[str, str]:
+    """Return state and detail from the record of the batch script's end, while Slurm does not answer."""
+    recorded = f"the batch script recorded status {finished.get('status')}"
+    if state == "running" and not finished.get("again"):
+        state = "completing"
+    return state, "; ".join(filter(None, (recorded, detail)))
+
+
+def _deciding_job(
+    run: Submitted, jobs: Mapping[str, JobState], started: Mapping[str, Any] | None, finished: Mapping[str, Any] | None
+) -> tuple[str, JobState]:
+    """Return the job of a chain that decides the state of the run, with its state."""
+    ids = run.job_ids
+    last = _last_started_job(run, started, ids[0])
+    for job_id in ids:
+        if not jobs[job_id].ended and jobs[job_id].state not in ("unknown", "pending", "requeued"):
+            return job_id, jobs[job_id]
+    # Once a job of the chain finished the training, the waiting jobs have nothing to do.
+    if is_over(finished or {}):
+        return last, jobs[last]
+    waiting = [job_id for job_id in ids if jobs[job_id].state in ("pending", "requeued")]
+    # Otherwise the next job of the chain should have continued, and did not.
+    after = ids[ids.index(last) + 1 :] if finished is not None else ()
+    chosen = next(iter((*waiting, *after)), last)
+    return chosen, jobs[chosen]
+
+
+def _allocated_nodes(job: JobState) -> tuple[str, ...]:
+    if not job.nodelist:
+        return ()
+    try:
+        return expand_hostlist(job.nodelist)
+    except ValueError:
+        return ()
+
+
+def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | None:
+    """Return the exit status of a run: from the batch script's record, else from Slurm; None if unknown.
+
+    The record is not used for a job that waits or runs: it is from the attempt before a requeue.
+    """
+    if not job.ended and job.state not in ("unknown", "completing"):
+        return None
+    if job.state == "unknown" and not job.gone and not job.no_slurm:
+        # The job may be queued again. Only squeue knows.
+        return None
+    if finished is not None and isinstance(finished.get("status"), int):
+        status: int | None = int(finished["status"])
+        return None if status == 0 and describe_unfinished(finished) else status
+    status = 128 + job.exit_signal if job.exit_signal else job.exit_status
+    # sacct shows 0:0 for jobs that were cancelled, timed out or lost a node.
+    return status if job.ended and (status != 0 or job.state == "completed") else None
+
+
+def _explain(
+    job: JobState,
+    status: int | None,
+    started: Mapping[str, Any] | None,
+    run: Submitted,
+    finished: Mapping[str, Any],
+) -> tuple[str, str]:
+    """Return the state of a run and its reason."""
+    cancelled = finished.get("cancelled") is True
+    if job.state == "unknown" and status is not None and cancelled:
+        return "cancelled", "from the run folder"
+    if job.state == "unknown" and status is not None:
+        # The batch script writes this record as its last action.
+        job = JobState(state="completed" if status == 0 else "failed", reason="from the run folder")
+    # If Slurm ended the job while its nodes were checked, the gate has not decided.
+    by_slurm = job.state in ("cancelled", "timeout", "preempted", "node-fail", "out-of-memory")
+    if stopped_before_training(finished) and (by_slurm or job.state == "failed"):
+        return (job.state if by_slurm else state_after_stop(finished)), describe_stop(finished)
+    if (
+        describe_unfinished(finished)
+        and job.state != "cancelled"
+        and (by_slurm or job.state in ("failed", "completed"))
+    ):
+        return (job.state if by_slurm else state_after_stop(finished)), describe_unfinished(finished)
+    # A job may still write a verdict after `scancel`. Wait until Slurm says how it ended.
+    if status == 91 and job.state == "completing":
+        return job.state, job.reason
+    if status in (90, 91) and not by_slurm and read_verdict_result(run.folder) not in (None, "match"):
+        reason = "a node differs from the lockfile" if status == 90 else describe_unknown(run.folder)
+        return "rejected", f"before training: {reason}"
+    if job.state == "failed" and started is None and not run.folder.log.exists():
+        return "failed", f"the batch node wrote nothing into {run.folder.path}: can it see this file system?"
+    return job.state, job.reason

@@ -1,0 +1,164 @@
+"""`hpcenv status`: all that is known of a run now.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.node.launch import first_failure as failure
+from hpcenv.node.launch.first_failure import FirstFailure
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.outcome import NodeExit
+from hpcenv.records.verdict import SRUN_GAVE_UP, Verdict
+from hpcenv.runs.attempts import (
+    describe_earlier_attempts,
+    describe_unfinished,
+    down_nodes,
+    read_exits,
+    read_record,
+    read_verdict,
+    stopped_before_training,
+)
+from hpcenv.runs.entries import Run, Submitted
+from hpcenv.runs.find import find_run
+from hpcenv.runs.state import ResolvedState, RunState, is_from_previous_job, resolve_states
+
+
+def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None) -> RunStatus:
+    """Return the status of a run.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        word: run folder, run name or job id; None for the latest run.
+        environ: environment variables, for the Slurm commands.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
+    """
+    return read_status(find_run(start, word, runs=runs), environ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus(RunState):
+    """All that is known of a run now.
+
+    Attributes:
+        job_id: for a chain, the job that runs now or ran last.
+        verdict, exits: records of this attempt; of the previous one while `waits_again`.
+        earlier: one line for each earlier attempt.
+        chain: job ids of a chain; empty without a chain.
+        failure: the first failure; None if no failure is known.
+    """
+
+    run: str
+    run_folder: Path
+    job_id: str
+    cluster: str
+    verdict: Verdict | None
+    exits: tuple[NodeExit, ...]
+    earlier: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    failure: FirstFailure | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run ended without success; False for a run that the user cancelled."""
+        return self.quiet and self.state != "cancelled" and (self.state, self.exit_status or 0) != ("completed", 0)
+
+
+def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
+    """Return all that is known of a run, from Slurm and from its folder."""
+    return read_statuses([run], environ)[0]
+
+
+def read_statuses(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunStatus]:
+    """Return all that is known of some runs, with one call of squeue and sacct for all."""
+    return [_read_details(run, resolved) for run, resolved in zip(runs, resolve_states(runs, environ), strict=True)]
+
+
+def _read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
+    state = resolved.state
+    verdict, problem = read_verdict(run.folder)
+    exits = read_exits(run.folder)
+    if state.quiet and is_from_previous_job(run, read_record(run.folder.started)):
+        # The job ended before it started, for example because it was cancelled in the queue.
+        verdict, problem, exits = None, "", ()
+    notes = (state.detail, problem, _not_started(state, verdict), _alone(run, exits))
+    return RunStatus(
+        run=run.submission.run,
+        run_folder=run.folder.path,
+        job_id=resolved.job_id,
+        cluster=run.submission.cluster,
+        verdict=verdict,
+        exits=exits,
+        earlier=describe_earlier_attempts(run),
+        chain=run.submission.chain,
+        failure=_first_failure(run, resolved, verdict, exits),
+        **{**vars(state), "detail": "; ".join(filter(None, (*notes, run.problem)))},
+    )
+
+
+def _not_started(state: RunState, verdict: Verdict | None) -> str:
+    """Return why srun could not start the check on a node; empty if it could, or if that is unknown."""
+    if state.state != "rejected" or verdict is None:
+        return ""
+    finding = next((one for one in verdict.findings if one.found.startswith(SRUN_GAVE_UP)), None)
+    return "" if finding is None else f"node {finding.node}: {finding.found.partition(' (')[0]}"
+
+
+def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
+    """Return a note if no rank joined a process group: several ranks then did the same work, each for itself."""
+    if not any(record.alone for record in exits):
+        return ""
+    ranks = len(exits) * run.manifest.nproc_per_node if isinstance(run, Run) else 0
+    return f"{ranks} ranks, 0 joined a process group" if ranks > 1 else ""
+
+
+def _first_failure(
+    run: Submitted, resolved: ResolvedState, verdict: Verdict | None, exits: tuple[NodeExit, ...]
+) -> FirstFailure | None:
+    """Return the first failure of this attempt; None without one."""
+    state = resolved.state
+    # The records are from the previous attempt, or the training has not run.
+    if (
+        state.waits_again
+        or state.state in ("pending", "rejected")
+        or (state.state, state.exit_status) == ("completed", 0)
+    ):
+        return None
+    try:
+        manifest = run.manifest if isinstance(run, Run) else load_record(Manifest, run.folder.manifest)
+        launches, nproc = bool(manifest.script), manifest.nproc_per_node
+    except RecordInvalid:
+        launches, nproc = True, 1
+    if verdict is None or verdict.result != "match" or not launches:
+        nodes: tuple[str, ...] = ()
+    else:
+        nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+    job_state = state.state if state.state != "unknown" else ""
+    if resolved.waited:
+        return failure.first_failure((), nodes=(), nproc=nproc, state=job_state, waited=True)
+    # For a cancelled job, the cancellation is the cause.
+    unfinished = describe_unfinished(resolved.finished) if state.quiet and state.state != "cancelled" else ""
+    first = failure.first_failure(
+        exits,
+        nodes=nodes,
+        nproc=nproc,
+        state=job_state,
+        over=state.quiet,
+        down=down_nodes(resolved.finished),
+        stopped=stopped_before_training(resolved.finished) if state.quiet else "",
+        unfinished=unfinished,
+    )
+    if first is None or first.headline != unfinished:
+        return first
+    rerun = f"to start again: hpcenv rerun {shlex.quote(str(run.folder.path))}"
+    return replace(first, notes=(*first.notes, rerun))

@@ -1,0 +1,93 @@
+"""`hpcenv wait` and `submit --wait`: wait until runs have ended. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpcenv.errors import Command, RunEndUnknown, WaitTimeout
+from hpcenv.runs.entries import Submitted, open_run
+from hpcenv.runs.status import RunStatus, read_statuses
+
+# sacct may know the end of a job some seconds later than squeue forgets it.
+_LOOKS_AFTER_GONE = 5
+
+# Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.
+_PAUSES = (0.5, 10.0)
+
+
+def wait_for(
+    runs: Sequence[Submitted],
+    *,
+    environ: Mapping[str, str],
+    pause: Callable[[float], None],
+    on_status: Callable[[RunStatus], None],
+    timeout: float | None = None,
+) -> tuple[RunStatus, ...]:
+    """Wait until runs have ended, or Slurm has forgotten them; return their last statuses.
+
+    A run that is requeued, or whose state is unknown for the moment, has not ended.
+
+    Args:
+        runs: the runs to wait for.
+        environ: environment variables, for the Slurm commands.
+        pause: called with the seconds to sleep between two queries.
+        on_status: called when the state of a run or its reason has changed.
+        timeout: maximum seconds to wait; None for no limit.
+
+    Raises:
+        WaitTimeout: a run has not ended within `timeout`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    last: dict[int, RunStatus] = {}
+    looks_gone = dict.fromkeys(range(len(runs)), 0)
+    seconds = _PAUSES[0]
+    going = list(range(len(runs)))
+    while True:
+        for number, current in zip(going, read_statuses([runs[n] for n in going], environ), strict=True):
+            before = last.get(number)
+            if before is None or (current.state, current.detail) != (before.state, before.detail):
+                on_status(current)
+                seconds = _PAUSES[0]
+            looks_gone[number] = looks_gone[number] + 1 if current.gone else 0
+            last[number] = current
+        going = [n for n in going if not last[n].ended and looks_gone[n] <= _LOOKS_AFTER_GONE]
+        if not going:
+            return tuple(last[number] for number in range(len(runs)))
+        if deadline is not None and (left := deadline - time.monotonic()) <= seconds:
+            if left <= 0:
+                raise _wait_timeout([last[number] for number in going])
+            seconds = max(left, 0.05)
+        pause(seconds)
+        seconds = min(_PAUSES[1], seconds * 1.3)
+
+
+def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
+    states = ", ".join(f"{status.run} is {status.state}" for status in statuses[:5])
+    more = f" and {len(statuses) - 5} more" if len(statuses) > 5 else ""
+    return WaitTimeout(
+        f"{len(statuses)} {'run has' if len(statuses) == 1 else 'runs have'} not ended in time",
+        why=states + more,
+        hint=Command("hpcenv", "logs", "-f", f"{statuses[0].run}"),
+    )
+
+
+def exit_status_of(status: RunStatus) -> int:
+    """Return the exit status of `wait` and `submit --wait`: the run's, or `RunEndUnknown`'s if it is unknown."""
+    if status.exit_status is not None:
+        return status.exit_status
+    return 0 if status.state == "completed" else RunEndUnknown.exit_status
+
+
+def wait(
+    run_folder: Path,
+    *,
+    environ: Mapping[str, str],
+    pause: Callable[[float], None],
+    on_status: Callable[[RunStatus], None],
+    timeout: float | None = None,
+) -> RunStatus:
+    """Wait until the run in `run_folder` has ended, or Slurm has forgotten it; see `wait_for`."""
+    run = open_run(run_folder)
+    return wait_for([run], environ=environ, pause=pause, on_status=on_status, timeout=timeout)[0]

@@ -1,0 +1,18 @@
+"""Numbers of bytes as text. Pure."""
+
+from __future__ import annotations
+
+_UNITS = (("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
+
+
+def shown(count: int) -> str:
+    """Return a number of bytes as text for a reader: `812 bytes`, `1.7 kB`, `352.1 MB`.
+
+    Units are powers of 1000 (IEC 80000-13), as in `df -H` and as disk makers use them.
+    """
+    if count < 1000:
+        return f"{count} bytes"
+    for unit, size in _UNITS:
+        if count < 999.95 * size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 10**12:.1f} TB"

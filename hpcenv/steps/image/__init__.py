@@ -1,1 +1,0 @@
-"""`hpcenv image`: one file per verb."""

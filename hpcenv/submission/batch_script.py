@@ -1,0 +1,77 @@
+"""The batch script: a readable bash template with `@{holes}`, filled purely.
+
+Runs on: LOGIN NODE. The only place that turns values into shell text.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+
+from hpcenv.errors import UsageError
+from hpcenv.project.template import fill
+
+
+class ShellText(str):
+    """Text that is shell code, made by this module. All other text is quoted."""
+
+    __slots__ = ()
+
+
+def render(template: str, values: Mapping[str, str], *, parts: Collection[str] = ()) -> str:
+    """Return the script.
+
+    Args:
+        template: text of a template.
+        values: one for each hole; a plain str is quoted for the shell.
+        parts: names of the parts `#@if NAME` ... `#@end` to keep. The others are removed.
+
+    Raises:
+        UsageError: a hole without a value, a value without a hole, or a part in `parts` that
+            the template does not have.
+    """
+    shell = {name: value if isinstance(value, ShellText) else shlex.quote(value) for name, value in values.items()}
+    origin = "the built-in template, sbatch_templates/job.sbatch"
+    return fill(template, shell, parts=parts, name="batch template", origin=origin)
+
+
+def comment(text: str) -> ShellText:
+    """Return text that is safe in a comment: one line, printable."""
+    return ShellText("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+
+
+def options(arguments: Sequence[str]) -> ShellText:
+    """Return arguments of a command, each quoted."""
+    return ShellText(shlex.join(arguments))
+
+
+def directives(pairs: Sequence[tuple[str, str | None]]) -> ShellText:
+    """Return `#SBATCH` lines.
+
+    sbatch has its own parser for them (proc_args.c, `get_argument`, Slurm 22.05 to 26.05):
+    a blank ends an argument, quotes and backslashes are special, and a newline begins another
+    directive. Values with such characters are refused. Values with blanks are written in
+    double quotes.
+
+    Raises:
+        UsageError: a value cannot be written.
+    """
+    return ShellText(
+        "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={_value(name, value)}") for name, value in pairs)
+    )
+
+
+def _value(name: str, value: str) -> str:
+    if not value.isprintable() or re.search(r"[\"'\\]", value):
+        raise UsageError(
+            f"--{name}={value!r} cannot be written into a batch script",
+            why="sbatch reads quotes, backslashes and control characters in its own way",
+            hint="use a name without them",
+        )
+    return f'"{value}"' if re.search(r"[\s#]", value) else value
+
+
+def filename_pattern(path: str) -> str:
+    """Return a path for --output: `%` begins a pattern there (sbatch(1), filename pattern)."""
+    return path.replace("%", "%%")

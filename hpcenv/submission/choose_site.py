@@ -1,0 +1,133 @@
+"""Which site profile a run uses.
+
+Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names it. Otherwise it is the
+profile for this cluster, from the project, from the user's folder or from the folder of the
+machine. The examples in hpcenv are used only if they are named: they were not tested here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcenv.cluster import node_types
+from hpcenv.errors import Command, HpcenvError, SpecError
+from hpcenv.project import site_files
+from hpcenv.project.context import Context
+from hpcenv.project.site import Profile, profile
+from hpcenv.project.workspace import Workspace
+from hpcenv.submission.request import Cluster, SubmitOptions
+
+NO_SITE = "none"
+
+
+def choose(
+    workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster, notes: list[str]
+) -> Profile | None:
+    """Return the profile that is named or that is for this cluster; None without one.
+
+    Raises:
+        SpecError: the named profile does not exist, or the profile for this cluster is not valid.
+        FileUnusable: the profile cannot be read, or other users can change it.
+    """
+    named, origin = _named(workspace, options, context.environ)
+    if cluster == "local":
+        if options.site not in (None, NO_SITE):
+            notes.append(f"without Slurm no site profile is used: --site {options.site}")
+        return None
+    if named == NO_SITE:
+        return None
+    if named is not None:
+        found = by_name(named, origin, workspace, context)
+    else:
+        matching = by_cluster(workspace.root, context, notes)
+        if matching is None:
+            return None
+        found = matching
+    notes.append(f"site profile {found.name} ({found.path})")
+    return found
+
+
+def _named(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[str | None, str]:
+    candidates = (
+        (options.site, "--site"),
+        (environ.get("HPCENV_SITE") or None, "HPCENV_SITE"),
+        (workspace.project.site, f"`site` in {workspace.spec}"),
+    )
+    return next(((name, origin) for name, origin in candidates if name is not None), (None, ""))
+
+
+def by_name(named: str, origin: str, workspace: Workspace, context: Context) -> Profile:
+    """Return the profile of that name or path.
+
+    Raises:
+        SpecError, FileUnusable: as `choose`.
+    """
+    if "/" in named or named.endswith(site_files.SUFFIX):
+        # A path on the command line is relative to the current folder, one in hpcenv.toml to its folder.
+        base = workspace.root if origin.startswith("`site`") else context.cwd
+        path = Path(os.path.abspath(base / os.path.expanduser(named)))
+        if not os.path.lexists(path):
+            raise SpecError(f"there is no site profile `{named}`", why=f"{origin} names it; looked for {path}")
+        return _load(path)
+    places = (*site_files.folders(workspace.root, context.environ), site_files.shipped())
+    known: list[str] = []
+    for folder in places:
+        paths = site_files.in_folder(folder)
+        known += [path.stem for path in paths]
+        for path in paths:
+            if path.stem == named:
+                return _load(path, trusted=folder == site_files.shipped())
+
+    near = difflib.get_close_matches(named, known, n=1)
+    raise SpecError(
+        f"there is no site profile `{named}`",
+        why=f"{origin} names it; looked in " + ", ".join(str(folder) for folder in places),
+        hint=f"--site {near[0]}"
+        if near
+        else (Command("hpcenv", "doctor", "--write"), " makes one for this cluster; --site none uses none"),
+    )
+
+
+def _load(path: Path, *, trusted: bool = False) -> Profile:
+    """Read a profile; one of the profiles in hpcenv is trusted like hpcenv's code."""
+    site, refusal = site_files.read(path)
+    if refusal is not None and not trusted:
+        raise refusal
+    return profile(site, str(path))
+
+
+def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Profile | None:
+    """Return the nearest profile for this cluster; None without one.
+
+    The name of the cluster is looked up only if there are profiles.
+
+    Raises:
+        SpecError, FileUnusable: one of the user's profiles is not valid, or the profile for this
+            cluster must not be used.
+    """
+    paths = [path for folder in site_files.folders(project, context.environ) for path in site_files.in_folder(folder)]
+    if not paths:
+        return None
+    here = node_types.cluster_name(context.environ, cache=context.cache)
+    if not here.value:
+        notes.append(f"no site profile is used: this cluster's name is not known ({here.how})")
+        return None
+
+    for path in paths:
+        try:
+            site, refusal = site_files.read(path)
+        except HpcenvError as error:
+            # The user cannot correct a file of the machine's administrator.
+            if os.access(path, os.W_OK):
+                raise
+            notes.append(f"profile not used: {error.what}")
+            continue
+        if site.match is None or site.match.cluster.lower() != here.value:
+            continue
+        if refusal is not None:
+            raise refusal
+        return profile(site, str(path))
+    return None

@@ -1,0 +1,202 @@
+"""A Python function as a run: what is sent to the ranks, and what they send back.
+
+Runs on: LOGIN NODE. The ranks run incontainer/call.py. The function, its arguments and its results are pickled in
+submitit's way and in the folder of the executor; the code that calls it travels in the run folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import re
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcenv import node
+from hpcenv.errors import JobFailed, UsageError
+from hpcenv.submission.plan import Call
+
+FOLDER = "function"
+_SCRIPT = f"{FOLDER}/call.py"
+# A login node has to hold a result in memory. More belongs into a file that the function writes.
+_MOST_BYTES = 2 * 10**9
+
+
+def make_call(
+    function: Callable[..., Any],
+    *,
+    folder: Path,
+    submitit_folder: str,
+    python: str,
+    per: Literal["task", "rank"],
+    name: str | None = None,
+    stderr_to_stdout: bool = False,
+) -> Call:
+    """Return how a function is called on the ranks.
+
+    Args:
+        folder: the part of the executor's folder that all jobs share.
+        submitit_folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
+        python: version of the interpreter in the locked environment.
+        per: once in each of plain processes, as submitit does, or once in each rank of torchrun.
+        name: of the run; None takes that of the function.
+        stderr_to_stdout: the ranks write both to one log.
+
+    Raises:
+        UsageError: it is not callable, or the locked Python cannot find it by its name.
+    """
+    if not callable(function):
+        raise UsageError(f"{function!r} cannot be called", hint="submit a function, or an object with `__call__`")
+    named = _named(function)
+    how = "value" if is_same_python(python) else "name"
+    if how == "name":
+        _require_name(named, python)
+    file = _file_of(named.__module__)
+    spec: dict[str, object] = {
+        "how": how,
+        "module": named.__module__,
+        "qualname": named.__qualname__,
+        "folder": submitit_folder,
+        "call": per,
+        "stderr_to_stdout": stderr_to_stdout,
+    }
+    word = re.sub(r"[^A-Za-z0-9_-]+", "-", named.__qualname__.rpartition(".")[2]).strip("-") or "call"
+    return Call(
+        name=name or word,
+        script=_SCRIPT,
+        files={_SCRIPT: _source("call.py"), **_packages()},
+        spec=spec,
+        module=file,
+        folder=folder,
+        launcher="tasks" if per == "task" else "torchrun",
+    )
+
+
+def is_same_python(version: str) -> bool:
+    """Return whether code of this Python can run on another one: their minor versions are equal."""
+    return tuple(int(part) for part in re.findall("[0-9]+", version)[:2]) == sys.version_info[:2]
+
+
+def dump(submission: Any, path: Path, *, python: str) -> None:
+    """Pickle a `submitit.helpers.DelayedSubmission`.
+
+    Between equal minor versions of Python the function itself is pickled (cloudpickle: also lambdas and what is
+    defined in a notebook). Otherwise its name is, and the ranks import it from its file.
+
+    Raises:
+        UsageError: the function or an argument cannot be pickled.
+    """
+    name = getattr(_named(submission.function), "__qualname__", repr(submission.function))
+    try:
+        if is_same_python(python):
+            submission.dump(path)
+        else:
+            path.write_bytes(pickle.dumps(submission, protocol=4))
+    except Exception as error:  # whatever the __reduce__ of an argument raises
+        path.unlink(missing_ok=True)
+        raise UsageError(
+            f"`{name}` and its arguments cannot be sent to the nodes",
+            why=f"{type(error).__name__}: {error}",
+            hint="pass what can be pickled: paths instead of open files, values instead of locks and generators",
+        ) from error
+
+
+def _named(function: Any) -> Any:
+    """Return what has a name and a module: the function, that in a `partial`, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") and function.__module__ else type(function)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of the user's own module; None for a notebook, and for what is installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not file.endswith(".py") or not os.path.isfile(file):
+        return None
+    path = Path(os.path.abspath(file))
+    # The environment has what its lockfile names.
+    return None if {"site-packages", "dist-packages"} & set(path.parts) else path
+
+
+def _require_name(named: Any, python: str) -> None:
+    target: Any = sys.modules.get(named.__module__)
+    for part in named.__qualname__.split("."):
+        target = getattr(target, part, None)
+    if target is named and (named.__module__ != "__main__" or _file_of("__main__") is not None):
+        return
+    wanted = ".".join(python.split(".")[:2])
+    raise UsageError(
+        f"`{named.__qualname__}` cannot be sent to another Python",
+        why=f"the environment has Python {python}, this is {sys.version.split()[0]}: "
+        "that Python imports the function by its name, so it must be at the top level of a file",
+        hint="put it into a file beside the notebook (first line of its cell: %%writefile mine.py) and import it from "
+        f"there; or run the notebook with Python {wanted}: python{wanted} -m venv ~/hpcenv-notebook, then "
+        "~/hpcenv-notebook/bin/pip install hpcenv ipykernel",
+    )
+
+
+def _source(name: str) -> bytes:
+    return (Path(node.__file__).parents[1] / "incontainer" / name).read_bytes()
+
+
+def _packages() -> dict[str, bytes]:
+    """Return the source of submitit and cloudpickle: pure Python, and the image may have other versions or none."""
+    import cloudpickle  # type: ignore[import-untyped]
+    import submitit
+    import typing_extensions
+
+    files = {f"{FOLDER}/packages/hpcenv_submitit_job.py": _source("submitit_job.py")}
+    for package in (cloudpickle, submitit):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            if not path.name.startswith("test_") and path.name != "conftest.py":
+                files[f"{FOLDER}/packages/{package.__name__}/{path.relative_to(folder)}"] = path.read_bytes()
+    # An older copy before that of the environment would break other packages: it is the last one to be found.
+    files[f"{FOLDER}/fallback/typing_extensions.py"] = Path(typing_extensions.__file__).read_bytes()
+    return files
+
+
+# -- what they send back ------------------------------------------------------------------
+
+
+def read_result(path: Path) -> tuple[str, Any]:
+    """Return `success` and the value, or `error` and the traceback, from a result file of submitit.
+
+    A pickle can run any code when it is loaded, so only files of this user are.
+
+    Raises:
+        FileNotFoundError: there is no result.
+        JobFailed: it is the file of somebody else, too large, damaged, or of a class that is not installed here.
+    """
+    content = _read_own(path)
+    try:
+        outcome, value = pickle.loads(content)  # noqa: S301  (a file of this user: _read_own)
+    except Exception as error:
+        raise JobFailed(
+            f"the result `{path}` cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            hint="return plain values, or install here what the class of the result comes from",
+        ) from error
+    return str(outcome), value
+
+
+def _read_own(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JobFailed(f"cannot read the result `{path}`", why=error.strerror) from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise JobFailed(f"`{path}` is not read", why="it is not a file of yours, and a pickle can run any code")
+        if status.st_size > _MOST_BYTES:
+            raise JobFailed(
+                f"the result `{path}` has {status.st_size} bytes", hint="let the function write a file, return its name"
+            )
+        return file.read()

@@ -1,0 +1,159 @@
+"""What a user can add to the launch: arguments for torchrun, names of variables, sources of secrets.
+
+Runs on: LOGIN NODE. Pure. What would break the launch on the nodes is refused here, before the queue.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from hpcenv.errors import UsageError
+from hpcenv.records.manifest import Secret
+
+# Options of torchrun that hpcenv sets (torch/distributed/run.py, torch 1.10 to 2.13), each with the reason why a user
+# cannot set it.
+_OURS = {
+    "nnodes": "the number of nodes is --nodes",
+    "nproc-per-node": "the number of ranks is --gpus or --nproc",
+    "rdzv-backend": "the gate chooses the rendezvous endpoint",
+    "rdzv-endpoint": "the gate chooses the rendezvous endpoint",
+    "rdzv-id": "the gate chooses the rendezvous endpoint",
+    "rdzv-conf": "the gate chooses the rendezvous endpoint",
+    "local-addr": "the gate chooses each node's address",
+    "log-dir": "the logs of ranks are in the run folder",
+    "logs-specs": "the logs of ranks are in the run folder",
+    "tee": "the output of every rank goes to the log and to a file",
+    "redirects": "the output of every rank goes to the log and to a file",
+    "master-addr": "the gate chooses the rendezvous endpoint",
+    "master-port": "the gate chooses the rendezvous endpoint",
+    "max-restarts": "hpcenv has the option --max-restarts N",
+    "node-rank": "the gate numbers the nodes",
+    "standalone": "hpcenv has the option --standalone",
+    "signals-to-handle": "hpcenv passes signals on: --stop-signal",
+    "run-path": "the script is a Python file",
+    "module": "the script is a Python file",
+    "no-python": "the script is a Python file",
+    "use-env": "the script is a Python file",
+    "help": "torchrun would print its help and train nothing",
+}
+
+# Options with a value, which may be the next argument. After any other option the next argument is the script.
+_WITH_VALUE = frozenset(
+    {
+        *("monitor-interval", "start-method", "event-log-handler", "role", "local-ranks-filter", "numa-binding"),
+        *("duplicate-stdout-filters", "duplicate-stderr-filters", "shutdown-timeout"),
+    }
+)
+_WITHOUT_VALUE = frozenset({"virtual-local-rank"})
+
+
+# The lists above were made for torch up to this version.
+_NEWEST_TORCH = (2, 13)
+
+
+def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
+    """Refuse arguments for torchrun that would break the launch.
+
+    torchrun accepts abbreviated names, and `_` in place of `-`: every spelling is refused.
+
+    Args:
+        torch: version of torch; a newer torchrun may have new options.
+
+    Raises:
+        UsageError: such an argument, or one that torchrun would use as the script.
+    """
+    value_of = ""
+    for word in words:
+        if value_of:
+            if word.startswith("-"):
+                raise _refused(value_of, "it has no value", f"--torchrun-args {value_of}=VALUE")
+            value_of = ""
+            continue
+        name, equals, _ = word.partition("=")
+        _check_option(word, name, torch)
+        plain = _plain(name)
+        if plain in _WITH_VALUE and not equals:
+            value_of = word
+        elif plain in _WITHOUT_VALUE and equals:
+            raise _refused(word, "it takes no value", f"--torchrun-args {name}")
+    if value_of:
+        raise _refused(value_of, "it has no value", f"--torchrun-args {value_of}=VALUE")
+
+
+def can_pass(name: str) -> bool:
+    """Return whether `--torchrun-args` passes an option of torchrun on; `name` has no dashes in front."""
+    return name in _WITH_VALUE or name in _WITHOUT_VALUE
+
+
+def reason_against(name: str) -> str | None:
+    """Return why a user cannot set an option of torchrun; None if hpcenv does not set it itself."""
+    return _OURS.get(name)
+
+
+def _plain(name: str) -> str:
+    return name[2:].replace("_", "-") if name.startswith("--") else ""
+
+
+def _check_option(word: str, name: str, torch: str) -> None:
+    plain = _plain(name)
+    if not word.startswith("-"):
+        raise _refused(word, "torchrun would use it as the script", "write option and value as one argument: --a=b")
+    if not plain:
+        why = "torchrun would use what follows as the script" if word == "--" else "torchrun has no such option for you"
+        raise _refused(word, why, "arguments of the script go after `--`: hpcenv submit SCRIPT ... -- ARGS")
+    if plain in _WITH_VALUE or plain in _WITHOUT_VALUE:
+        return
+    meant = next((ours for ours in _OURS if ours.startswith(plain)), None)
+    if meant is not None:
+        raise _refused(word, _OURS[meant], "leave it out")
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", plain):
+        raise _refused(word, "this is not the name of an option", "leave it out")
+    if _is_known(torch) and not any(known.startswith(plain) for known in (*_WITH_VALUE, *_WITHOUT_VALUE)):
+        near = difflib.get_close_matches(plain, (*_WITH_VALUE, *_WITHOUT_VALUE), n=1)
+        why = f"torchrun of torch {torch} has no such option"
+        raise _refused(word, why, f"--torchrun-args --{near[0]}" if near else "leave it out")
+
+
+def _is_known(torch: str) -> bool:
+    version = re.match(r"([0-9]{1,6})\.([0-9]{1,6})", torch)
+    return version is not None and (int(version[1]), int(version[2])) <= _NEWEST_TORCH
+
+
+def _refused(word: str, why: str, hint: str) -> UsageError:
+    return UsageError(f"`--torchrun-args {word}` cannot be passed on", why=why, hint=hint)
+
+
+_NAME_OR_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?|\*")
+
+
+def check_pass_env(names: Iterable[str]) -> None:
+    """Refuse texts that are neither the name of a variable nor a pattern like `HF_*`.
+
+    Raises:
+        UsageError: such a text.
+    """
+    for name in names:
+        if not _NAME_OR_PATTERN.fullmatch(name):
+            raise UsageError(
+                f"`{name}` is not the name of a variable",
+                why="--pass-env and pass-env accept a name, or a pattern like HF_*",
+                hint="--pass-env WANDB_MODE, or --pass-env 'HF_*'; a value is set with --env NAME=VALUE",
+            )
+
+
+def check_secrets(secrets: Iterable[Secret]) -> None:
+    """Refuse a file of a secret whose path has another meaning on the nodes.
+
+    Raises:
+        UsageError: a relative path.
+    """
+    for secret in secrets:
+        kind, _, place = secret.source.partition(":")
+        if kind == "file" and not place.startswith(("/", "~/")):
+            raise UsageError(
+                f"the secret {secret.name} is in `{place}`, which is not an absolute path",
+                why=f"the nodes read it, and they have another current folder; requested by {secret.origin}",
+                hint=f"{secret.name}=file:/full/path, or file:~/path",
+            )

@@ -1,0 +1,264 @@
+"""What the lockfile means for the nodes of one run: the environment, and what the nodes must find there.
+
+Runs on: LOGIN NODE. The lockfile is interpreted here, once; nodes read the manifest only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcenv.errors import Command, ImageMismatch, SpecError, SubmitRejected, ToolMissing, UsageError
+from hpcenv.locking.environment import container_environment, host_environment, locked_sif
+from hpcenv.locking.same_tree import stands_for
+from hpcenv.node.check import compat, sif_check
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project import severities, toml_files
+from hpcenv.project.fields import Level
+from hpcenv.project.lockfile import ContainerTable, Lockfile
+from hpcenv.project.site import Profile
+from hpcenv.project.store_config import StorePlace
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.manifest import (
+    Bind,
+    Environment,
+    Expectation,
+    FieldSeverity,
+    GpuNeeds,
+    Setting,
+    Severity,
+    SifIdentity,
+)
+from hpcenv.submission.plan import Request
+from hpcenv.submission.request import SubmitOptions
+
+
+def default_level(environment: Environment) -> Level:
+    """Return how deep nodes look: the hash of a SIF covers its files; on the host nothing does."""
+    return "record" if environment.kind == "sif" else "full"
+
+
+def environment_of(
+    workspace: Workspace, locked: Lockfile, request: Request, profile: Profile | None, environ: Mapping[str, str]
+) -> Environment:
+    """Return what the ranks run in.
+
+    Raises:
+        SpecError: a bind's source does not exist.
+        ImageMismatch: the SIF is missing.
+    """
+    binds = project_binds(workspace)
+    if locked.container is None:
+        return host_environment(workspace, environ)
+    image = locked_sif(workspace, locked.container)
+    if not image.exists():
+        hint = _command_to_make(locked.container)
+        raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
+    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
+    gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
+    program = "" if profile is None else apptainer_of(profile, environ)
+    environment = container_environment(workspace, image, gpus=gpus, program=program)
+    # Not checked here: the folders of a site exist on its compute nodes.
+    return replace(environment, binds=(*binds, *(() if profile is None else profile.binds)))
+
+
+def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
+    """Return [[bind]] of hpcenv.toml.
+
+    Raises:
+        SpecError: a bind's source does not exist.
+    """
+    binds = tuple(
+        Bind(
+            source=os.path.join(workspace.root, os.path.expanduser(bind.source)),
+            target=bind.target or bind.source,
+            read_only=bind.read_only,
+        )
+        for bind in workspace.project.bind
+    )
+    missing = [bind.source for bind in binds if not os.path.exists(bind.source)]
+    if missing:
+        raise SpecError(f"bind source `{missing[0]}` does not exist", why=f"[[bind]] in {workspace.spec}")
+    return binds
+
+
+def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...]:
+    """Return the targets of binds that the lockfile does not have: of the site profile, or added since (--frozen)."""
+    known = {bind.target for bind in locked.bind}
+    targets = {os.path.normpath(bind.target) for bind in environment.binds}
+    return tuple(sorted(targets - known))
+
+
+def apptainer_of(profile: Profile, environ: Mapping[str, str]) -> str:
+    """Return the container program that the site names; it may exist only on the nodes, from a module."""
+    if not profile.apptainer or os.path.isabs(profile.apptainer):
+        return profile.apptainer
+    found = shutil.which(profile.apptainer, path=environ.get("PATH"))
+    if found is None and not profile.modules:
+        raise ToolMissing(
+            f"`{profile.apptainer}` is not on PATH",
+            why=f"`apptainer` in {profile.path} names it",
+            hint="name it there by its absolute path, or the modules that bring it",
+        )
+    return found or profile.apptainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedSif:
+    """The SIF that a run uses.
+
+    Attributes:
+        sha256: its hash, taken once; empty without a SIF.
+        identity: how the nodes recognise it.
+        same_tree: its bytes differ from the locked file, but its file tree is the locked one.
+    """
+
+    sha256: str = ""
+    identity: SifIdentity | None = None
+    same_tree: bool = False
+
+
+def identify_sif(
+    environment: Environment, locked: Lockfile, place: StorePlace, cache: Path | None, notes: list[str]
+) -> LockedSif:
+    """Return the SIF's hash and identity.
+
+    Args:
+        place: the store that may have made it again.
+        cache: the user's folder for hashes of earlier runs.
+
+    Raises:
+        ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the
+            lockfile's policy says that it must be.
+    """
+    if locked.container is None:
+        return LockedSif()
+    image, wanted = environment.sif, locked.container.sif
+    hint = _command_to_make(locked.container)
+    records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(image))
+    try:
+        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ImageMismatch(f"cannot read the SIF `{image}`", why=error.strerror, hint=hint) from error
+    try:
+        digest, identity = sif_check.identify(descriptor, records)
+    finally:
+        os.close(descriptor)
+    if digest == wanted.sha256:
+        return LockedSif(sha256=digest, identity=identity)
+    same_tree = stands_for(locked.container, Path(image), digest, place=place, cache=cache)
+    if same_tree:
+        by = f" (of {wanted.built_with})" if wanted.built_with else ""
+        notes.append(f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree")
+    elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
+        raise ImageMismatch(
+            f"`{image}` is not the locked SIF",
+            why=f"its sha256 is {digest}, the lockfile says {wanted.sha256}",
+            hint=("move it away, then: ", hint),
+        )
+    else:
+        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
+    return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+
+
+def _command_to_make(container: ContainerTable) -> Command:
+    """Return the command that makes a missing SIF: the same one from a locked image, otherwise a new one to lock."""
+    return Command("hpcenv", *(("lock",) if container.manifest_digest is None else ("image", "build")))
+
+
+def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
+    """Return the backend that fits the locked torch and the GPUs of the run. A build for ROCm calls RCCL `nccl`."""
+    return "nccl" if request.gpus_per_node and lock_model.gpu_support(locked) in ("cuda", "hip") else "gloo"
+
+
+def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | None = None) -> tuple[Setting, ...]:
+    """Return the variables for the ranks. `--env` replaces [env] of hpcenv.toml, and this replaces the site profile."""
+    merged = {} if profile is None else {setting.name: setting for setting in profile.settings}
+    project = workspace.project.env
+    merged |= {n: Setting(name=n, value=v, origin="[env] in hpcenv.toml") for n, v in project.items()}
+    for name, value in asked.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+            raise UsageError(f"{name!r} is not a variable name", why=f"it comes from --env {name}=...")
+        merged[name] = Setting(name=name, value=value, origin="--env")
+    return tuple(merged[name] for name in sorted(merged))
+
+
+def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]:
+    """Return what the nodes themselves must offer to the locked environment."""
+    if not lock_model.compares_gpus(locked, gpus):
+        return ()
+    severity = lock_model.severities_of(locked).of("host.gpu-count")
+    # The nodes cannot read AMD GPUs yet.
+    lighter: Severity | None = "warn" if severity == "must" and lock_model.gpu_support(locked) == "hip" else None
+    return (
+        Expectation(
+            field="host.gpu-count",
+            value=str(gpus),
+            severity=severity,
+            if_unknown=lighter,
+            rule="at-least",
+            origin="--gpus",
+        ),
+    )
+
+
+def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint: str) -> None:
+    """Refuse GPUs that the locked torch cannot use: they would stay idle, under a verdict that says `match`.
+
+    Args:
+        gpus: how many are requested on each node.
+        origin: where that number comes from.
+        hint: what to type next.
+
+    Raises:
+        SubmitRejected: torch was built without CUDA and without ROCm.
+    """
+    if not gpus or lock_model.gpu_support(locked) != "none":
+        return
+    many = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    raise SubmitRejected(
+        f"torch {locked.facts.get('torch.version')} cannot use GPUs: it was built without CUDA and without ROCm",
+        why=f"{many} on each node would stay idle; the number comes from {origin}",
+        hint=hint,
+    )
+
+
+def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
+    """Return what the nodes check their drivers and GPUs against; None for a CPU build of torch."""
+    cuda = lock_model.cuda_of(locked)
+    if not gpus or cuda is None:
+        return None
+    return GpuNeeds(
+        cuda=cuda,
+        arch_list=lock_model.arch_list_of(locked),
+        require=dict(locked.host.nvidia_require),
+        table=json.dumps(table, sort_keys=True),
+        gpu=locked.host.gpu or "",
+    )
+
+
+def gate_severities(locked: Lockfile, *, gpus: int) -> tuple[FieldSeverity, ...]:
+    """Return the severities that a lockfile gives to a run.
+
+    Args:
+        gpus: how many GPUs the run has on each node.
+    """
+    compared = lock_model.compares_gpus(locked, gpus)
+    return severities.resolve(locked.policy, locked.determinism.profile, gpus=compared)
+
+
+def compat_table(options: SubmitOptions, *, needed: bool) -> dict[str, Any]:
+    """Return the compatibility table; reading it takes time, so only for runs with GPUs."""
+    if not needed:
+        return {}
+
+    path = compat.PACKAGED if options.compat_file is None else Path(options.compat_file)
+    table = toml_files.read(path, error=SpecError)
+    compat.parse(table, origin=str(path))
+    return table

@@ -1,0 +1,281 @@
+"""A plan: everything that a submission will write and request, decided before anything is done.
+
+Runs on: LOGIN NODE. Pure: `--dry-run` prints the plan that `submit` consumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import UsageError
+from hpcenv.project import native_options
+from hpcenv.project.duration import time_minutes
+from hpcenv.project.option_types import WrittenOptions
+from hpcenv.project.options import WRITTEN
+from hpcenv.records.listing import Listing
+from hpcenv.records.manifest import Manifest, Source
+from hpcenv.records.request import RequestRecord
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import batch_script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(WrittenOptions):
+    """What Slurm is asked for. With None, Slurm decides.
+
+    Attributes:
+        gpus_per_node: per node, never the job's total.
+        gpu_request: the form that this cluster accepts.
+        gpu_type: as the GRES name it; None accepts any.
+        sbatch: options that are passed on to sbatch: name -> value, None without a value.
+        srun: options that are passed on to the srun of the launch step.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    nproc_per_node: int
+    cpus_per_task: int | None = None
+    spare: int = 0
+    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    gpu_type: str | None = None
+    sbatch: Mapping[str, str | None] = field(default_factory=dict)
+    srun: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def time_minutes(self) -> float | None:
+        """The time limit in minutes, None when Slurm decides."""
+        return None if self.time is None else time_minutes(self.time)
+
+    @property
+    def shape(self) -> str:
+        """The shape in words: it shows that the number of GPUs is per node."""
+        ranks = self.nodes * self.nproc_per_node
+        what = _plural(self.gpus_per_node, "GPU") if self.gpus_per_node else "no GPU"
+        text = f"{_plural(self.nodes, 'node')} x {what}"
+        if self.gpus_per_node != self.nproc_per_node:
+            text += f", {_plural(self.nproc_per_node, 'rank')} each"
+        return f"{text} = {_plural(ranks, 'rank')}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that can be submitted.
+
+    Attributes:
+        manifest: what the nodes will read.
+        request: what Slurm is asked for.
+        script: the batch script, byte for byte; empty for `--cluster local`.
+        lockfile_text: the lockfile's bytes as text, kept with the run.
+        notes: what the user should know, one sentence each.
+        requested: what Slurm is asked for, each with the origin of its value.
+        command: the command line that makes this plan again.
+        source: the copy of the code that the run uses; None if the code runs in the live project.
+        template: text of the batch template; empty for `--cluster local`.
+        record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
+        files: what else the run folder holds: relative path -> content.
+    """
+
+    manifest: Manifest
+    request: Request
+    script: str
+    lockfile_text: str
+    command: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
+    template: str = ""
+    record: RequestRecord | None = None
+    source: PlannedSource | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSource:
+    """The copy of the code that `submit` will make.
+
+    Attributes:
+        record: the same for the manifest.
+        script: the path of the script in the copy; None if the run has no file of code.
+        files: path in the run folder -> the file to copy.
+        listing: what the copy will hold; paths that are not in `files` are links.
+        workdir: the working directory, in the run folder.
+        roots: name of a folder in the run folder -> what it is the copy of, links resolved.
+        live_folders: folders that are made in the project.
+        diff: the difference of tracked files from the commit; empty without one.
+        new: the script, if git does not track it.
+    """
+
+    record: Source
+    script: Path | None
+    files: Mapping[str, str]
+    listing: Listing
+    workdir: str
+    roots: Mapping[str, str]
+    live_folders: tuple[str, ...] = ()
+    diff: bytes = b""
+    new: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A Python function that every rank or task calls, instead of a script.
+
+    Attributes:
+        name: of the function; the run is named after it.
+        script: what torchrun starts; relative to the run folder, and among `files`.
+        files: path relative to the run folder -> content.
+        spec: what `script` reads from call.json in its folder. `file` is added: the path of
+            `module` for the ranks.
+        module: the file of the function; None if there is nothing to copy.
+        folder: where the function and its results are pickled.
+        launcher: what starts the processes that call it, see `LaunchOptions`.
+    """
+
+    name: str
+    script: str
+    files: Mapping[str, bytes]
+    spec: Mapping[str, object]
+    module: Path | None = None
+    folder: Path | None = None
+    launcher: Literal["torchrun", "tasks"] = "torchrun"
+
+
+def render_script(
+    template: str,
+    manifest: Manifest,
+    request: Request,
+    *,
+    python: str,
+    command: tuple[str, ...],
+    replaced: Mapping[str, str] | None = None,
+) -> str:
+    """Return the batch script of a run. Pure.
+
+    Args:
+        template: text of sbatch_templates/job.sbatch or the user's own.
+        python: interpreter for hpcenv's steps on the nodes: the one that submits.
+        command: written into the header as a comment.
+        replaced: hole -> text in place of the value that follows from the manifest.
+    """
+    values: dict[str, str] = {
+        "run": batch_script.comment(manifest.run),
+        "command": batch_script.comment(batch_script.options(command)),
+        "directives": batch_script.directives(directives_of(manifest, request)),
+        "run_folder": manifest.run_folder,
+        "python": python,
+        "launches": "yes" if manifest.script else "no",
+        "check_options": batch_script.options(_check_options(manifest, request)),
+        "launch_options": batch_script.options(_launch_options(manifest, request)),
+    }
+    values |= replaced or {}
+    parts: list[str] = []
+    if manifest.modules:
+        parts.append("modules")
+        values["modules"] = batch_script.options(manifest.modules)
+    if manifest.stage is not None:
+        parts.append("stage")
+        values["stage_options"] = batch_script.options(_stage_options(manifest, request))
+    return batch_script.render(template, values, parts=parts)
+
+
+def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
+    """Return the `#SBATCH` lines of a run: option and value, None for one without."""
+    run = RunFolder(_path(manifest.run_folder))
+    requested: list[tuple[str, str | None]] = [
+        ("job-name", manifest.run),
+        ("nodes", str(request.nodes + request.spare)),
+        ("ntasks-per-node", "1"),
+        *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task))]),
+    ]
+    for option in WRITTEN:
+        value = getattr(request, option.name)
+        if value is not None:
+            requested.append((option.sbatch, str(value)))
+    return [
+        *requested,
+        *_gpu_directive(request),
+        *request.sbatch.items(),
+        ("chdir", manifest.run_folder),
+        # One file for the whole job; a requeued job appends to it.
+        ("output", batch_script.filename_pattern(str(run.log))),
+        ("open-mode", "append"),
+        ("export", "ALL"),
+        *_stop_directives(manifest),
+        # A step must not start while a node is still booting or cleaning up.
+        ("wait-all-nodes", "1"),
+    ]
+
+
+def _stop_directives(manifest: Manifest) -> list[tuple[str, str | None]]:
+    """Return the directives for a signal before the end, and for a requeue after a preemption or a node failure."""
+    # Without `B:` only the job steps get the signal; the batch shell waits for them.
+    warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.script and manifest.stop.grace else []
+    return [*warning, ("no-requeue" if manifest.stop.requeue == "never" else "requeue", None)]
+
+
+def _gpu_directive(request: Request) -> list[tuple[str, str | None]]:
+    if request.gpus_per_node == 0:
+        return []
+    count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
+    return [("gres", f"gpu:{count}") if request.gpu_request == "gres" else ("gpus-per-node", count)]
+
+
+def _check_options(manifest: Manifest, request: Request) -> list[str]:
+    minutes = -(-manifest.check_seconds // 60) + 2
+    return [
+        *_on_all_nodes(request),
+        *_cpus(request),
+        "--kill-on-bad-exit=0",
+        f"--time={minutes}",
+        "--job-name=check",
+    ]
+
+
+def _stage_options(manifest: Manifest, request: Request) -> list[str]:
+    assert manifest.stage is not None
+    total = manifest.stage.sif_size + sum(folder.unpacked for folder in manifest.stage.data)
+    return [
+        *_on_all_nodes(request),
+        *_cpus(request),
+        "--kill-on-bad-exit=0",
+        # At 20 MB/s: jobs cannot use a file system that is slower.
+        f"--time={10 + total // (20 * 10**6 * 60)}",
+        "--job-name=stage",
+    ]
+
+
+def _launch_options(manifest: Manifest, request: Request) -> list[str]:
+    return [
+        f"--nodes={request.nodes}",
+        f"--ntasks={request.nodes}",
+        "--ntasks-per-node=1",
+        # A file with the nodes that the decide step chose: srun reads a file if the value has a slash.
+        *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
+        *_cpus(request),
+        "--kill-on-bad-exit=1",
+        "--wait=60",
+        "--unbuffered",
+        "--job-name=launch",
+        *native_options.options_of(request.srun),
+    ]
+
+
+def _on_all_nodes(request: Request) -> list[str]:
+    nodes = request.nodes + request.spare
+    return [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+
+
+def _cpus(request: Request) -> list[str]:
+    return [] if request.cpus_per_task is None else [f"--cpus-per-task={request.cpus_per_task}"]
+
+
+def _path(text: str) -> Path:
+    if "\n" in text or "\0" in text:
+        raise UsageError(f"the run folder {text!r} holds a newline")
+    return Path(text)

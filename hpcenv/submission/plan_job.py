@@ -1,0 +1,630 @@
+"""Plan a run: decide everything about it, write nothing.
+
+Runs on: LOGIN NODE. Whatever can be refused is refused here, before anything is queued;
+`--dry-run` prints the plan that `submit` consumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv import node
+from hpcenv.errors import UsageError, WouldOverwrite
+from hpcenv.locking import same_tree
+from hpcenv.node.check import data as data_state
+from hpcenv.node.container.start_command import build_start_command, own_folders
+from hpcenv.node.stage import data_folder
+from hpcenv.project import document, stale, toml_files
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.context import Context
+from hpcenv.project.fields import Level
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.site import Profile
+from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import read_file
+from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, StageRequest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
+from hpcenv.submission import choose_site, preflight, snapshot
+from hpcenv.submission.locked import (
+    LockedSif,
+    backend_of,
+    compat_table,
+    default_level,
+    environment_of,
+    gate_severities,
+    gpu_needs,
+    host_expectations,
+    identify_sif,
+    refuse_gpus_for_cpu_torch,
+    settings,
+    unlocked_binds,
+)
+from hpcenv.submission.plan import Call, Plan, Request, render_script
+from hpcenv.submission.request import (
+    Cluster,
+    SubmitOptions,
+    detect_cluster,
+    launch_options,
+    make_request,
+    merge,
+    passed_variables,
+    require_literal,
+    secrets,
+    stop_options,
+    to_record,
+)
+from hpcenv.submission.snapshot import Code, CodePlace
+from hpcenv.version import VERSION
+
+# A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What is requested, merged from all places, for which project and where."""
+
+    workspace: Workspace
+    options: SubmitOptions
+    context: Context
+    cluster: Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What Slurm is asked for, with the origin of every value, and the site profile that had a part in it."""
+
+    request: Request
+    origins: Mapping[str, str]
+    profile: Profile | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Locked:
+    """The lockfile of a run as it was read."""
+
+    path: Path
+    content: bytes
+    lockfile: Lockfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """What torchrun will start. `place` is its path for the ranks; None if it is `script`."""
+
+    script: Path | None
+    content: bytes
+    place: Path | None
+    code: Code
+    files: dict[str, bytes]
+    environment: Environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gate:
+    """What the check compares on the nodes."""
+
+    environment: Environment
+    level: Level
+    table: dict[str, Any]
+    sif: LockedSif
+
+
+def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
+    """Decide everything about a run; writes and submits nothing.
+
+    Raises:
+        HpcenvError: anything that would make the job fail, as far as the login node can know it.
+    """
+    _require_no_import(context)
+    cluster, notes = _cluster(options, context)
+    record = to_record(options)
+    # sinfo and git answer in the background.
+    with preflight.Question(context, needed=cluster == "slurm") as question, _look(options, context) as look:
+        profile = choose_site.choose(workspace, options, context, cluster, notes)
+        merged = merge(options, workspace, context.environ, cluster, profile, notes)
+        options = merged.options
+        wanted = _Wanted(workspace=workspace, options=options, context=context, cluster=cluster)
+        request = make_request(options)
+        profile = None if profile is None else profile.for_nodes(request.nodes)
+        shape = _Shape(request=request, origins=merged.origins, profile=profile)
+        require_literal(options)
+        _require_one_kind(options, cluster)
+        template = _template(wanted, notes)
+        script, script_bytes = _script(options, context)
+        locked = _locked(wanted, notes)
+        notes += notes_on(locked.lockfile, locked.path)
+        notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
+        if options.script is not None:
+            notes += preflight.compile_script(options.script, script_bytes, locked.lockfile)
+        gate = _gate(wanted, shape, locked.lockfile, notes)
+        run_folder = _run_folder(wanted, options.name or _run_name(script, options.call, context))
+        _preflight(wanted, shape, locked, gate, run_folder, question, notes)
+        stage = _stage(wanted, gate, run_folder, notes)
+        started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
+        data = _data(wanted)
+    manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data)
+    _require_start_line(manifest)
+    return Plan(
+        manifest=manifest,
+        request=request,
+        script="" if cluster == "local" else _render(template, manifest, request, context),
+        lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
+        command=recorded_command(context.command),
+        notes=(*notes, *_credential_notes(manifest)),
+        requested=merged.requested(),
+        source=started.code.source,
+        template=template,
+        record=record,
+        files=started.files,
+    )
+
+
+def _credential_notes(manifest: Manifest) -> tuple[str, ...]:
+    """Return a note where a setting looks like a credential: the nodes need its value in the manifest."""
+    names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
+    if not names:
+        return ()
+    what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
+    return (f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH",)
+
+
+def _require_no_import(context: Context) -> None:
+    """Refuse a submission from a rank that imports the file of its function (incontainer/call.py)."""
+    file = context.environ.get(_IMPORTING)
+    if file is not None:
+        raise UsageError(
+            "a rank does not submit while it imports the file of its function",
+            why=f"each rank imports `{file}`, and each would submit once more",
+            hint='put what submits under `if __name__ == "__main__":`',
+        )
+
+
+_IMPORTING = "HPCENV_IMPORTING"
+
+
+def _look(options: SubmitOptions, context: Context) -> snapshot.CodeQuery:
+    """Start git for the folder of the script or of the function's module."""
+    if options.call is not None:
+        return snapshot.CodeQuery(options.call.module, context.environ)
+    script = None if options.script is None else Path(os.path.abspath(context.cwd / options.script))
+    return snapshot.CodeQuery(script, context.environ)
+
+
+def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, bytes]:
+    return (None, b"") if options.script is None else preflight.read_script(options.script, context.cwd)
+
+
+def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
+    workspace, options = wanted.workspace, wanted.options
+    path = options.lockfile or workspace.lockfile_path(options.lock)
+    content = lockfile_bytes(path)
+    locked = parse_lockfile(content, path)
+    if options.frozen and stale.edited_content(locked) is not None:
+        name = workspace.shown(path)
+        notes.append(f"`{name}` was edited: its fingerprint {locked.fingerprint} is not that of its content (--frozen)")
+    if not options.frozen:
+        reasons = stale.compare_spec(workspace.project, locked)
+        preflight.refuse_stale(workspace, options, wanted.context.environ, reasons)
+    return _Locked(path=path, content=content, lockfile=locked)
+
+
+def _gpus_of_cpu_torch(options: SubmitOptions, shape: _Shape, locked: Lockfile) -> list[str]:
+    """Refuse GPUs that the locked torch cannot use; with --allow-cpu-torch return a note."""
+    gpus = shape.request.gpus_per_node
+    if not options.allow_cpu_torch:
+        no_ranks = options.script is None and options.call is None
+        without = "leave out --gpus" if no_ranks else "--gpus 0 --nproc R"
+        hint = f"{without}, or lock a torch built for CUDA or ROCm; if something else uses them: --allow-cpu-torch"
+        refuse_gpus_for_cpu_torch(locked, gpus=gpus, origin=shape.origins.get("gpus", "--gpus"), hint=hint)
+    elif gpus and not lock_model.compares_gpus(locked, gpus):
+        return [f"the locked torch cannot use the {gpus} GPUs of each node: they are recorded, not compared"]
+    return []
+
+
+def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
+    options, context, request = wanted.options, wanted.context, shape.request
+    environment = environment_of(wanted.workspace, locked, request, shape.profile, context.environ)
+    sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes)
+    needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
+    return _Gate(
+        environment=environment,
+        level=options.level or default_level(environment),
+        table=compat_table(options, needed=needed),
+        sif=sif,
+    )
+
+
+def _preflight(
+    wanted: _Wanted,
+    shape: _Shape,
+    locked: _Locked,
+    gate: _Gate,
+    run_folder: Path,
+    question: preflight.Question,
+    notes: list[str],
+) -> None:
+    """Refuse what the cluster, or this machine, could not run."""
+    workspace, options, context, request = wanted.workspace, wanted.options, wanted.context, shape.request
+    # An exported folder is submitted in another environment. Without a script no secret is read.
+    if not options.handover and (options.script is not None or options.call is not None):
+        modules = () if shape.profile is None else shape.profile.modules
+        as_here = not modules and template_path(workspace, options) == built_in("job.sbatch")
+        named = secrets(workspace, options)
+        notes += preflight.require_secrets(named, context, local=wanted.cluster == "local", as_here=as_here)
+    if wanted.cluster == "local":
+        preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
+        return
+    # First the checks without sinfo, which may take seconds.
+    shared = preflight.require_shared(run_folder, options, context, gate.environment)
+    offers = question.answer(notes)
+    notes += preflight.refuse_gpu_without_kernels(workspace, locked.lockfile, request, gate.table, offers)
+    notes += shared
+    notes += preflight.check_cluster(request, shape.origins, offers)
+    notes += preflight.check_space(run_folder)
+    notes += preflight.require_known_srun_options(request, context)
+    notes += preflight.check_warning(request.time_minutes, stop_options(options, request).grace)
+    if request.gpus_per_node and request.cpus_per_task is None:
+        many = request.nproc_per_node != 1
+        ranks = f"{request.nproc_per_node} ranks share" if many else "1 rank has"
+        notes.append(f"no --cpus: {ranks} the CPUs that Slurm gives by default")
+
+
+def _started(
+    wanted: _Wanted,
+    script: Path | None,
+    content: bytes,
+    environment: Environment,
+    run_folder: Path,
+    look: snapshot.CodeQuery,
+    notes: list[str],
+) -> _Started:
+    call = wanted.options.call
+    module = script if call is None else call.module
+    code = Code(workdir=wanted.context.cwd, reason="no script")
+    if module is not None or call is not None:
+        folders = () if call is None or call.folder is None else (call.folder,)
+        where = CodePlace(
+            script=module,
+            run_folder=run_folder,
+            workspace=wanted.workspace,
+            options=wanted.options,
+            context=wanted.context,
+            skipped=folders,
+        )
+        code = snapshot.find(where, look, notes)
+    place = None if code.source is None else code.source.script
+    if call is None:
+        return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)
+    return _Started(
+        script=script,
+        content=call.files[call.script],
+        place=run_folder / call.script,
+        code=code,
+        files=_call_files(call, None if place is None else place.relative_to(run_folder)),
+        environment=_seeing(environment, call, code),
+    )
+
+
+def _manifest(
+    wanted: _Wanted,
+    shape: _Shape,
+    locked: _Locked,
+    gate: _Gate,
+    started: _Started,
+    run_folder: Path,
+    stage: StageRequest | None,
+    data: tuple[RecordedData, ...],
+) -> Manifest:
+    workspace, options, request = wanted.workspace, wanted.options, shape.request
+    lockfile, origin = locked.lockfile, workspace.shown(locked.path)
+    expectations = lock_model.expectations(lockfile, level=gate.level, origin=origin)
+    gpus = request.gpus_per_node
+    return Manifest(
+        schema=SCHEMA,
+        run=run_folder.name,
+        run_folder=str(run_folder),
+        cluster=wanted.cluster,
+        nodes=request.nodes,
+        nproc_per_node=request.nproc_per_node,
+        gpus_per_node=gpus,
+        cpus_per_task=request.cpus_per_task or 0,
+        backend=backend_of(lockfile, request),
+        environment=started.environment,
+        script=str(started.place or started.script or ""),
+        script_sha256=hashlib.sha256(started.content).hexdigest() if started.script or options.call else "",
+        args=options.args,
+        workdir=str(started.code.workdir),
+        submitted_in=str(wanted.context.cwd),
+        settings=settings(workspace, options.env, shape.profile),
+        expectations=(
+            *(same_tree.expecting(expectations, gate.sif.sha256, lockfile) if gate.sif.same_tree else expectations),
+            *lock_model.env_expectations(lockfile, workspace.project.env, origin=origin),
+            *lock_model.bind_expectations(lockfile, origin=origin),
+            *host_expectations(lockfile, gpus=gpus),
+        ),
+        packages=lock_model.package_expectations(lockfile),
+        severities=gate_severities(lockfile, gpus=gpus),
+        probe_level=gate.level,
+        lockfile=origin,
+        lockfile_sha256=hashlib.sha256(locked.content).hexdigest(),
+        hpcenv_version=VERSION,
+        gpu_needs=gpu_needs(lockfile, gpus=gpus, table=gate.table),
+        sif=gate.sif.identity,
+        stage=stage,
+        launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
+        stop=stop_options(options, request),
+        pass_env=passed_variables(options),
+        secrets=secrets(workspace, options),
+        spare=request.spare,
+        retry_excluding=options.retry_excluding or 0,
+        modules=() if shape.profile is None else shape.profile.modules,
+        source=None if started.code.source is None else started.code.source.record,
+        data=data,
+        chain=options.chain or 0,
+        unlocked_binds=unlocked_binds(lockfile, gate.environment),
+        lockfile_edited=_edited(lockfile),
+    )
+
+
+def _edited(locked: Lockfile) -> str:
+    """Return the fingerprint of the lockfile's content where the file says another one; else nothing."""
+    content = stale.edited_content(locked)
+    return "" if content is None else content
+
+
+def _require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
+    """Refuse options that contradict each other or need Slurm."""
+    if options.locked and options.frozen:
+        raise UsageError("`--locked` and `--frozen` contradict each other", why="only --locked checks the lockfile")
+    if options.chain is not None and (options.sweep or options.array is not None):
+        raise UsageError(
+            "`--chain` is for one run", why="a sweep or array has many runs", hint="submit each of them by itself"
+        )
+    if options.sweep and options.array is not None:
+        raise UsageError("`--sweep` and `--array` contradict each other", hint="--sweep NAME=0..9 gives both")
+    if options.max_parallel is not None and not options.sweep and options.array is None:
+        raise UsageError("`--max-parallel` is for a sweep or array", hint="--sweep NAME=V1,V2 or --array 0-9")
+    several = "--chain" if options.chain is not None else "--sweep" if options.sweep else "--array"
+    if cluster == "local" and (options.chain is not None or options.sweep or options.array is not None):
+        raise UsageError(f"`{several}` needs Slurm", why="on this machine one run is started at once (--cluster local)")
+
+
+def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
+    """Return the files of a function's call, with the place of its module: in the run folder, or absolute."""
+    place = module or call.module
+    spec = {**call.spec, "file": "" if place is None else str(place)}
+    beside = str(Path(call.script).with_name("call.json"))
+    return {**call.files, beside: (json.dumps(spec, indent=1, sort_keys=True) + "\n").encode()}
+
+
+def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
+    """Return the environment with what a function needs: its pickles, and the folder of its module or of the copy."""
+    if environment.kind != "sif":
+        return environment
+    folders = [] if call.folder is None else [str(call.folder)]
+    if call.module is not None and code.source is None:
+        folders.append(str(call.module.parent))
+    return replace(environment, binds=(*environment.binds, *(Bind(source=path, target=path) for path in folders)))
+
+
+def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, list[str]]:
+    cluster = options.cluster or detect_cluster(context.environ)
+    if cluster == "local" and options.cluster is None:
+        return cluster, ["there is no sbatch on PATH: the run is on this machine (--cluster local)"]
+    return cluster, []
+
+
+def _run_name(script: Path | None, call: Call | None, context: Context) -> str:
+    stem = script.stem if script is not None else "verify" if call is None else call.name
+    return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
+
+
+def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
+    """Return the lockfile as the run keeps it: with the state of the code, command and shape."""
+    run = lock_model.RunTable(
+        argv=tuple(_as_text(word) for word in (manifest.script, *manifest.args)),
+        nodes=manifest.nodes,
+        gpus_per_node=manifest.gpus_per_node,
+        nproc_per_node=manifest.nproc_per_node,
+        backend=manifest.backend,
+        env={s.name: recorded_value(s.name, _as_text(s.value)) for s in manifest.settings},
+    )
+    header = f"The lockfile of run {manifest.run}, with its code and command."
+    table = code.table(manifest.script_sha256)
+    data = {
+        one.name: lock_model.LockedDataTable(path=one.path, compare=one.compare, state=one.state)
+        for one in manifest.data
+    }
+    if locked.code is None and locked.run is None:
+        tables = {name: document.plain(part) for name, part in (("code", table), ("run", run))}
+        tables |= {f"data.{name}": document.plain(part) for name, part in data.items()}
+        return toml_files.extended(text, tables, header=header)
+    # The lockfile is the copy of another run.
+    copy = lock_model.to_data(replace(locked, code=table, run=run, data=data))
+    return toml_files.dumps(copy, header=header)
+
+
+def _as_text(word: str) -> str:
+    r"""Return an argument as TOML can hold it: bytes that are no UTF-8 as `\xff`; the manifest has them literally."""
+    return os.fsencode(word).decode("utf-8", "backslashreplace")
+
+
+# Enough for a few images; the disk of a node is usually ten times larger.
+_STAGE_LIMIT = 100 * 10**9
+
+
+def _stage(wanted: _Wanted, gate: _Gate, run_folder: Path, notes: list[str]) -> StageRequest | None:
+    """Return what is copied to the nodes; None to use everything where it is."""
+    options = wanted.options
+    if not options.stage and not options.stage_data:
+        if options.stage_dir is not None:
+            raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
+        return None
+    if gate.environment.kind != "sif":
+        raise UsageError("there is no SIF to stage", why="the lockfile is of a host environment")
+    folder = options.stage_dir or ""
+    if folder and not os.path.isabs(folder):
+        raise UsageError(f"`--stage-dir {folder}` is not an absolute path", why="it names a folder on the nodes")
+    if wanted.cluster == "local":
+        notes.append("on this machine nothing is staged: the SIF is on this machine")
+        return None
+    data = tuple(_data_folder(source, run_folder, wanted.context) for source in options.stage_data)
+    return StageRequest(
+        folder=folder,
+        limit=_STAGE_LIMIT if options.stage_limit is None else options.stage_limit,
+        sif_sha256=gate.sif.sha256 if options.stage else "",
+        sif_size=os.stat(gate.environment.sif).st_size if options.stage else 0,
+        data=data,
+    )
+
+
+def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
+    source = os.path.abspath(context.cwd / os.path.expanduser(given))
+    if not os.path.isdir(source):
+        raise UsageError(f"`--stage-data {given}` is not a folder", why=f"looked for {source}")
+    real = os.path.realpath(source)
+    for what, place in (("working directory", context.cwd), ("run folder", run_folder)):
+        # In the job the folder is a read-only copy.
+        if Path(os.path.realpath(place)).is_relative_to(real):
+            raise UsageError(f"`--stage-data {given}` holds the {what}", why=f"{place} must stay writable")
+
+    return data_folder.find(source, packed_folder(run_folder))
+
+
+def _data(wanted: _Wanted) -> tuple[RecordedData, ...]:
+    """Return the data that [[data]] names, as they are now."""
+    found: dict[str, RecordedData] = {}
+    for one in wanted.workspace.project.data:
+        path = snapshot.data_path(wanted.workspace.root, one.path)
+        name = stem = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path)).strip("-") or "data"
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{stem}-{number}"
+        try:
+            state = data_state.read_state(path, one.compare)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the data `{one.path}`",
+                why=f"[[data]] in {wanted.workspace.spec} names it: {error.filename or path}: {error.strerror}",
+                hint="bring them here, or take them out of hpcenv.toml",
+            ) from error
+        found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state))
+    return tuple(found.values())
+
+
+def packed_folder(run_folder: Path) -> Path:
+    """Return the folder for packed data, in the folder of runs: all runs share it."""
+    return run_folder.parent / ".data"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+def _run_folder(wanted: _Wanted, run: str) -> Path:
+    options = wanted.options
+    means = "the newest run" if run == "latest" else "a job id" if _JOB_ID.match(run) and not options.handover else None
+    if not _RUN_NAME.match(run) or means:
+        raise UsageError(
+            f"{run!r} is not a run name",
+            why=f"`{run}` means {means}" if means else None,
+            hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
+        )
+    parent = (
+        wanted.workspace.runs
+        if options.runs_dir is None
+        else Path(os.path.abspath(wanted.context.cwd / options.runs_dir))
+    )
+    # submitit replaces %j in the path of its folder as Slurm does in that of the log.
+    misread = r"[\"'\\%]" if wanted.cluster == "slurm" else r"[\"'\\]"
+    if not str(parent).isprintable() or re.search(misread, str(parent)):
+        raise UsageError(
+            f"runs cannot be kept in {str(parent)!r}",
+            why="Slurm would misread quotes, backslashes, `%` and control characters in the log's path",
+            hint="choose another place: --runs-dir DIR, or `runs` under [paths] in hpcenv.toml",
+        )
+    folder = parent / run
+    if os.path.lexists(folder):
+        raise WouldOverwrite(f"the run folder `{folder}` exists", hint="choose another --name")
+    return folder
+
+
+def _require_start_line(manifest: Manifest) -> None:
+    """Refuse here what the start command of the container cannot contain; otherwise the nodes refuse it."""
+    run = RunFolder(Path(manifest.run_folder))
+    build_start_command(
+        manifest.environment,
+        [manifest.environment.python, manifest.script, *manifest.args],
+        workdir=manifest.workdir,
+        variables={
+            **{setting.name: setting.value for setting in manifest.settings},
+            **{secret.name: "" for secret in manifest.secrets},
+        },
+        inherited={name: "" for name in manifest.pass_env if not name.endswith("*")},
+        passed=manifest.pass_env,
+        home=str(run.home_of("NODE")),
+        binds=own_folders(manifest),
+    )
+
+
+def _template(wanted: _Wanted, notes: list[str]) -> str:
+    """Return the text of the batch template; empty where there is no batch script."""
+    if wanted.cluster == "local":
+        return ""
+    path = template_path(wanted.workspace, wanted.options)
+    if path != built_in("job.sbatch"):
+        notes.append(f"the batch script is made from {path}")
+    return read_template(path)
+
+
+def _render(template: str, manifest: Manifest, request: Request, context: Context) -> str:
+    return render_script(template, manifest, request, python=sys.executable, command=recorded_command(context.command))
+
+
+def read_template(path: Path) -> str:
+    """Return the text of a batch template.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return read_file(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the batch template `{path}`", why=str(error)) from error
+
+
+def template_path(workspace: Workspace, options: SubmitOptions) -> Path:
+    """Return the batch template: the one that hpcenv.toml names, the project's, else hpcenv's own.
+
+    Raises:
+        UsageError: hpcenv.toml names a file that is not there.
+    """
+    if options.template is not None:
+        path = Path(options.template)
+        if not path.is_file():
+            hint = "a path relative to hpcenv.toml, or no `template` for the project's or hpcenv's own"
+            raise UsageError(f"there is no template `{path}`", why=f"[submit] in {workspace.spec} names it", hint=hint)
+        return path
+    own = workspace.root / "sbatch_templates" / "job.sbatch"
+    return own if own.is_file() else built_in("job.sbatch")
+
+
+def built_in(name: str) -> Path:
+    """Return the path of one of hpcenv's templates."""
+    package = Path(node.__file__).parents[1]
+    installed = package / "_data" / "sbatch_templates" / name
+    return installed if installed.exists() else package.parent / "sbatch_templates" / name

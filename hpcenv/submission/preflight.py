@@ -1,0 +1,368 @@
+"""Checks before a job is queued: they refuse what would fail after the wait.
+
+Runs on: LOGIN NODE. Each check returns notes or raises; none writes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import stat
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcenv import filesystem, process
+from hpcenv.cluster import munge, node_types, slurm
+from hpcenv.errors import (
+    Command,
+    FileUnusable,
+    HpcenvError,
+    LockfileStale,
+    RunFolderNotShared,
+    ScriptUnusable,
+    SubmitRejected,
+    ToolMissing,
+    UsageError,
+)
+from hpcenv.node.check import compat
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project import native_options, stale
+from hpcenv.project.context import Context
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.options import OPTIONS, Option
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.manifest import Environment, Secret
+from hpcenv.submission import capacity, shell_script
+from hpcenv.submission.plan import Request
+from hpcenv.submission.request import SubmitOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def read_script(script: str, cwd: Path) -> tuple[Path, bytes]:
+    """Return the script's path and bytes."""
+    path = Path(os.path.abspath(cwd / script))
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ScriptUnusable(f"`{script}` is not a file")
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        near = filesystem.most_similar(path)
+        hint = None if near is None else f"perhaps you meant `{os.path.relpath(near, cwd)}`"
+        raise ScriptUnusable(f"there is no script `{script}`", why=f"looked for {path}", hint=hint) from error
+    except OSError as error:
+        look = Command("ls", "-l", script)
+        raise ScriptUnusable(f"cannot read the script `{script}`", why=error.strerror, hint=look) from error
+    shell_script.refuse(script, content)
+    return path, content
+
+
+# ast.PyCF_ONLY_AST: parse, and make no code.
+_ONLY_PARSE = 0x400
+
+
+def compile_script(script: str, content: bytes, locked: Lockfile) -> list[str]:
+    """Refuse a script with a syntax error: otherwise the job finds it only after the queue.
+
+    This Python knows only its own grammar. If the environment has a newer Python, a syntax
+    error is a note.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # This is what ast.parse does; the import of ast would cost time.
+            compile(content, script, "exec", flags=_ONLY_PARSE, dont_inherit=True)
+    except (RecursionError, MemoryError):
+        return []  # too deeply nested for this parser: the job will tell
+    except (SyntaxError, ValueError) as error:
+        message, line = (error.msg, error.lineno) if isinstance(error, SyntaxError) else (str(error), None)
+        where = f"line {line}: {message}" if line else message
+        theirs = str(locked.facts["python.version"])
+        if _minor(theirs) > sys.version_info[:2]:
+            return [f"`{script}`, {where}: not Python {platform.python_version()}, may be Python {theirs}"]
+        raise ScriptUnusable(f"the script `{script}` does not compile", why=where) from error
+    return []
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+
+
+def refuse_stale(
+    workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str], reasons: tuple[stale.StaleReason, ...]
+) -> None:
+    """Refuse a stale lockfile. The environment itself is read only with `locked`; the nodes read it anyway."""
+    if not reasons and options.locked:
+        from hpcenv.locking import lock as lock_step
+
+        reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
+    if reasons:
+        path = workspace.shown(workspace.lockfile_path(options.lock))
+        why = "\n".join(str(reason) for reason in reasons)
+        hint = stale.remedy(reasons, path=path, name=options.lock)
+        raise LockfileStale(f"`{path}` is stale", why=why, hint=hint)
+
+
+def require_shared(run_folder: Path, options: SubmitOptions, context: Context, environment: Environment) -> list[str]:
+    """Refuse folders that nodes cannot see; return notes about folders where that is not known."""
+    home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
+    places = {
+        "the run folder": run_folder,
+        "the working directory": context.cwd,
+        "hpcenv's own Python": Path(sys.executable).parent,
+        ("the SIF" if environment.kind == "sif" else "the locked Python"): Path(
+            environment.sif or environment.python
+        ).parent,
+    }
+    if options.script is not None:
+        places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
+    notes = []
+    for what, place in places.items():
+        seen = filesystem.visibility(place, home=home)
+        if seen.shared is False and not options.assume_shared:
+            raise RunFolderNotShared(
+                f"compute nodes cannot see {what} `{place}`",
+                why=seen.reason,
+                hint="work on a file system that all nodes share; "
+                "if hpcenv is wrong, set `assume-shared = true` under [submit] in hpcenv.toml",
+            )
+        if seen.shared is None:
+            notes.append(f"cannot tell whether nodes see {what} {place}: {seen.reason}")
+    return notes
+
+
+def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool, as_here: bool) -> list[str]:
+    """Refuse a secret that no node can read; return notes about secrets that only the nodes may have.
+
+    No value is read. A job gets the environment of its submission (`--export=ALL`), so a variable
+    that is not set here can only come from Slurm, from a module or from the user's batch template.
+    A file may be on the local disks of the nodes.
+
+    Args:
+        local: the ranks run on this machine.
+        as_here: neither modules nor the user's template can add variables.
+
+    Raises:
+        UsageError: a variable is not set.
+        FileUnusable: a file that the nodes would see does not exist or cannot be read.
+    """
+    home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
+    notes = []
+    for secret in secrets:
+        kind, _, place = secret.source.partition(":")
+        what = f"the secret {secret.name} cannot be read from `{secret.source}`"
+        if kind == "env":
+            if place in context.environ or (place.startswith("SLURM") and not local):
+                continue
+            if as_here or local:
+                raise UsageError(
+                    what,
+                    why=f"{place} is not set here, and a job has the variables of its submission; "
+                    f"requested by {secret.origin}",
+                    hint=f"export {place}=..., or {secret.name}=file:PATH",
+                )
+            notes.append(f"the secret {secret.name} needs {place}, which is not set here; the job must set it")
+            continue
+        path = home / place[2:] if place.startswith("~/") else Path(place)
+        problem = _unreadable(path)
+        if problem and (local or filesystem.visibility(path, home=home).shared):
+            raise FileUnusable(
+                what,
+                why=f"{path}: {problem}; requested by {secret.origin}",
+                hint=f"write the file so that only you can read it: chmod 600 {path}",
+            )
+        if problem:
+            notes.append(f"not known whether nodes can read the secret {secret.name}: here {path}: {problem}")
+    return notes
+
+
+def _unreadable(path: Path) -> str:
+    """Return why a file cannot be read, empty if it can."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "it is not a plain file"
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return "" if os.access(path, os.R_OK) else "you may not read it"
+
+
+def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, typed: bool) -> None:
+    """Refuse a request that only a cluster can fulfil.
+
+    A partition in hpcenv.toml has no effect on this machine; a partition on the command line
+    shows that the user wants a cluster.
+    """
+    slurm_only = sorted(option.flag for option in OPTIONS if option.needs_slurm and _typed(option, origins))
+    many_gpus = request.gpus_per_node > 0 and request.nodes > 1
+    if not typed and (slurm_only or many_gpus):
+        wanted = slurm_only[0] if slurm_only else f"{request.nodes} nodes with {request.gpus_per_node} GPUs each"
+        raise ToolMissing(
+            "`sbatch` is not on PATH",
+            why=f"{wanted} needs Slurm",
+            hint="load the module that provides Slurm's commands, or run on this machine: --cluster local --gpus 0",
+        )
+    if many_gpus:
+        raise UsageError(
+            "emulated nodes cannot have their own GPUs",
+            why=f"--cluster local with --nodes {request.nodes} --gpus {request.gpus_per_node}",
+            hint="use --nodes 1, or --gpus 0 --nproc R",
+        )
+
+
+def _typed(option: Option, origins: Mapping[str, str]) -> bool:
+    return option.flag in origins.get(option.name, "").split(", ")
+
+
+def refuse_gpu_without_kernels(
+    workspace: Workspace,
+    locked: Lockfile,
+    request: Request,
+    table: Mapping[str, Any],
+    offers: Sequence[node_types.Offer],
+) -> list[str]:
+    """Refuse GPUs that torch has no kernels for, as the nodes would after the queue, if the GPU's name is known."""
+    cuda, arch_list = lock_model.cuda_of(locked), lock_model.arch_list_of(locked)
+    if not request.gpus_per_node or cuda is None or not arch_list:
+        return []
+    named = workspace.project.host.gpu
+    origin, names = f"`gpu` under [host] in {workspace.spec}", [named] if named else []
+    if not names:
+        origin, names = "sinfo", capacity.gpu_types(request, offers)
+
+    known = compat.parse(table, origin=str(compat.PACKAGED))
+    models = {name: compat.gpu_by_name(known, name) for name in names}
+    judged = [
+        compat.covers(known, arch_list, model.compute_capability, gpu=model.name)
+        for model in models.values()
+        if model is not None
+    ]
+    # A partition may have several GPU models: it is refused only if torch has kernels for none of them.
+    bad = [judgement for judgement in judged if judgement.result == "mismatch"]
+    severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
+    if bad and len(bad) == len(models) and severity == "must":
+        raise SubmitRejected(bad[0].what, why=f"{bad[0].why}; the GPU is known from {origin}", hint=bad[0].hint)
+    return [f"{judgement.what} ({origin})" for judgement in bad]
+
+
+class Question:
+    """One call of sinfo, which answers in the background; use it in a `with`.
+
+    Args:
+        needed: False calls nothing.
+    """
+
+    def __init__(self, context: Context, *, needed: bool) -> None:
+        self._process: process.BackgroundProcess | None = None
+        self._error: HpcenvError | None = None
+        try:
+            self._process = node_types.begin_offers(context.environ) if needed else None
+        except HpcenvError as error:
+            self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.__exit__()
+
+    def answer(self, notes: list[str]) -> tuple[node_types.Offer, ...]:
+        """Return what the cluster has. If sinfo does not answer in time, add a note; nothing is checked then."""
+        try:
+            if self._error is not None:
+                raise self._error
+            offers = () if self._process is None else node_types.read_offers(self._process)
+        except HpcenvError as error:
+            if error.what == munge.DOWN:
+                raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
+            notes.append(f"not checked whether the partition could run this: {error.what}")
+            return ()
+        if not offers:
+            notes.append("not checked whether the partition could run this: sinfo lists no nodes")
+        return offers
+
+
+def require_known_srun_options(request: Request, context: Context) -> list[str]:
+    """Refuse an option that the cluster's srun does not know. Otherwise the job would wait in the queue and then fail.
+
+    `srun OPTIONS --help` starts nothing and checks OPTIONS before it prints its help (Slurm 22.05 to 26.05).
+
+    Raises:
+        UsageError: srun refuses one of the options.
+    """
+    if not request.srun:
+        return []
+    argv = ["srun", *native_options.options_of(request.srun), "--help"]
+    try:
+        answer = process.run(argv, env=slurm.clean_environment(context.environ), timeout=20, accept=tuple(range(256)))
+    except HpcenvError as error:
+        return [f"not checked whether srun accepts the options of --srun: {error.what}"]
+    if answer.status == 0:
+        return []
+    first = next((line for line in answer.stderr.splitlines() if line.strip()), f"exit status {answer.status}")
+    raise UsageError("srun refuses an option that is passed on", why=first, hint=Command("srun", "--help"))
+
+
+def check_cluster(request: Request, origins: Mapping[str, str], offers: Sequence[node_types.Offer]) -> list[str]:
+    """Refuse a request that no node of the partition can fulfil; return notes.
+
+    Raises:
+        SubmitRejected: see `capacity.judge`.
+    """
+    return capacity.judge(request, origins, offers) if offers else []
+
+
+# A run folder starts with about 1 MB of node code and records; logs follow.
+_NO_ROOM = 16 * 10**6
+_LITTLE_ROOM = 10**9
+
+
+# Slurm may send the signal of --signal so much too early (sbatch(1), 24.11): it checks from time to time.
+_EARLY_SECONDS = 60
+
+
+def check_warning(minutes: float | None, grace: int) -> tuple[str, ...]:
+    """Return a note if Slurm may send the stop signal as soon as the job begins.
+
+    Args:
+        minutes: the time limit; None if the partition's limit applies.
+        grace: seconds before the limit at which the ranks get the signal.
+    """
+    if minutes is None or not grace or minutes * 60 > grace + _EARLY_SECONDS:
+        return ()
+    when = f"{grace} s (--grace) and up to {_EARLY_SECONDS} s more before its time limit"
+    return (f"a job of {minutes:g} min may get the stop signal as it begins: Slurm sends it {when}",)
+
+
+def check_space(run_folder: Path) -> list[str]:
+    """Refuse a run folder that has no room or quota left; return notes.
+
+    Raises:
+        FileUnusable: the records of the run do not fit.
+    """
+    folder = Path(os.path.realpath(run_folder.parent))
+    while not os.path.isdir(folder):
+        folder = folder.parent
+    try:
+        found, files = filesystem.space(folder), os.statvfs(folder)
+    except OSError as error:
+        return [f"not known how much space is free in {folder}: {error.strerror}"]
+    left = f"{found.usable / 1e6:,.0f} MB".replace(",", " ")
+    whose = f"your quota leaves {left}" if found.usable == found.quota else f"{left} are free"
+    whose += f" (says `{found.origin}`)" if found.usable == found.quota else ""
+    elsewhere = "remove old runs, or keep runs elsewhere: --runs-dir DIR, `runs` under [paths] in hpcenv.toml"
+    if found.usable < _NO_ROOM:
+        raise FileUnusable(f"there is no space for the run in `{run_folder.parent}`", why=whose, hint=elsewhere)
+    # File systems without a limit of files report 0 of 0.
+    if files.f_files and not files.f_favail:
+        raise FileUnusable(
+            f"there is no space for the run in `{run_folder.parent}`",
+            why="the file system cannot hold more files",
+            hint=elsewhere,
+        )
+    return [f"little space for logs and checkpoints in {run_folder.parent}: {whose}"] * (found.usable < _LITTLE_ROOM)

@@ -1,0 +1,408 @@
+"""Which files of a project a run's own copy has: copied and hashed, linked to the live project, or left out.
+
+Runs on: LOGIN NODE. Reads, and writes nothing.
+
+Copied: what git tracks; what Python can import; text up to 1 MiB; what `--include` names. Every other file that is
+there at submission becomes a link to the live project at the same relative place. A link is never copied as it is if
+it leads out of the folder: the copy gets what it leads to.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcenv import size
+from hpcenv.errors import UsageError
+from hpcenv.records.listing import BYTECODE, LINK, is_importable
+
+# Text up to this size is a configuration or a note, and is copied.
+_LONGEST_TEXT = 1 << 20
+# Limits for copied files that git does not track, all together.
+_MOST_LOOSE = 5_000
+_MOST_LOOSE_BYTES = 64 << 20
+# Files that git does not track are looked at one by one: 0.1 ms each on a parallel file system.
+_MOST_LOOKED_AT = 20_000
+_DEEPEST = 100
+# A linked folder with more names is data.
+_MOST_BEHIND_LINK = 2_000
+# All copied files together. A larger project probably holds data, and every run keeps its copy.
+_MOST_FILES = 20_000
+_MOST_BYTES = 10**9
+_SHOWN = 3
+
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRules:
+    """What is special in a project.
+
+    Attributes:
+        project: the folder of hpcenv.toml, links resolved; patterns are relative to it.
+        links: absolute path -> what the copy's link at that place leads to: data, live folders, staged folders.
+        skipped: folders of hpcenv, links resolved: runs, store.
+        lockfiles: the folder of lockfiles, relative to `project`: a run has its own lockfile.
+        ignore, include: patterns.
+        to_others: the copy is for another person: no hidden files that git does not track, no links.
+        secrets: files that [secrets] or --secret name, links resolved: they are never copied.
+    """
+
+    project: str
+    links: Mapping[str, str] = field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()
+    lockfiles: str = "lockfiles"
+    ignore: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    to_others: bool = False
+    secrets: frozenset[str] = frozenset()
+
+
+@dataclass(kw_only=True)
+class CopyContent:
+    """What a copy has. Paths are relative to its top.
+
+    Attributes:
+        copies: path -> the file to copy.
+        contents: path -> sha256 of a copied file, or `link:TARGET`.
+        live: path -> what its link leads to.
+        uncovered: those of `live` that no node compares.
+        untracked: importable files among the copies that git does not track.
+        left_out: what a copy for others does not have.
+    """
+
+    copies: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
+    live: dict[str, str] = field(default_factory=dict)
+    uncovered: list[str] = field(default_factory=list)
+    untracked: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules) -> CopyContent:
+    """Return what the copy of a folder has.
+
+    Args:
+        root: the folder, links resolved.
+        shown: its path as the user and the nodes know it; links lead there.
+        tracked: files that git tracks, relative to it.
+
+    Raises:
+        UsageError: there are too many files, or they are too large.
+    """
+    return _ProjectWalk(root, shown, tracked, rules).found
+
+
+def require_bounded(root: Path, tracked: Sequence[str]) -> None:
+    """Refuse a repository that is too large to be copied, before anything reads its files.
+
+    Raises:
+        UsageError: there are too many files, or they are too large.
+    """
+    sizes = {path: _length(os.path.join(root, path), follow=False) for path in tracked}
+    if len(sizes) > _MOST_FILES or sum(sizes.values()) > _MOST_BYTES:
+        raise _too_much(str(root), sizes)
+
+
+def _too_much(shown: str, sizes: Mapping[str, int]) -> UsageError:
+    biggest = sorted(sizes, key=lambda path: -sizes[path])[:_SHOWN]
+    named = ", ".join(f"{plain(path)} ({size.shown(sizes[path])})" for path in biggest)
+    return UsageError(
+        f"there is too much in `{shown}` to copy it for every run",
+        why=f"more than {_MOST_FILES} files or {size.shown(_MOST_BYTES)}\nthe biggest: {named}",
+        hint="keep data out of the repository, or --workdir live to run in the live project",
+    )
+
+
+class _ProjectWalk:
+    """One walk through a project."""
+
+    def __init__(self, root: str, shown: str, tracked: Sequence[str], rules: CopyRules) -> None:
+        self.found = CopyContent()
+        self._root, self._shown, self._rules = root, shown, rules
+        self._base = os.path.relpath(root, rules.project)
+        self._tracked = frozenset(tracked)
+        self._size = self._looked_at = self._loose_count = self._loose_bytes = 0
+        self._loose: Counter[str] = Counter()
+        self._own_links: dict[str, str] = {}
+        self._outside: list[str] = []
+        self._links = {
+            os.path.relpath(place, root): target for place, target in rules.links.items() if _is_in(place, root)
+        }
+        for path, target in self._links.items():
+            if not any(parent in self._links for parent in _parents(path)):
+                self._live(target, path, uncovered=False)
+        for path in tracked:
+            if not self._is_special(path):
+                self._take_tracked(path)
+        self._folder(root, "")
+        self._require_own_links()
+
+    # -- tracked ----------------------------------------------------------------------
+
+    def _is_special(self, path: str) -> bool:
+        return any(_is_in(path, link) for link in self._links)
+
+    def _take_tracked(self, path: str) -> None:
+        place = os.path.join(self._root, path)
+        try:
+            status = os.lstat(place)
+        except OSError:
+            return  # removed files are in the difference
+        if stat.S_ISLNK(status.st_mode):
+            self._link(place, path)
+        elif stat.S_ISREG(status.st_mode):
+            self._copy(place, path, status.st_size)
+
+    def _copy(self, place: str, path: str, length: int, content: str | None = None) -> None:
+        self._size += length
+        self.found.copies[path] = place
+        if len(self.found.copies) > _MOST_FILES or self._size > _MOST_BYTES:
+            raise _too_much(self._shown, {path: _length(place) for path, place in self.found.copies.items()})
+        try:
+            self.found.contents[path] = content or _sha256(place)
+        except OSError as error:
+            raise UsageError(f"cannot read `{place}`", why=error.strerror, hint=_hint(path)) from error
+
+    # -- all other files --------------------------------------------------------------
+
+    def _folder(self, place: str, below: str) -> None:
+        try:
+            with os.scandir(place) as scanned:
+                entries = sorted(scanned, key=lambda entry: entry.name)
+        except OSError:
+            if below:
+                self._live(place, below)
+            return
+        names = {entry.name for entry in entries}
+        if below and not self._is_project_folder(place, below, names):
+            return
+        for entry in entries:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if path not in self._tracked and not self._is_left_out(entry.name, path):
+                self._entry(entry, path)
+
+    def _is_project_folder(self, place: str, path: str, names: set[str]) -> bool:
+        """Return whether a folder belongs to the project; of an environment, make a link."""
+        if not names.isdisjoint(_ENVIRONMENT):
+            self._live(place, path, uncovered=False)
+            return False
+        is_run = "sweep.json" in names or {"manifest.json", "code"} <= names
+        is_of_executor = any(name.endswith("_submitted.pkl") for name in names)
+        is_cache = "CACHEDIR.TAG" in names
+        return not (is_run or is_of_executor or is_cache or os.path.realpath(place) in self._rules.skipped)
+
+    def _is_left_out(self, name: str, path: str) -> bool:
+        if name in (".git", BYTECODE):
+            return True
+        if name.endswith(".lock.toml") and self._fits(os.path.dirname(path) or ".", [self._rules.lockfiles]):
+            return True
+        if self._rules.to_others and name.startswith("."):
+            return True
+        return bool(self._rules.ignore) and self._fits(path, self._rules.ignore)
+
+    def _fits(self, path: str, patterns: Sequence[str]) -> bool:
+        named = os.path.normpath(os.path.join(self._base, path))
+        for pattern in (pattern.rstrip("/") for pattern in patterns):
+            if _is_in(named, pattern) or fnmatch.fnmatchcase(named, pattern):
+                return True
+            if "/" not in pattern and fnmatch.fnmatchcase(os.path.basename(path), pattern):
+                return True
+        return False
+
+    def _entry(self, entry: os.DirEntry[str], path: str) -> None:
+        if path in self._links:
+            return
+        self._looked_at += 1
+        if self._looked_at > _MOST_LOOKED_AT:
+            self._refuse_number(f"more than {_MOST_LOOKED_AT} files that git does not track")
+        if entry.is_symlink():
+            self._link(entry.path, path)
+        elif entry.is_dir(follow_symlinks=False):
+            if path.count("/") < _DEEPEST:
+                self._folder(entry.path, path)
+            else:
+                self._live(entry.path, path)
+        elif entry.is_file(follow_symlinks=False):
+            self._file(entry.path, path)
+
+    def _file(self, place: str, path: str) -> None:
+        """Copy or link a file; behind a link, `place` is outside."""
+        self._loose[_top_of(path)] += 1
+        try:
+            length = os.stat(place).st_size
+        except OSError:
+            return
+        # What cannot be read cannot be imported by a rank either.
+        if os.path.realpath(place) in self._rules.secrets or not os.access(place, os.R_OK):
+            self._live(place if not _is_in(place, self._root) else self._seen(path), path)
+            return
+        if self._rules.include and self._fits(path, self._rules.include):
+            self._copy(place, path, length)
+            return
+        importable = is_importable(path)
+        content = _text(place) if not importable and length <= _LONGEST_TEXT else None
+        if not importable and content is None:
+            self._live(place if not _is_in(place, self._root) else self._seen(path), path)
+            return
+        self._loose_count, self._loose_bytes = self._loose_count + 1, self._loose_bytes + length
+        if self._loose_count > _MOST_LOOSE or self._loose_bytes > _MOST_LOOSE_BYTES:
+            limit = f"{_MOST_LOOSE} files or {size.shown(_MOST_LOOSE_BYTES)}"
+            self._refuse_number(f"more than {limit} of modules and text that git does not track")
+        self._copy(place, path, length, content)
+        if importable:
+            self.found.untracked.append(path)
+
+    def _refuse_number(self, why: str) -> None:
+        most = self._loose.most_common(_SHOWN) or [("FOLDER", 0)]
+        named = ", ".join(f"{plain(path)} ({count} files)" for path, count in most)
+        raise UsageError(
+            f"there is too much in `{self._shown}` to copy it for every run",
+            why=f"{why}; most of them so far: {named}",
+            hint=_hint(most[0][0]),
+        )
+
+    def _live(self, target: str, path: str, *, uncovered: bool = True) -> None:
+        if self._rules.to_others:
+            self.found.left_out.append(path)
+            return
+        self.found.live[path] = target
+        if uncovered:
+            self.found.uncovered.append(path)
+
+    def _seen(self, path: str) -> str:
+        return os.path.join(self._shown, path)
+
+    # -- links ------------------------------------------------------------------------
+
+    def _link(self, place: str, path: str) -> None:
+        aim, real = os.readlink(place), os.path.realpath(place)
+        if not os.path.exists(real):
+            leads_to = os.path.normpath(os.path.join(os.path.dirname(place), aim))
+            inside = os.path.isabs(aim) or _is_in(leads_to, self._root)
+            self.found.contents[path] = LINK + (aim if inside else leads_to)
+        elif _is_in(real, self._root):
+            leads_to = os.path.normpath(os.path.join(os.path.dirname(place), aim))
+            relative = not os.path.isabs(aim) and _is_in(place, self._root) and _is_in(leads_to, self._root)
+            self._own_links[path] = os.path.relpath(real, self._root)
+            self.found.contents[path] = LINK + (
+                aim if relative else os.path.relpath(real, os.path.join(self._root, os.path.dirname(path)))
+            )
+        elif os.path.isdir(real):
+            self._linked_folder(real, path)
+        elif os.path.isfile(real):
+            self._file(real, path)
+
+    def _linked_folder(self, real: str, path: str) -> None:
+        """Take the content of a folder outside, as if it were here; if it is large, only link to it."""
+        leads_back = any(_is_in(one, real) for one in (self._root, *self._outside))
+        if leads_back or _names_below(real, _MOST_BEHIND_LINK) is None:
+            self._live(real, path)
+            return
+        self._outside.append(real)
+        self._folder(real, path)
+        self._outside.pop()
+
+    def _require_own_links(self) -> None:
+        """Let a link to something that the copy does not have lead to the live project."""
+        have = {*self.found.contents, *self.found.live}
+        have |= {parent for path in [*have] for parent in _parents(path)}
+        for path, target in self._own_links.items():
+            if target not in have and not any(parent in self.found.live for parent in _parents(target)):
+                del self.found.contents[path]
+                self._live(self._seen(target), path)
+
+
+def _hint(path: str) -> str:
+    place = plain(path)
+    return (
+        f'in hpcenv.toml, leave it out ([code] ignore = ["{place}"]) or name it as data ([[data]] path = "{place}"); '
+        "or --workdir live"
+    )
+
+
+def _names_below(folder: str, most: int) -> int | None:
+    """Return the number of names below a folder; None for more than `most`."""
+    count, waiting = 0, [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > most:
+                        return None
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:
+            continue
+    return count
+
+
+def _text(place: str) -> str | None:
+    """Return the sha256 of a file that holds text; None if it does not, or cannot be read."""
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            content = file.read(_LONGEST_TEXT + 1)
+    except OSError:
+        return None
+    # As git tells it apart (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes.
+    if b"\0" in content[:8000] or len(content) > _LONGEST_TEXT:
+        return None
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sha256(place: str) -> str:
+    digest = hashlib.sha256()
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _length(place: str, *, follow: bool = True) -> int:
+    try:
+        return os.stat(place, follow_symlinks=follow).st_size
+    except OSError:
+        return 0
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _top_of(path: str) -> str:
+    """Return the folder, one or two levels deep, that stands for a path in a message."""
+    folders = path.split("/")[:-1]
+    return "/".join(folders[:2]) if folders else path
+
+
+def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
+    """Return a few names for many files: of several in one folder, the folder with their number."""
+    grouped: dict[str, list[str]] = {}
+    for path in paths:
+        grouped.setdefault(_top_of(path) if "/" in path else "", []).append(path)
+    names: list[str] = []
+    for folder, inside in grouped.items():
+        many = folder and len(inside) > _SHOWN
+        names += [f"{plain(folder)}/ ({len(inside)} files)"] if many else [plain(path) for path in inside]
+    rest = len(names) - most
+    return (*names[:most], *([f"and {rest} more"] if rest > 0 else []))
+
+
+def plain(path: str) -> str:
+    """Return a name with control characters escaped."""
+    return path if path.isprintable() else ascii(path)

@@ -1,0 +1,421 @@
+"""The options of one submission: read where they enter, and merged with hpcenv.toml, the environment and the site.
+
+Runs on: LOGIN NODE. Which options there are stands in project/options.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcenv.errors import Command, UsageError
+from hpcenv.project import option_values
+from hpcenv.project.fields import Level
+from hpcenv.project.option_types import OptionValues
+from hpcenv.project.option_values import OptionValue
+from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
+from hpcenv.project.site import Profile
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.manifest import LaunchOptions, Secret, StopOptions
+from hpcenv.records.request import RequestRecord
+from hpcenv.submission import launch_options as launch_rules
+from hpcenv.submission.plan import Call, Request
+
+Cluster = Literal["slurm", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions(OptionValues):
+    """The input of a submission: the options of the table, and what torchrun starts.
+
+    Attributes:
+        script: what torchrun starts; None only checks the nodes (`hpcenv verify --nodes`).
+        args: arguments of the script, each literal.
+        level: how deep the nodes look; None for the environment's default.
+        call: a Python function in place of a script.
+        lockfile: path of the lockfile, whatever `lock` names.
+        handover: the folder is for somebody else, who has other variables and files.
+    """
+
+    script: str | None
+    args: tuple[str, ...] = ()
+    level: Level | None = None
+    call: Call | None = None
+    lockfile: Path | None = None
+    handover: bool = False
+
+
+# -- where options enter ------------------------------------------------------------------
+
+
+def from_command_line(script: str, args: Sequence[str], values: Mapping[str, object]) -> SubmitOptions:
+    """Return the options of a command line.
+
+    Args:
+        values: option name -> text or texts; None where the option is not given.
+
+    Raises:
+        UsageError: values that are not valid, all at once.
+    """
+    return SubmitOptions(script=script, args=tuple(args), **parse_flags(values))
+
+
+def parse_flags(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of options on a command line, by option name.
+
+    Raises:
+        UsageError: values that are not valid, all at once.
+    """
+    return _parse({name: (value, BY_NAME[name].flag) for name, value in values.items()})
+
+
+def from_keywords(script: str | None, args: Sequence[object], keywords: Mapping[str, object]) -> SubmitOptions:
+    """Return the options of a call in Python.
+
+    Args:
+        args: arguments of the script; `str()` of each.
+        keywords: option name -> value; None leaves the option out.
+
+    Raises:
+        UsageError: an unknown keyword, or values that are not valid.
+    """
+    if isinstance(args, str):
+        raise UsageError("`args` is one text", hint=f"a list of texts: {shlex.split(args)!r}")
+    return SubmitOptions(script=script, args=tuple(str(word) for word in args), **parse_keywords(keywords))
+
+
+def parse_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of keyword arguments in Python, by option name.
+
+    Raises:
+        UsageError: an unknown keyword, or values that are not valid.
+    """
+    known = {option.name: option for option in in_place("python")}
+    for name in keywords:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else "docs/reference/options.md lists the options"
+            raise UsageError(f"`{name}` is no option of a submission", hint=hint)
+    return _parse({name: (_plain(value), name) for name, value in keywords.items()})
+
+
+def _plain(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _parse(values: Mapping[str, tuple[object, str]]) -> dict[str, Any]:
+    """Return values in the form that hpcenv keeps.
+
+    Args:
+        values: option name -> its value, and the place that the value comes from.
+
+    Raises:
+        UsageError: one line for each value that is not valid.
+    """
+    parsed: dict[str, OptionValue] = {}
+    problems = []
+    for name, (value, origin) in values.items():
+        option = BY_NAME[name]
+        try:
+            parsed[name] = option_values.parse(option, value)
+        except ValueError as error:
+            shown = f"`{option.key}`" if isinstance(value, (list, tuple, Mapping)) else f"`{option.key}` = {value!r}"
+            problems.append(f"{shown}: {error} (from {origin})")
+    if problems:
+        raise UsageError(
+            "this cannot be submitted", why="\n".join(problems), hint=Command("hpcenv", "submit", "--help")
+        )
+    return parsed
+
+
+def command_of(options: SubmitOptions) -> tuple[str, ...]:
+    """Return the command line that gives these options."""
+    words = [
+        word for option in in_place("command") for word in option_values.argv_of(option, value_of(options, option))
+    ]
+    args = ("--", *options.args) if options.args else ()
+    return ("hpcenv", "submit", options.script or "", *words, *args)
+
+
+def value_of(options: OptionValues, option: Option) -> OptionValue:
+    """Return the value of one option."""
+    value: OptionValue = getattr(options, option.name)
+    return value
+
+
+# -- merging ------------------------------------------------------------------------------
+
+
+def detect_cluster(environ: Mapping[str, str]) -> Cluster:
+    """Return `slurm` where there is an sbatch, else `local`."""
+    return "slurm" if shutil.which("sbatch", path=environ.get("PATH")) else "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedOptions:
+    """Options with the values that hold.
+
+    Attributes:
+        origins: option name -> the place that its value comes from; only options that are set.
+    """
+
+    options: SubmitOptions
+    origins: Mapping[str, str]
+
+    def requested(self) -> tuple[str, ...]:
+        """Return what Slurm is asked for, each option with its value and origin."""
+        rows = (option for option in OPTIONS if option.needs_slurm or option.name in ("nodes", "gpus", "cpus"))
+        return tuple(self.shown(option) for option in rows if option.name in self.origins)
+
+    def shown(self, option: Option) -> str:
+        """Return an option with its value and origin."""
+        value = value_of(self.options, option)
+        text = (
+            shlex.join(option_values.argv_of(option, value)) if option.kind == "native" else f"{option.name} = {value}"
+        )
+        return f"{text} ({self.origins[option.name]})"
+
+
+def merge(
+    options: SubmitOptions,
+    workspace: Workspace,
+    environ: Mapping[str, str],
+    cluster: Cluster,
+    profile: Profile | None,
+    notes: list[str],
+) -> MergedOptions:
+    """Merge the given options, hpcenv.toml, the user's SBATCH_* variables and the site profile, in this precedence.
+
+    Args:
+        notes: gets what the user should know about the origins.
+
+    Raises:
+        UsageError: a value is not valid, or nothing says how many ranks there are.
+    """
+    chosen = {
+        option.name: _joined(option, candidates)
+        for option in OPTIONS
+        if (candidates := list(_candidates(option, options, workspace, environ if cluster == "slurm" else {}, profile)))
+    }
+    values = _parse(chosen)
+    origins = {name: origin for name, (_value, origin) in chosen.items()}
+    notes += [
+        f"{option.name} = {values[option.name]} comes from {option.environment}"
+        for option in OPTIONS
+        if option.environment and origins.get(option.name) == option.environment
+    ]
+    if "cpus_per_gpu" in values and "cpus" not in values and values.get("gpus"):
+        values["cpus"] = values["cpus_per_gpu"] * values["gpus"]
+        origins["cpus"] = f"cpus-per-gpu in {origins['cpus_per_gpu']}"
+    merged = MergedOptions(options=replace(options, **values), origins=origins)
+    notes += _notes(merged, environ, cluster)
+    return merged
+
+
+def _candidates(
+    option: Option, options: SubmitOptions, workspace: Workspace, environ: Mapping[str, str], profile: Profile | None
+) -> Iterator[tuple[Any, str]]:
+    """Yield the values that are given for an option, each with its origin; the first one wins."""
+    table = f"[{option.name if option.kind == 'native' else 'submit'}] in {workspace.spec}"
+    places: list[tuple[Any, str]] = [
+        (getattr(options, option.name), option.flag),
+        (_of_project(option, workspace), table),
+        (environ.get(option.environment) or None if option.environment else None, option.environment),
+        (None if profile is None else profile.default_of(option.name), "" if profile is None else profile.path),
+    ]
+    for value, origin in places:
+        if value is not None and value != option.absent:
+            yield value, origin
+
+
+def _of_project(option: Option, workspace: Workspace) -> Any:
+    if "project" not in option.places:
+        return None
+    table = workspace.project if option.kind == "native" else workspace.project.submit
+    value = getattr(table, option.name)
+    if option.kind == "path" and value is not None:
+        return os.path.abspath(workspace.root / os.path.expanduser(value))
+    return value
+
+
+def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:
+    """Return the value that holds, and its origin: the first one; of lists and tables, all of them together."""
+    if option.kind == "texts":
+        # The project's first, as if they had been typed before the others.
+        value: Any = tuple(item for given, _origin in reversed(candidates) for item in given)
+    elif option.kind == "native":
+        value = {}
+        for given, _origin in reversed(candidates):
+            value |= given
+    else:
+        return candidates[0]
+    return value, ", ".join(origin for _given, origin in candidates)
+
+
+def _notes(merged: MergedOptions, environ: Mapping[str, str], cluster: Cluster) -> Iterator[str]:
+    if cluster == "slurm":
+        known = {option.environment for option in OPTIONS}
+        ignored = sorted(name for name in environ if name.startswith("SBATCH_") and name not in known)
+        if ignored:
+            yield f"not used, because they would change the job without a trace in its script: {', '.join(ignored)}"
+        return
+    unused = [merged.shown(option) for option in OPTIONS if option.needs_slurm and option.name in merged.origins]
+    if unused:
+        yield f"without Slurm these options have no effect: {', '.join(unused)}"
+
+
+def make_request(options: SubmitOptions) -> Request:
+    """Return what Slurm is asked for.
+
+    Args:
+        options: merged.
+
+    Raises:
+        UsageError: nothing says how many ranks there are.
+    """
+    gpus = options.gpus or 0
+    nproc = options.nproc if options.nproc is not None else gpus
+    if nproc == 0:
+        raise UsageError(
+            "how many ranks per node?",
+            why="neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml",
+            hint="--nodes N --gpus G, or --gpus 0 --nproc R for CPU ranks",
+        )
+    written: dict[str, Any] = {option.name: getattr(options, option.name) for option in WRITTEN}
+    return Request(
+        nodes=1 if options.nodes is None else options.nodes,
+        gpus_per_node=gpus,
+        nproc_per_node=nproc,
+        cpus_per_task=options.cpus,
+        gpu_request=options.gpu_request or "gpus-per-node",
+        gpu_type=options.gpu_type,
+        spare=options.spare or 0,
+        sbatch=options.sbatch,
+        srun=options.srun,
+        **written,
+    )
+
+
+def require_literal(options: SubmitOptions) -> None:
+    """Refuse what no program can be given: a NUL ends a string, a lone surrogate is no byte."""
+    words = {f"argument {n} of the script": word for n, word in enumerate(options.args, start=1)}
+    words |= {f"--torchrun-args word {n}": word for n, word in enumerate(options.torchrun_args, start=1)}
+    words |= {"the script": options.script or "", **{f"--env {name}": value for name, value in options.env.items()}}
+    for what, word in words.items():
+        try:
+            fits = b"\0" not in os.fsencode(word)
+        except UnicodeEncodeError:
+            fits = False
+        if not fits:
+            raise UsageError(f"{what} is {word!r}, which cannot be passed to a program")
+
+
+def launch_options(options: SubmitOptions, request: Request, *, torch: str = "") -> LaunchOptions:
+    """Return torchrun's options.
+
+    Args:
+        torch: its version as locked; empty where it is not known.
+
+    Raises:
+        UsageError: they contradict the shape of the run, or would break the launch.
+    """
+    launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
+    if options.standalone and request.nodes > 1:
+        raise UsageError("`--standalone` is for one node", why=f"{request.nodes} nodes are requested")
+    return LaunchOptions(
+        launcher="torchrun" if options.call is None else options.call.launcher,
+        standalone=options.standalone,
+        max_restarts=options.max_restarts or 0,
+        torchrun_args=options.torchrun_args,
+    )
+
+
+def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
+    """Return what happens when the job must end before the training does.
+
+    Args:
+        options: merged.
+
+    Raises:
+        UsageError: the grace period would be the whole job.
+    """
+    default = StopOptions()
+    seconds = None if request.time_minutes is None else request.time_minutes * 60
+    if options.grace is not None and seconds is not None and options.grace >= seconds:
+        raise UsageError(
+            f"a grace period of {options.grace} s in a job of {seconds:g} s",
+            why="the ranks would be told to stop as soon as they begin",
+            hint="a longer --time, or a shorter --grace",
+        )
+    # A tenth of a short job is enough to save the state.
+    usual = default.grace if seconds is None else min(default.grace, int(seconds // 10))
+    return StopOptions(
+        signal=options.stop_signal or default.signal,
+        grace=usual if options.grace is None else options.grace,
+        requeue=options.requeue or default.requeue,
+        max_requeues=default.max_requeues if options.max_requeues is None else options.max_requeues,
+    )
+
+
+def secrets(workspace: Workspace, options: SubmitOptions) -> tuple[Secret, ...]:
+    """Return which variables the nodes read from files or from the job's environment. No value is read here."""
+    found = {
+        name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
+        for name, source in workspace.project.secrets.items()
+    }
+    found |= {name: Secret(name=name, source=source, origin="--secret") for name, source in options.secret.items()}
+    launch_rules.check_secrets(found.values())
+    return tuple(found[name] for name in sorted(found))
+
+
+def passed_variables(options: SubmitOptions) -> tuple[str, ...]:
+    """Return the variables of the job's environment that the ranks see.
+
+    Raises:
+        UsageError: one is not the name of a variable.
+    """
+    launch_rules.check_pass_env(options.pass_env)
+    return tuple(dict.fromkeys(options.pass_env))
+
+
+# -- the record of a request --------------------------------------------------------------
+
+
+def to_record(options: SubmitOptions) -> RequestRecord | None:
+    """Return what a run remembers of its request; None where there is no script to run again."""
+    if options.script is None or options.handover:
+        return None
+    given = ((option, value_of(options, option)) for option in OPTIONS)
+    values: dict[str, Any] = {
+        option.name: dict(value) if isinstance(value, Mapping) else value
+        for option, value in given
+        if value != option.absent
+    }
+    return RequestRecord(schema=SCHEMA, script=options.script, args=options.args, options=values)
+
+
+def from_record(record: RequestRecord) -> SubmitOptions:
+    """Return the options that a run remembers.
+
+    Raises:
+        UsageError: an option that this version of hpcenv does not have, or a value that is not valid.
+    """
+    options = dict(record.options)
+    if options.pop("snapshot", True) is False:
+        # What hpcenv wrote before `--workdir live` replaced `--no-snapshot` (2026-11).
+        options["workdir"] = "live"
+    unknown = sorted(set(options) - set(BY_NAME))
+    if unknown:
+        raise UsageError(
+            "this version of hpcenv cannot submit the run again",
+            why=f"request.json of the run has options that it does not know: {', '.join(unknown)}",
+        )
+    values = _parse({name: (value, "request.json") for name, value in options.items()})
+    return SubmitOptions(script=record.script, args=record.args, **values)

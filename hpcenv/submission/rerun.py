@@ -1,0 +1,238 @@
+"""`hpcenv rerun`: submit a run again as a new run, with the inputs that it had.
+
+Runs on: LOGIN NODE. The options come from the run's request.json. The lockfile is the run's own
+copy, and script, code and SIF must be
+unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import Command, FileUnusable, RecordInvalid, UsageError
+from hpcenv.project.context import Context
+from hpcenv.project.option_values import argv_of
+from hpcenv.project.options import Option, in_place
+from hpcenv.records.files import load_record
+from hpcenv.records.listing import Listing
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.request import RequestRecord
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.request import SubmitOptions, from_record, value_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionChange:
+    """An option of the new run that differs from the old one.
+
+    Attributes:
+        flag: the option; `--` for the arguments of the script.
+        before: as it is written on a command line; empty where the run was submitted without it.
+        after: the same of the new run.
+    """
+
+    flag: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedInput:
+    """An input of a run that has changed since."""
+
+    what: str
+    before: str
+    now: str
+
+
+def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
+    """Return the options that a run or sweep was submitted with.
+
+    Args:
+        folder: of the run or sweep.
+        command: the recorded command line, for the message.
+
+    Raises:
+        UsageError: the run has no request.json: it calls a Python function, or an older hpcenv submitted it.
+        RecordInvalid: the file is damaged.
+    """
+    path = RunFolder(folder).request
+    if not path.is_file():
+        raise UsageError(
+            "the run cannot be submitted again from its record",
+            why=f"it has no `{path}`. This command made the run: {shlex.join(command)}",
+            hint="enter that command again, or start that program again",
+        )
+    return from_record(load_record(RequestRecord, path))
+
+
+def change(
+    old: SubmitOptions, given: Mapping[str, Any], without: Sequence[str], args: tuple[str, ...] | None
+) -> SubmitOptions:
+    """Return the options of the new run: those of the old run, with the new values in their place.
+
+    Args:
+        given: option name -> new value. Variables, secrets, passed options and sweeps change by their names.
+        without: options that the new run does not get, with or without `--`.
+        args: arguments of the script; None keeps those of the old run.
+
+    Raises:
+        UsageError: `without` names no option, or one that the old run was submitted without.
+    """
+    rows = {option.key: option for option in in_place("command")}
+    values: dict[str, Any] = {}
+    for word in without:
+        option = rows.get(word.lstrip("-"))
+        if option is None:
+            raise UsageError(
+                f"`--without {word}`: `hpcenv submit` has no such option", hint=Command("hpcenv", "rerun", "--help")
+            )
+        if not argv_of(option, value_of(old, option)):
+            raise UsageError(f"`--without {word}`: the run was submitted without it")
+        values[option.name] = option.absent
+    for name, value in given.items():
+        values[name] = _changed(getattr(old, name), value, name)
+    return replace(old, **values, args=old.args if args is None else args)
+
+
+def _changed(old: Any, given: Any, name: str) -> Any:
+    if isinstance(given, Mapping):
+        return {**old, **given}
+    if name == "sweep":
+        return tuple({axis.partition("=")[0]: axis for axis in (*old, *given)}.values())
+    return given
+
+
+def changes(old: SubmitOptions, new: SubmitOptions) -> tuple[OptionChange, ...]:
+    """Return the options and arguments that differ, in the order of the table."""
+    found = [
+        OptionChange(flag=option.flag, before=before, after=after)
+        for option in in_place("command")
+        if (before := _shown_option(old, option)) != (after := _shown_option(new, option))
+    ]
+    before, after = shlex.join(("--", *old.args)), shlex.join(("--", *new.args))
+    return (*found, *([OptionChange(flag="--", before=before, after=after)] if before != after else []))
+
+
+def _shown_option(options: SubmitOptions, option: Option) -> str:
+    return shlex.join(argv_of(option, value_of(options, option)))
+
+
+def with_own_lockfile(options: SubmitOptions, run: RunFolder) -> SubmitOptions:
+    """Return the options with the lockfile that the run has kept.
+
+    Raises:
+        FileUnusable: the run has no lockfile.
+    """
+    if not run.lockfile.is_file():
+        raise FileUnusable(
+            f"`{run.lockfile}` does not exist", why="the run's own lockfile is needed", hint="--lock NAME"
+        )
+    # Not compared with hpcenv.toml, which may have changed since.
+    return replace(options, lockfile=run.lockfile, frozen=True, locked=False)
+
+
+def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]) -> Context:
+    """Return the context of a run: relative paths begin in the folder where it was submitted.
+
+    Raises:
+        FileUnusable: that folder is gone.
+    """
+    folder = Path(manifest.submitted_in or manifest.workdir)
+    here = ("run it in your own copy of the project: ", Command(*command))
+    try:
+        os.scandir(folder).close()
+    except PermissionError as error:
+        why = f"{error.strerror}; the run was submitted in this folder, by its owner"
+        raise FileUnusable(f"you cannot look into `{folder}`", why=why, hint=here) from error
+    except OSError as error:
+        raise FileUnusable(
+            f"`{folder}` does not exist", why="the run was submitted in this folder", hint=here
+        ) from error
+    return replace(context, cwd=folder, command=command)
+
+
+def changed_inputs(before: Manifest, now: Manifest) -> tuple[ChangedInput, ...]:
+    """Return which inputs of a run have changed since it was submitted. Pure."""
+    pairs = [("the script", before.script_sha256, now.script_sha256)]
+    if before.source is not None and now.source is not None:
+        pairs.append(("the code's commit", before.source.commit, now.source.commit))
+        pairs.append(("the changes that are not committed", before.source.diff_sha256, now.source.diff_sha256))
+        if before.source.digest and now.source.digest:
+            pairs.append((_COPIED, before.source.digest, now.source.digest))
+    elif (before.source is None) != (now.source is None):
+        was, is_now = ("its own place" if one is None else "a copy of the code" for one in (before.source, now.source))
+        pairs.append(("where the script runs from", was, is_now))
+    if before.sif is not None and now.sif is not None:
+        pairs.append(("the SIF", before.sif.sha256, now.sif.sha256))
+    pairs.append(("the environment's kind", before.environment.kind, now.environment.kind))
+    if before.environment.kind == now.environment.kind == "host":
+        pairs.append(("the environment's Python", before.environment.python, now.environment.python))
+    return tuple(ChangedInput(what=what, before=a, now=b) for what, a, b in pairs if a != b)
+
+
+def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock: bool) -> tuple[ChangedInput, ...]:
+    """Return which inputs have changed where that is allowed.
+
+    Args:
+        other_lock: another lockfile is named; then another environment is expected.
+
+    Raises:
+        UsageError: one has changed, and it is not allowed.
+    """
+    changed = tuple(_with_names(one, before, plan) for one in changed_inputs(before, plan.manifest))
+    if other_lock:
+        changed = tuple(one for one in changed if one.what != "the SIF" and "environment" not in one.what)
+    if changed and not allow:
+        raise UsageError(
+            f"{before.run} cannot run again with its former inputs",
+            why="\n".join(f"{one.what} was {_shown(one.before)} and is {_shown(one.now)}" for one in changed),
+            hint=(
+                "add --allow-changed, or restore the former inputs; ",
+                Command("hpcenv", "diff"),
+                " compares the runs afterwards",
+            ),
+        )
+    return changed
+
+
+def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedInput:
+    """Name the copied files that differ."""
+    if changed.what != _COPIED or plan.source is None:
+        return changed
+    try:
+        then = load_record(Listing, RunFolder(Path(before.run_folder)).listing).files
+    except RecordInvalid:
+        return changed
+    now = plan.source.listing.files
+    names = sorted(path.partition("/")[2] for path in {*then, *now} if then.get(path) != now.get(path))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return replace(changed, what=f"{_COPIED} ({', '.join(names[:_NAMED])}{more})")
+
+
+_COPIED = "the digest of the copied files"
+_NAMED = 3
+
+
+def _shown(value: str) -> str:
+    return value[:12] if re.fullmatch("[0-9a-f]{40,64}", value) else value or "nothing"
+
+
+def free_name(name: str, folder: Path) -> str:
+    """Return a name for a run like the one called `name`: it, or `first-2`, `first-3` and so on."""
+    if not os.path.lexists(folder / name):
+        return name
+    # `first-2` again is `first-3`, but `seed-2` again is `seed-2-2`: there is no `seed`.
+    stem = re.sub(r"-[0-9]{1,4}\Z", "", name)
+    stem = (stem if os.path.lexists(folder / stem) else name)[:90]
+    number = 2
+    while os.path.lexists(folder / f"{stem}-{number}"):
+        number += 1
+    return f"{stem}-{number}"

@@ -1,0 +1,67 @@
+"""A shell script or another program that is given to `hpcenv submit` in place of a Python script.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from hpcenv.errors import Command, Hint, ScriptUnusable
+
+_SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
+# What starts a Python script in the last line of most batch scripts.
+_STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
+
+
+def refuse(script: str, content: bytes) -> None:
+    """Refuse a shell script and a compiled program: torchrun starts each rank with the locked Python.
+
+    Args:
+        script: as the user gave it.
+
+    Raises:
+        ScriptUnusable: it is one; the hint is the command that submits the Python script in it.
+    """
+    found = _SHELL.match(content)
+    if found is None and not script.endswith((".sh", ".bash", ".sbatch")):
+        if content.startswith(b"\x7fELF"):
+            why = "torchrun starts each rank with the locked Python, which reads Python only"
+            raise ScriptUnusable(f"`{script}` is a program, not a Python script", why=why, hint=_hint(""))
+        return
+    name = "shell" if found is None else found["name"].decode()
+    raise ScriptUnusable(
+        f"`{script}` is a {name} script",
+        why="torchrun starts each rank with the locked Python, which reads Python only",
+        hint=_hint(content.decode("utf-8", "replace")),
+    )
+
+
+def _hint(text: str) -> Hint:
+    """Return the command that submits the Python script of a shell script, as far as it can be read from it."""
+    words = next(_python_commands(text), ("train.py", "--", "ARGS"))
+    return (Command("hpcenv", "submit", words[0], "--nodes", "N", "--gpus", "G", *words[1:]), _THE_REST)
+
+
+_THE_REST = """
+Options of sbatch are options of hpcenv submit (--partition, --time).
+Variables are --env NAME=VALUE, or [env] in hpcenv.toml.
+Modules are in the site profile, see `hpcenv doctor`."""
+
+
+def _python_commands(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield each Python script that a shell script starts, with its arguments that need no shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        starter = next((n for n, word in enumerate(words) if _STARTERS.match(word)), None)
+        scripts = [] if starter is None else [n for n, word in enumerate(words) if n > starter and word.endswith(".py")]
+        if scripts:
+            rest = [word if word.isprintable() and "$" not in word else "ARG" for word in words[scripts[0] + 1 :]]
+            yield (words[scripts[0]], *(("--", *rest) if rest else ()))

@@ -1,0 +1,501 @@
+"""The run's own copy of the project, so that later edits do not reach a queued job.
+
+Runs on: LOGIN NODE. `find` decides and reads; `make` copies.
+
+What git tracks is copied as it is in the work tree (with LFS content where that was fetched,
+a pointer where it was not). `project_files` says what else the copy has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hpcenv.errors import FileUnusable, ScriptUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.project.context import Context
+from hpcenv.project.lockfile import CodeTable
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import save_record
+from hpcenv.records.listing import LINK, Listing, digest_of
+from hpcenv.records.manifest import Source
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import git, project_files
+from hpcenv.submission.git import WorkTree
+from hpcenv.submission.plan import PlannedSource
+from hpcenv.submission.project_files import CopyContent, CopyRules, plain
+from hpcenv.submission.request import SubmitOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SHOWN = 3
+LIVE: Literal["live"] = "live"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What is known about the code of a run.
+
+    Attributes:
+        workdir: where the ranks start.
+        source: the copy to make; None if the script runs in the live project.
+        tree: the work tree of the script; None outside of a repository.
+        diff: the difference from its commit; empty without one.
+        reason: why its commit is not known.
+    """
+
+    workdir: Path
+    source: PlannedSource | None = None
+    tree: WorkTree | None = None
+    diff: bytes = b""
+    reason: str | None = None
+
+    def table(self, script_sha256: str) -> CodeTable:
+        """Return the table [code] of the run's lockfile."""
+        known = self.tree is not None and self.reason is None
+        return CodeTable(
+            commit=self.tree.commit or None if self.tree is not None else None,
+            dirty=bool(self.diff) if known else None,
+            diff_sha256=hashlib.sha256(self.diff).hexdigest() if self.diff else None,
+            script_sha256=script_sha256,
+            workdir=LIVE if self.source is None else "copy",
+            digest=None if self.source is None else self.source.record.digest,
+            reason=self.reason,
+        )
+
+
+class CodeQuery:
+    """Questions to git about the code of a script. git answers in the background; use it in a `with`.
+
+    `find` raises the errors of git: it knows whether they matter.
+
+    Args:
+        script: the script, or the module of a function; None without both.
+    """
+
+    def __init__(self, script: Path | None, environ: Mapping[str, str]) -> None:
+        self._git: git.GitQuery | None = None
+        self._error: ToolMissing | ToolFailed | None = None
+        try:
+            self._git = None if script is None else git.GitQuery(script.parent, environ)
+        except (ToolFailed, ToolMissing) as error:
+            self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._git is not None:
+            self._git.__exit__()
+
+    def answer(self) -> tuple[WorkTree | None, git.Tracked | None]:
+        """Return the work tree and the tracked files, if there are any.
+
+        Raises:
+            ToolMissing, ToolFailed: the code is under git, and git fails.
+        """
+        if self._error is not None:
+            raise self._error
+        tree = None if self._git is None else self._git.tree()
+        return tree, None if self._git is None or tree is None or not tree.commit else self._git.files()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodePlace:
+    """Where a submission takes its code from, and where its run will be.
+
+    Attributes:
+        script: the script, or the module of a function; None for a function without a module.
+        run_folder: of the run.
+        skipped: further folders that are no code, for example that of an executor.
+    """
+
+    script: Path | None
+    run_folder: Path
+    workspace: Workspace
+    options: SubmitOptions
+    context: Context
+    skipped: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Committed:
+    """The state of the code in git.
+
+    Attributes:
+        files: what git tracks, and `new`.
+        new: the script, if git does not track it.
+        reason: why there is no commit.
+    """
+
+    tree: WorkTree | None
+    files: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    is_dirty: bool = False
+    diff: bytes = b""
+    reason: str | None = None
+
+
+def find(place: CodePlace, look: CodeQuery, notes: list[str]) -> Code:
+    """Return what is copied; with `--workdir live`, that nothing is.
+
+    Args:
+        look: the questions to git about the script's folder.
+
+    Raises:
+        UsageError: the code differs from its commit, and `--allow-dirty` is not given; or
+            there are too many files.
+        ToolMissing, ToolFailed: the code is under git, and git fails.
+    """
+    try:
+        committed = _committed(place, look, notes)
+    except (ToolFailed, ToolMissing) as error:
+        return _unreadable(place, error, notes)
+    if place.options.workdir == LIVE:
+        if not place.options.handover:
+            notes.append("the script runs in the live project (--workdir live): later edits change the job")
+        tree, diff = committed.tree, committed.diff
+        return Code(workdir=place.context.cwd, tree=tree, diff=diff, reason=committed.reason)
+    source, workdir = _planned(place, committed, notes)
+    return Code(source=source, workdir=workdir, tree=committed.tree, diff=committed.diff, reason=committed.reason)
+
+
+def _committed(place: CodePlace, look: CodeQuery, notes: list[str]) -> _Committed:
+    """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
+    script, options = place.script, place.options
+    tree, known = look.answer()
+    if script is None or tree is None:
+        return _Committed(tree=None, reason="no script" if script is None else f"{script.parent} is not under git")
+    if known is None:
+        return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
+    inside = os.path.relpath(os.path.join(os.path.realpath(script.parent), script.name), tree.root)
+    new = () if inside in known.files else (inside,)
+    is_dirty = bool(tree.changed or known.unwatched or new)
+    if options.workdir != LIVE:
+        if is_dirty and not options.allow_dirty:
+            raise _dirty(tree, known, new)
+        project_files.require_bounded(tree.root, known.files)
+        if known.left_out:
+            notes.append(f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}")
+        missing = [path for path in known.files if _is_folder(tree.root / path)]
+        if missing:
+            notes.append(f"not in the copy of the code, the submodule is not initialised: {_some(missing)}")
+        notes.extend(_not_filtered(tree))
+    diff = git.read_diff(tree, new, place.context.environ) if is_dirty else b""
+    return _Committed(tree=tree, files=(*known.files, *new), new=new, is_dirty=is_dirty, diff=diff)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _unreadable(place: CodePlace, error: ToolFailed | ToolMissing, notes: list[str]) -> Code:
+    """Return a note about the failure of git if no copy is wanted; raise the error otherwise."""
+    why = git.said_by(error) if isinstance(error, ToolFailed) else error.what
+    if place.options.workdir == LIVE:
+        notes.append(f"the commit of the code is not known: {why}")
+        return Code(workdir=place.context.cwd, reason=why)
+    raise error.changed(
+        what=f"git fails for the code of `{'' if place.script is None else place.script.name}`",
+        why=why,
+        hint="--workdir live runs the script in the live project",
+    ) from error
+
+
+def _dirty(tree: WorkTree, known: git.Tracked, new: Sequence[str]) -> UsageError:
+    lines = []
+    if tree.changed:
+        lines.append(f"changed: {_some(tree.changed)}")
+    if new:
+        lines.append(f"not under git: {_some(new)}")
+    lines.extend(_not_filtered(tree))
+    if known.unwatched:
+        lines.append(f"git does not look at (assume-unchanged): {_some(known.unwatched)}")
+    own = ""
+    if tree.unfiltered:
+        own = f"git config --global filter.{plain(tree.unfiltered[0].filter)}.clean COMMAND makes that filter yours; "
+    return UsageError(
+        f"the code in `{tree.root}` differs from commit {tree.commit[:12]}",
+        why="\n".join(lines),
+        hint=f"{own}git commit, or --allow-dirty to run and record it as it is, or --workdir live to run it in place",
+    )
+
+
+def _not_filtered(tree: WorkTree) -> Iterable[str]:
+    """Add lines about files that may be equal to their commit after a filter of the repository's own."""
+    names = sorted({found.filter for found in tree.unfiltered})
+    if names:
+        yield (
+            f"not compared through filter {_some(names)}: {_some([found.path for found in tree.unfiltered])}: "
+            "only this repository's own configuration names its program, and hpcenv starts no such program"
+        )
+
+
+# -- what is copied -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CopiedFolder:
+    """One folder that is copied.
+
+    Attributes:
+        root: its path, links resolved.
+        shown: its path as the user has it.
+        folder: the copy.
+    """
+
+    root: str
+    shown: str
+    folder: Path
+    tracked: tuple[str, ...] = ()
+
+
+def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple[PlannedSource, Path]:
+    """Return the copy that is made, and the working directory in it."""
+    parts = _parts(place, committed)
+    rules = _rules(place, parts)
+    found = [(part, project_files.find(part.root, part.shown, part.tracked, rules)) for part in parts]
+    cwd = os.path.realpath(place.context.cwd)
+    working = parts[-1]
+    workdir = Path(os.path.normpath(working.folder / os.path.relpath(cwd, working.root)))
+    listing = _listing(found)
+    notes.extend(_notes(found, has_commit=committed.tree is not None and committed.reason is None))
+    main = parts[0]
+    script = None
+    if place.script is not None:
+        real = os.path.join(os.path.realpath(place.script.parent), place.script.name)
+        script = main.folder / os.path.relpath(real, main.root)
+    planned = PlannedSource(
+        record=_record(committed, found, listing),
+        script=script,
+        files={f"{part.folder.name}/{path}": origin for part, one in found for path, origin in one.copies.items()},
+        listing=listing,
+        workdir=str(workdir.relative_to(place.run_folder)),
+        roots={part.folder.name: part.root for part in parts},
+        live_folders=_live_folders(place),
+        diff=committed.diff,
+        new=committed.new,
+    )
+    return planned, workdir
+
+
+def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
+    """Return the folder of the code and, where it does not hold the working directory, also that one's project."""
+    run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
+    project = os.path.realpath(place.workspace.root)
+    of_cwd = project if _is_in(cwd, project) else cwd
+    if place.script is None:
+        return [_part(of_cwd, run.source, place)]
+    folder = os.path.realpath(place.script.parent)
+    beside = of_cwd if _is_in(folder, of_cwd) else folder
+    code = beside if committed.tree is None else str(committed.tree.root)
+    first = _part(code, run.source, place, tracked=committed.files)
+    return [first] if _is_in(cwd, code) else [first, _part(of_cwd, run.other_folder, place)]
+
+
+def _part(root: str, folder: Path, place: CodePlace, *, tracked: tuple[str, ...] = ()) -> _CopiedFolder:
+    # Nodes may know a folder only by the path that the user has (automounter).
+    given = [place.context.cwd, *place.context.cwd.parents]
+    if place.script is not None:
+        given += place.script.parents
+    shown = next((str(one) for one in given if os.path.realpath(one) == root), root)
+    return _CopiedFolder(root=root, shown=shown, folder=folder, tracked=tracked)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return Path(path).is_relative_to(folder)
+
+
+def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
+    project, options, root = place.workspace.project, place.options, place.workspace.root
+    real = os.path.realpath(root)
+    links = {os.path.join(real, name): os.path.join(root, name) for name in project.code.live}
+    staged = (os.path.abspath(place.context.cwd / os.path.expanduser(given)) for given in options.stage_data)
+    for named in (*(data_path(root, one.path) for one in project.data), *staged):
+        folder, name = os.path.split(named)
+        links[os.path.join(os.path.realpath(folder), name)] = named
+    for name in project.code.live:
+        if not any(_is_in(os.path.join(real, name), part.root) for part in parts):
+            raise UsageError(
+                f"`{name}` is not in the copy of the code",
+                why=f"[code] live in {place.workspace.spec} names it; the copy is made of {parts[-1].shown}",
+                hint="submit from the folder of hpcenv.toml",
+            )
+    files = (source.partition(":")[2] for source in (*project.secrets.values(), *options.secret.values()))
+    own = (place.workspace.runs, place.workspace.store, root / ".hpcenv", *place.skipped)
+    return CopyRules(
+        project=real,
+        links=links,
+        # A project may keep its runs in its own folder.
+        skipped=frozenset(os.path.realpath(one) for one in own) - {part.root for part in parts},
+        lockfiles=os.path.normpath(project.paths.lockfiles),
+        ignore=project.code.ignore,
+        include=options.include,
+        to_others=options.handover,
+        secrets=frozenset(os.path.realpath(os.path.expanduser(file)) for file in files if "/" in file),
+    )
+
+
+def data_path(root: Path, path: str) -> str:
+    """Return the absolute path of `[[data]]`."""
+    return os.path.normpath(root / os.path.expanduser(path))
+
+
+def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]]) -> Listing:
+    files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
+    live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
+    return Listing(schema=SCHEMA, files=files, live=live)
+
+
+def _record(committed: _Committed, found: Sequence[tuple[_CopiedFolder, CopyContent]], listing: Listing) -> Source:
+    main = found[0][0]
+    uncovered = [path for _, one in found for path in one.uncovered]
+    return Source(
+        root=main.shown,
+        folder=str(main.folder),
+        commit="" if committed.tree is None else committed.tree.commit,
+        dirty=committed.is_dirty,
+        diff_sha256=hashlib.sha256(committed.diff).hexdigest() if committed.diff else "",
+        files=len(listing.files),
+        digest=digest_of(listing.files),
+        roots=tuple(part.shown for part, _ in found),
+        live=project_files.shorten(uncovered),
+    )
+
+
+def _live_folders(place: CodePlace) -> tuple[str, ...]:
+    if place.options.handover:
+        return ()
+    return tuple(str(place.workspace.root / name) for name in place.workspace.project.code.live)
+
+
+def _notes(found: Sequence[tuple[_CopiedFolder, CopyContent]], *, has_commit: bool) -> Iterable[str]:
+    """Return notes about what a commit does not show, and about what no node compares."""
+    untracked = [path for _, one in found for path in one.untracked]
+    if untracked and has_commit:
+        yield f"git does not track these modules of the copy: {_some(untracked)}"
+    uncovered = [path for _, one in found for path in one.uncovered]
+    if uncovered:
+        yield f"live, not covered (links to your project): {', '.join(project_files.shorten(uncovered))}"
+    left_out = [path for _, one in found for path in one.left_out]
+    if left_out:
+        yield f"not in the exported folder: {', '.join(project_files.shorten(left_out))}"
+
+
+def _some(paths: Sequence[str]) -> str:
+    named = ", ".join(plain(path) for path in paths[:_SHOWN])
+    return named if len(paths) <= _SHOWN else f"{named} and {len(paths) - _SHOWN} more"
+
+
+# -- copying ------------------------------------------------------------------------------
+
+
+def make(
+    source: PlannedSource, run: RunFolder, environ: Mapping[str, str]
+) -> AbstractContextManager[git.StatusQuery | None]:
+    """Copy the files into the run folder, and start git-status for `require_unchanged`.
+
+    Raises:
+        FileUnusable: it cannot be copied.
+        ScriptUnusable: a file changed since it was read.
+    """
+    made: set[str] = set()
+    changed: list[str] = []
+    try:
+        for path, origin in source.files.items():
+            _make_parent(path, source, run, made)
+            if _copy(origin, str(run.path / path)) != source.listing.files[path]:
+                changed.append(path.partition("/")[2])
+        for path, target in _links(source):
+            _make_parent(path, source, run, made)
+            os.symlink(target, run.path / path)
+        (run.path / source.workdir).mkdir(parents=True, exist_ok=True)
+        for folder in source.live_folders:
+            os.makedirs(folder, exist_ok=True)
+        if source.diff:
+            run.source_diff.write_bytes(source.diff)
+        save_record(source.listing, run.listing)
+    except OSError as error:
+        raise FileUnusable(f"cannot copy the code to `{run.source}`", why=str(error)) from error
+    if changed:
+        raise _changed(source.record.root, f"changed: {_some(changed)}")
+    return git.begin_status(Path(source.roots["source"]), environ) if source.record.commit else nullcontext(None)
+
+
+def _links(source: PlannedSource) -> Iterable[tuple[str, str]]:
+    yield from source.listing.live.items()
+    for path, content in source.listing.files.items():
+        if path not in source.files:
+            yield path, content.removeprefix(LINK)
+
+
+def _make_parent(path: str, source: PlannedSource, run: RunFolder, made: set[str]) -> None:
+    """Make the folders of a path, with the permissions that they have in the project."""
+    parent = os.path.dirname(path)
+    if parent in made:
+        return
+    top, _, below = parent.partition("/")
+    place = run.path / top
+    for name in ("", *below.split("/")):
+        place = place / name
+        if not place.exists():
+            place.mkdir()
+            original = Path(source.roots[top]) / place.relative_to(run.path / top)
+            with suppress(OSError):  # the folder of a live folder may not exist yet
+                place.chmod(stat.S_IMODE(original.stat().st_mode) & 0o777 | stat.S_IRWXU)
+    made.add(parent)
+
+
+def _copy(place: str, target: str) -> str:
+    """Copy a file; return the sha256 of what was copied."""
+    digest = hashlib.sha256()
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file, open(target, "xb", buffering=0) as copy:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            copy.write(block)
+        os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
+    return digest.hexdigest()
+
+
+def require_unchanged(
+    source: PlannedSource,
+    status: git.StatusQuery | None,
+    script_sha256: str,
+    environ: Mapping[str, str],
+) -> None:
+    """Check that the code has not changed since it was read.
+
+    Args:
+        status: what `make` returned; None without a commit.
+        script_sha256: of the script when it was read; empty if it was not read.
+
+    Raises:
+        ScriptUnusable: the code changed since.
+    """
+    record, same = source.record, True
+    if status is not None:
+        root = Path(source.roots["source"])
+        now = git.read_status(status) if os.path.lexists(root / ".git") else None
+        same = now is not None and now.commit == record.commit and (record.dirty or not now.changed)
+        if same and now is not None and record.dirty:
+            diff = git.read_diff(now, source.new, environ)
+            same = (hashlib.sha256(diff).hexdigest() if diff else "") == record.diff_sha256
+    copied = "" if source.script is None else hashlib.sha256(source.script.read_bytes()).hexdigest()
+    if not same or script_sha256 not in ("", copied):
+        raise _changed(record.root, None)
+
+
+def _changed(root: str, why: str | None) -> ScriptUnusable:
+    what = f"the code in `{root}` changed while it was copied"
+    return ScriptUnusable(what, why=why or "nothing is queued", hint="submit again")

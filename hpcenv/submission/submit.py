@@ -1,0 +1,258 @@
+"""`hpcenv submit`: write the folder of a planned run, and give the job to Slurm or start it here.
+
+Runs on: LOGIN NODE. The run folder is written before sbatch is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.cluster import slurm
+from hpcenv.errors import (
+    Command,
+    FileUnusable,
+    HpcenvError,
+    SubmitRejected,
+    SubmitUncertain,
+    ToolMissing,
+    WouldOverwrite,
+)
+from hpcenv.node.stage import data_folder
+from hpcenv.project.context import Context
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import save_record, write_text
+from hpcenv.records.outcome import Submission
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import snapshot
+from hpcenv.submission.node_code import copy_node_code
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import packed_folder
+from hpcenv.submission.request import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitResult:
+    """A submitted run."""
+
+    run: str
+    run_folder: Path
+    job_id: str
+    cluster: Cluster
+    shape: str
+    notes: tuple[str, ...]
+    chain: tuple[str, ...] = ()
+    """Job ids of a chain, the first one first."""
+
+
+def submit(plan: Plan, context: Context) -> SubmitResult:
+    """Write the run folder and submit the job.
+
+    If something fails, and also after ^C, either the job is queued and recorded, or nothing
+    remains.
+
+    Raises:
+        SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed.
+        WouldOverwrite: a folder of that name was made in the meantime.
+    """
+    run = RunFolder(Path(plan.manifest.run_folder))
+    if plan.manifest.cluster == "slurm":
+        process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
+    plan = pack_data(plan)
+    make_folder(run.path)
+    job_ids: list[str] = []
+    warnings: list[str] = []
+    try:
+        materialize(plan, run, context)
+        for _ in range(max(1, plan.manifest.chain)):
+            job_id, said = _start(plan, run, context, after=job_ids[-1] if job_ids else None)
+            job_ids.append(job_id)
+            warnings.extend(said)
+        chain = tuple(job_ids) if plan.manifest.chain else ()
+        record(plan, run, job_ids[0], chain=chain)
+    except BaseException as error:
+        reported = undo(plan, run, context, error, job_ids)
+        if reported is error:
+            raise
+        raise reported from error
+    return SubmitResult(
+        run=plan.manifest.run,
+        run_folder=run.path,
+        job_id=job_ids[0],
+        cluster=plan.manifest.cluster,
+        shape=plan.request.shape,
+        notes=(*plan.notes, *(f"sbatch: {line}" for line in dict.fromkeys(warnings))),
+        chain=chain,
+    )
+
+
+def pack_data(plan: Plan) -> Plan:
+    """Pack the data folders of a run, except those that an earlier run has packed in the same state."""
+    stage = plan.manifest.stage
+    if stage is None or all(folder.tar for folder in stage.data):
+        return plan
+
+    store = packed_folder(Path(plan.manifest.run_folder))
+    packed = replace(stage, data=tuple(data_folder.pack(folder, store) for folder in stage.data))
+    return replace(plan, manifest=replace(plan.manifest, stage=packed))
+
+
+def make_folder(path: Path) -> None:
+    """Make the run folder. After this call the submission may remove it."""
+    try:
+        path.mkdir(parents=True)
+        # A submission that is killed later leaves this folder; `runs/entries.py` recognises it.
+        (RunFolder(path).code / "hpcenv").mkdir(parents=True)
+    except FileExistsError as error:
+        raise WouldOverwrite(f"the run folder `{path}` exists", hint="choose another --name") from error
+    except OSError as error:
+        hint = "--runs-dir DIR, or `runs` under [paths] in hpcenv.toml, names a folder that you can write to"
+        raise FileUnusable(f"cannot make the run folder `{path}`", why=error.strerror, hint=hint) from error
+
+
+def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = ()) -> None:
+    """Write the record of the submission."""
+    submission = Submission(
+        schema=SCHEMA,
+        run=plan.manifest.run,
+        cluster=plan.manifest.cluster,
+        job_id=job_id,
+        submitted=time.time(),
+        command=plan.command,
+        chain=chain,
+        nodes=plan.manifest.nodes,
+        verifies=not plan.manifest.script,
+    )
+    save_record(submission, run.submission)
+
+
+def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
+    """Remove what a failed submission left: no job without its folder, no folder without its job.
+
+    Args:
+        job_ids: jobs that are known to be queued.
+
+    Returns:
+        The error to raise: with what could not be undone.
+    """
+    if isinstance(error, SubmitRejected) and plan.requested:
+        error = error.changed(why="\n".join(filter(None, (error.why, f"requested: {', '.join(plan.requested)}"))))
+    try:
+        if plan.manifest.cluster == "local":
+            _stop_local(job_ids[0] if job_ids else None)
+        else:
+            # The last job first: a job that waits for another one must not start when that one ends.
+            for job_id in reversed(job_ids):
+                slurm.cancel(job_id, context.environ)
+            if not isinstance(error, (SubmitRejected, ToolMissing)) or isinstance(error, SubmitUncertain):
+                slurm.cancel_others(str(run.path), plan.manifest.run, job_ids, context.environ)
+    except HpcenvError as problem:
+        return _may_be_queued(error, problem, plan.manifest.run, run) if isinstance(error, HpcenvError) else error
+    need_image(plan, run, needed=False)
+    shutil.rmtree(run.path, ignore_errors=True)
+    return error
+
+
+def _may_be_queued(error: HpcenvError, problem: HpcenvError, name: str, run: RunFolder) -> HpcenvError:
+    why = f"whether the job is queued is unknown: {problem.what}"
+    return error.changed(
+        why=f"{error.why}\n{why}" if error.why else why,
+        hint=(
+            Command("squeue", f"--name={name}"),
+            " lists the job if it is queued, and so does ",
+            Command("hpcenv", "status", name),
+            f"; its folder is kept: {run.path}",
+        ),
+    )
+
+
+def need_image(plan: Plan, run: RunFolder, *, needed: bool) -> None:
+    """Tell the store that this run needs its SIF, so that `image prune` keeps it for the queued job.
+
+    In a store without write permission, the owner decides which images are kept.
+    """
+    image = Path(plan.manifest.environment.sif)
+    name = re.fullmatch(r"sha256-([0-9a-f]{64})\.sif", image.name)
+    if name is None or image.parent.name != "images":
+        return
+    with contextlib.suppress(HpcenvError):
+        from hpcenv.image.store.store_folder import open_store
+
+        store, digest = open_store(image.parents[1]), f"sha256:{name[1]}"
+        store.add_root("run", run.path, [digest] if needed else [])
+        if needed:
+            store.remember(digest)
+
+
+def _stop_local(job_id: str | None) -> None:
+    if job_id is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(job_id.rpartition("-")[2]), signal.SIGTERM)
+
+
+def materialize(plan: Plan, run: RunFolder, context: Context) -> None:
+    """Write everything the nodes need, the manifest last."""
+    with contextlib.ExitStack() as stack:
+        copied = None if plan.source is None else stack.enter_context(snapshot.make(plan.source, run, context.environ))
+        copy_node_code(run)
+        _write_records(plan, run)
+        if plan.source is not None and copied is not None:
+            # The check compares the script, or the module of the function.
+            sha256 = "" if plan.files else plan.manifest.script_sha256
+            snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
+    save_record(plan.manifest, run.manifest)
+
+
+def _write_records(plan: Plan, run: RunFolder) -> None:
+    for name, content in plan.files.items():
+        target = run.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    write_text(plan.lockfile_text, run.lockfile)
+    if plan.record is not None:
+        save_record(plan.record, run.request)
+    if plan.script:
+        write_text(plan.script, run.script, mode=0o755)
+
+
+def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
+    """Start the job, or the next job of a chain; return its id and the warnings of sbatch."""
+
+    def keep_image() -> None:
+        if after is None:
+            need_image(plan, run, needed=True)
+
+    if plan.manifest.cluster == "slurm":
+        from hpcenv.submission.submitit_executor import ScriptExecutor
+
+        queued = ScriptExecutor(run.path, environ=context.environ).queue(
+            run.script,
+            # The step `begin` finds out whether the job before has left something to do.
+            options=() if after is None else (f"--dependency=afterany:{after}",),
+            # Well before the job can start.
+            while_waiting=keep_image,
+        )
+        return queued.job_id, queued.warnings
+    keep_image()
+    # Local runs append to one log, as Slurm does.
+    with open(run.log, "ab") as log:
+        child = process.start(
+            [sys.executable, "-I", str(run.step), "local", str(run.path)],
+            env=slurm.clean_environment(context.environ),
+            cwd=run.path,
+            stdout=log,
+            stderr=log,
+        )
+    # A program that submits and continues must not keep a zombie process.
+    threading.Thread(target=child.wait, daemon=True).start()
+    return f"local-{child.pid}", ()

@@ -1,0 +1,135 @@
+"""A submitit executor that hands over the batch scripts of hpcenv.
+
+Runs on: LOGIN NODE. `hpcenv submit` and `hpcenv.Executor` go through `ScriptExecutor`. It differs from
+its parent class, `submitit.SlurmExecutor`, in two points:
+
+- The batch script is the file in the run folder, byte for byte, with the check before the training.
+- sbatch is called as hpcenv calls every program. submitit 1.5.4 has no time limit for sbatch, takes the
+  first "job N" of a site's banner for the job id, and does not show the warnings of sbatch.
+
+submitit and this class run on the host, and the container starts below them: an image has no scontrol.
+The overridden methods are private in submitit. pyproject.toml limits its version, and a contract test
+checks that they are there.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import submitit
+from submitit.core.core import PicklingExecutor
+
+from hpcenv import process
+from hpcenv.cluster import munge, slurm
+from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageError
+
+# sbatch itself gives up on a silent slurmctld after MessageTimeout (10 s) and a few
+# retries; with a site's job_submit plugin a minute is not unheard of.
+_SECONDS = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job in Slurm's queue, and the warnings of sbatch."""
+
+    job_id: str
+    warnings: tuple[str, ...]
+
+
+class ScriptExecutor(submitit.SlurmExecutor):
+    """A `submitit.SlurmExecutor` that submits a batch script which exists already.
+
+    Args:
+        folder: where submitit keeps its files.
+        environ: the user's environment; variables of Slurm and of outer launchers are left out of the job.
+        max_num_timeout, max_pickle_size_gb, python: see `submitit.SlurmExecutor`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        environ: Mapping[str, str],
+        max_num_timeout: int = 3,
+        max_pickle_size_gb: float = 1.0,
+        python: str | None = None,
+    ) -> None:
+        # The constructor of SlurmExecutor refuses a machine without srun; `queue` looks for it when it is needed.
+        PicklingExecutor.__init__(self, folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
+        self.python = shlex.quote(sys.executable) if python is None else python
+        self.environ = environ
+
+    def queue(
+        self,
+        script: Path,
+        *,
+        options: Sequence[str] = (),
+        while_waiting: Callable[[], object] = lambda: None,
+    ) -> QueuedJob:
+        """Submit a batch script.
+
+        Args:
+            script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
+            options: for sbatch; they win over the lines of the script.
+            while_waiting: called while sbatch waits for an answer.
+
+        Raises:
+            ToolMissing: sbatch or srun is not on PATH.
+            SubmitRejected: sbatch refused the job; nothing is queued.
+            SubmitUncertain: sbatch did not answer, or its answer holds no job id.
+        """
+        path = self.environ.get("PATH")
+        sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)
+        process.find_tool("srun", needed_for="start the steps of a job", path=path)
+        argv = [sbatch, *options, *self._make_submission_command(script)[1:]]
+        done = _call_sbatch(argv, self.environ, while_waiting)
+        return QueuedJob(
+            job_id=self._get_job_id_from_submission_command(done.stdout), warnings=tuple(_warnings(done.stderr))
+        )
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
+        raise UsageError(
+            "hpcenv submits no job without its check", why="submitit's own batch script has none", hint="call `submit`"
+        )
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        """Return the job id from the standard output of sbatch."""
+        stdout = string if isinstance(string, str) else string.decode(errors="replace")
+        # sbatch(1): "Submitted batch job N", and " on cluster C" after it. A site's wrapper of
+        # sbatch may print a banner before and after that line.
+        line = re.search(r"^Submitted batch job ([0-9]+)\b", stdout, re.MULTILINE)
+        if line is None:
+            raise SubmitUncertain(
+                "sbatch answered without a job id", why=f"expected `Submitted batch job N`, got {stdout[:500]!r}"
+            )
+        return line[1]
+
+
+def _call_sbatch(
+    argv: Sequence[str], environ: Mapping[str, str], while_waiting: Callable[[], object]
+) -> process.Completed:
+    try:
+        with slurm.begin(argv, slurm.clean_environment(environ), timeout=_SECONDS) as sbatch:
+            while_waiting()
+            return sbatch.finish()
+    except ToolFailed as error:
+        if error.what == munge.DOWN:
+            # Slurm accepts no request without a credential: nothing is queued.
+            raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
+        if error.status is None:
+            raise SubmitUncertain(error.what, why=error.why) from error
+        reason, hint = slurm.rejection(error.stderr)
+        if re.search(r"timed out|zero bytes|connection reset|broken pipe", error.stderr, re.IGNORECASE):
+            # The request was sent and no answer arrived: the job may be queued.
+            raise SubmitUncertain("Slurm did not answer", why=reason, hint=hint) from error
+        raise SubmitRejected("Slurm refused the job", why=reason, hint=hint) from error
+
+
+def _warnings(stderr: str) -> list[str]:
+    return [line.partition("warning:")[2].strip() for line in stderr.splitlines() if "warning:" in line]

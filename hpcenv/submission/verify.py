@@ -1,0 +1,258 @@
+"""`hpcenv verify`: compare an environment, a SIF or nodes with the lockfile.
+
+Runs on: LOGIN NODE, or any machine that is to be verified. It uses the same facts and the same judge
+as the gate of a job. To verify nodes, it submits a job that ends after the verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import (
+    FileUnusable,
+    LockfileStale,
+    NodeRejected,
+    NodesDisagree,
+    NodesUnknown,
+    SpecError,
+    VerifyWarned,
+)
+from hpcenv.locking import same_tree
+from hpcenv.locking.environment import container_environment, host_environment, locked_sif
+from hpcenv.node.check import compat, decide, facts
+from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
+from hpcenv.node.check.probe_source import probe_source
+from hpcenv.node.this_node import ThisNode
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project import stale, toml_files
+from hpcenv.project.context import Context
+from hpcenv.project.fields import Level
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.site import Profile
+from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Bind, Environment, Manifest
+from hpcenv.records.verdict import Finding, Verdict
+from hpcenv.submission import choose_site
+from hpcenv.submission.locked import (
+    apptainer_of,
+    default_level,
+    gate_severities,
+    gpu_needs,
+    host_expectations,
+    project_binds,
+    refuse_gpus_for_cpu_torch,
+    settings,
+    unlocked_binds,
+)
+from hpcenv.submission.request import SubmitOptions, detect_cluster
+from hpcenv.version import VERSION
+
+_SECONDS = 1800
+
+
+def verify(
+    workspace: Workspace,
+    *,
+    environ: Mapping[str, str],
+    lock: str = DEFAULT_LOCK,
+    level: Level | None = None,
+    sif: Path | None = None,
+    gpus: int | None = None,
+) -> tuple[Verdict, Facts]:
+    """Compare an environment on this machine with a lockfile.
+
+    Args:
+        lock: name of the lockfile.
+        level: how deep to look; None for the environment's default.
+        sif: another file than the project's own SIF.
+        gpus: how many GPUs this machine must offer to the environment; None for what a submission asks for.
+
+    Raises:
+        LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to compare with.
+        LockfileStale: the lockfile was edited, or was made from another hpcenv.toml.
+        SubmitRejected: GPUs for a torch that cannot use them.
+    """
+    path = workspace.lockfile_path(lock)
+    locked = read_lockfile(path)
+    reasons = stale.compare_spec(workspace.project, locked)
+    if reasons:
+        why = "\n".join(str(reason) for reason in reasons)
+        remedy = stale.remedy(reasons, path=workspace.shown(path), name=lock)
+        raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=remedy)
+    profile = _profile(workspace, environ)
+    count, origin = (_gpus(workspace, profile), f"[submit] in {workspace.spec}") if gpus is None else (gpus, "--gpus")
+    hint = "verify with --gpus 0, or lock a torch built for CUDA or ROCm"
+    refuse_gpus_for_cpu_torch(locked, gpus=count, origin=origin, hint=hint)
+    environment, absent = _environment(workspace, locked, sif, environ, profile, gpus=count)
+    manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), count, profile)
+    place = ThisNode(node=socket.gethostname(), nodes=(socket.gethostname(),), attempt=0, job_id="verify")
+    found = facts.gather(manifest, place, environ, probe=probe_source())
+    other = found.sif if locked.container is not None else None
+    if other is not None and locked.container is not None and other.sha256 != locked.container.sif.sha256:
+        image = Path(environment.sif)
+        if same_tree.stands_for(locked.container, image, other.sha256, place=workspace.store_place):
+            manifest = replace(manifest, expectations=same_tree.expecting(manifest.expectations, other.sha256, locked))
+            found = facts.gather(manifest, place, environ, probe=probe_source())
+    verdict, _ = decide.judge(manifest, place.nodes, {place.node: found}, {}, attempt=0, job_id=place.job_id)
+    verdict = replace(
+        verdict,
+        rendezvous=None,
+        settings={},
+        inherited={},
+        findings=(*verdict.findings, *_without_source(absent, locked, place.node)),
+    )
+    return with_notes(verdict, workspace, lock), found
+
+
+def _profile(workspace: Workspace, environ: Mapping[str, str]) -> Profile | None:
+    """Return the site profile that a submission uses here."""
+    # The time only makes the name of a run, which is not needed here.
+    context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
+    profile = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ), [])
+    return None if profile is None else profile.for_nodes(1)
+
+
+def _gpus(workspace: Workspace, profile: Profile | None) -> int:
+    """Return how many GPUs per node a submission without --gpus asks for."""
+    asked = workspace.project.submit.gpus
+    if asked is None and profile is not None:
+        default = profile.default_of("gpus")
+        asked = default if isinstance(default, int) else None
+    return asked or 0
+
+
+def _without_source(binds: Sequence[Bind], locked: Lockfile, node: str) -> list[Finding]:
+    """Return a finding for each bind of the site whose source this machine does not have."""
+    severity = lock_model.severities_of(locked).of("container.binds")
+    return [
+        Finding(
+            node=node,
+            field="container.binds",
+            locked=bind.target,
+            found=f"{bind.source} is not on this machine",
+            result="unknown",
+            severity="warn" if severity == "must" else severity,
+            note="the site profile binds it on compute nodes: hpcenv verify --nodes N looks there",
+        )
+        for bind in binds
+    ]
+
+
+def with_notes(verdict: Verdict, workspace: Workspace, lock: str) -> Verdict:
+    """Return a verdict that also warns of parts of the lockfile that this hpcenv does not know.
+
+    Raises:
+        LockfileMissing, LockfileInvalid, LockfileNewer: the lockfile is gone or can no longer be read.
+    """
+    path = workspace.lockfile_path(lock)
+    locked = read_lockfile(path)
+    findings = tuple(
+        Finding(
+            node=verdict.nodes[0].node if verdict.nodes else "",
+            field="lockfile.revision",
+            locked=str(locked.revision),
+            found=str(lock_model.REVISION),
+            result="unknown",
+            severity=lock_model.severities_of(locked).of("lockfile.revision"),
+            note=note,
+        )
+        for note in notes_on(locked, path)
+    )
+    return replace(verdict, findings=(*verdict.findings, *findings))
+
+
+def _environment(
+    workspace: Workspace,
+    locked: Lockfile,
+    sif: Path | None,
+    environ: Mapping[str, str],
+    profile: Profile | None,
+    *,
+    gpus: int,
+) -> tuple[Environment, tuple[Bind, ...]]:
+    """Return the environment as a submission enters it, and the binds of the site that this machine does not have."""
+    binds = project_binds(workspace)
+    if locked.container is None:
+        if sif is not None:
+            raise FileUnusable(f"`{sif}` cannot be verified", why="the lockfile is of a host environment, not of a SIF")
+        return host_environment(workspace, environ), ()
+    image = sif or locked_sif(workspace, locked.container)
+    wanted = gpus > 0 and lock_model.gpu_support(locked) != "hip"
+    program = "" if profile is None else apptainer_of(profile, environ)
+    environment = container_environment(workspace, image, gpus=wanted, program=program)
+    of_site = () if profile is None else profile.binds
+    absent = tuple(bind for bind in of_site if not os.path.exists(bind.source))
+    return replace(environment, binds=(*binds, *(bind for bind in of_site if bind not in absent))), absent
+
+
+def _manifest(
+    workspace: Workspace,
+    locked: Lockfile,
+    path: Path,
+    environment: Environment,
+    level: Level,
+    gpus: int,
+    profile: Profile | None,
+) -> Manifest:
+    """Return the manifest of a run that never launches: one node, this one."""
+    return Manifest(
+        schema=SCHEMA,
+        run="verify",
+        run_folder=str(workspace.root),
+        cluster="local",
+        nodes=1,
+        nproc_per_node=1,
+        gpus_per_node=gpus,
+        cpus_per_task=0,
+        backend="gloo",
+        environment=environment,
+        script="",
+        script_sha256="",
+        args=(),
+        workdir=str(workspace.root),
+        settings=settings(workspace, {}, profile),
+        expectations=(
+            *lock_model.expectations(locked, level=level, origin=workspace.shown(path)),
+            *lock_model.env_expectations(locked, workspace.project.env, origin=workspace.shown(path)),
+            *lock_model.bind_expectations(locked, origin=workspace.shown(path)),
+            *host_expectations(locked, gpus=gpus),
+        ),
+        packages=lock_model.package_expectations(locked),
+        severities=gate_severities(locked, gpus=gpus),
+        probe_level=level,
+        lockfile=workspace.shown(path),
+        lockfile_sha256="",
+        hpcenv_version=VERSION,
+        gpu_needs=gpu_needs(locked, gpus=gpus, table=toml_files.read(compat.PACKAGED, error=SpecError) if gpus else {}),
+        check_seconds=_SECONDS,
+        unlocked_binds=unlocked_binds(locked, environment),
+    )
+
+
+Outcome = Literal["match", "warned", "mismatch", "unknown", "nodes-disagree"]
+
+
+def outcome(verdict: Verdict, *, strict: bool) -> tuple[Outcome, int]:
+    """Return the outcome of a verdict, with its exit status.
+
+    Args:
+        strict: a difference in a `warn` field counts as well.
+    """
+    if verdict.result == "unknown":
+        return "unknown", NodesUnknown.exit_status
+    blocking = [f for f in verdict.findings if f.severity == "must" and f.result == "mismatch"]
+    if blocking and all(finding.note == DIFFERS_BETWEEN_NODES for finding in blocking):
+        return "nodes-disagree", NodesDisagree.exit_status
+    if blocking:
+        return "mismatch", NodeRejected.exit_status
+    if strict and any(f.severity == "warn" for f in verdict.findings):
+        return "warned", VerifyWarned.exit_status
+    return "match", os.EX_OK

@@ -1,0 +1,93 @@
+"""GPUs of the nodes, as the real nvidia-ml-py reads them from the testbed's stand-in for NVML."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from .conftest import Cluster, Project
+
+pytestmark = pytest.mark.cluster
+
+CONF = "/etc/stub-nvml.conf"
+
+
+@pytest.fixture
+def on_n2(cluster: Cluster) -> Iterator[Callable[[str], object]]:
+    """Change what NVML says on n2, by a script for sed; as before when the test ends."""
+    cluster.must("cp", CONF, "/run/nvml.before", node="n2", user="root")
+    yield lambda script: cluster.must("sed", "-i", script, CONF, node="n2", user="root")
+    cluster.must("cp", "/run/nvml.before", CONF, node="n2", user="root")
+
+
+@pytest.fixture(scope="module")
+def without_torch(cluster: Cluster) -> Project:
+    """A project whose Python has no torch: what then uses the GPUs is not hpcenv's to say, their number is."""
+    made = Project(cluster, f"/home/alice/hpcenv-tests/no-torch-{uuid.uuid4().hex[:6]}")
+    cluster.must("python3", "-m", "venv", "--without-pip", f"{made.folder}/venv")
+    spec = 'image = "host"\npython = "venv/bin/python"\n[policy]\n"torch.version" = "info"\n'
+    cluster.write(f"{made.folder}/hpcenv.toml", spec)
+    made.must("lock")
+    return made
+
+
+def verified(project: Project, *, status: int) -> dict[str, Any]:
+    done = project.hpcenv("verify", "--nodes", "2", "--gpus", "8", "--json", timeout=600)
+    assert done.status == status, done.text
+    return dict(json.loads(done.stdout)["data"]["verdict"])
+
+
+def blocking(verdict: dict[str, Any]) -> list[tuple[str, ...]]:
+    names = ("node", "field", "result", "locked", "found")
+    return [tuple(f[name] for name in names) for f in verdict["findings"] if f["severity"] == "must"]
+
+
+def test_all_gpus_that_slurm_gave_are_there(without_torch: Project) -> None:
+    verdict = verified(without_torch, status=0)
+    facts = without_torch.record(verdict["run"], "facts/n1.json")["values"]
+    assert facts["host.gpu-count"] == 8
+    assert set(facts["host.gpu-models"]) == {"NVIDIA H100 80GB HBM3"}
+    assert facts["host.gpu-sm-counts"] == ["132"] * 8
+
+
+def test_one_gpu_less_than_slurm_gave_is_a_mismatch(without_torch: Project, on_n2: Callable[[str], object]) -> None:
+    on_n2(r"0,/^\[gpu\]/{/^\[gpu\]/d}")  # its keys are then the driver's, which nobody asks for
+    verdict = verified(without_torch, status=90)
+    rows = blocking(verdict)
+    assert ("n2", "host.gpu-count", "mismatch", ">= 8", "7") in rows
+    assert {row[0] for row in rows} == {"n2"}
+
+
+def test_gpus_that_cannot_be_read_are_unknown(without_torch: Project, on_n2: Callable[[str], object]) -> None:
+    on_n2("0,/^uuid/s/^uuid/handle = !15\\nuuid/")
+    rows = blocking(verified(without_torch, status=91))
+    assert ("n2", "host.gpu-count", "unknown", ">= 8", "GPU 0: GPU is lost") in rows
+    assert {row[0] for row in rows} == {"n2"}
+
+
+def test_nodes_with_other_gpus_are_told(without_torch: Project, on_n2: Callable[[str], object]) -> None:
+    on_n2("s/^name = .*/name = NVIDIA A100-SXM4-80GB/")
+    rows = blocking(verified(without_torch, status=93))
+    assert [(row[1], row[2]) for row in rows] == [("host.gpu-models", "mismatch")]
+
+
+def test_a_cpu_build_of_torch_gets_gpus_only_where_it_is_allowed(
+    sif_project: Project, on_n2: Callable[[str], object]
+) -> None:
+    words = ("submit", "examples/train.py", "--nodes", "2", "--gpus", "8", "--nproc", "1")
+    refused = sif_project.hpcenv(*words)
+    assert refused.status == 15
+    assert "torch 2.13.0+cpu cannot use GPUs: it was built without CUDA and without ROCm" in refused.stderr
+    assert "8 GPUs on each node would stay idle; the number comes from --gpus" in refused.stderr
+
+    on_n2("s/^name = .*/name = NVIDIA A100-SXM4-80GB/")
+    run = f"idle-{uuid.uuid4().hex[:6]}"
+    done = sif_project.hpcenv(*words, "--allow-cpu-torch", "--wait", "--name", run, "--", "--steps", "2")
+    assert done.status == 0, done.text
+    assert "they are recorded, not compared" in done.text
+    models = [sif_project.record(run, f"facts/{node}.json")["values"]["host.gpu-models"][0] for node in ("n1", "n2")]
+    assert models == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]

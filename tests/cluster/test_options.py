@@ -1,0 +1,95 @@
+"""Options that are passed on to sbatch and srun, and one that is nothing but a row of the table, on real Slurm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import Cluster, Project
+
+pytestmark = pytest.mark.cluster
+
+SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "1", "--time", "5")
+SHOWS = """\
+import json, os
+print("SEEN " + json.dumps(os.environ.get("SLURM_CPU_BIND")))
+"""
+
+
+def job_of(project: Project, run: str) -> str:
+    job: str = project.record(run, "submission.json")["job_id"]
+    return job
+
+
+@pytest.fixture(scope="module")
+def passed_on(host_project: Project, cluster: Cluster) -> Any:
+    """One run with options for sbatch and srun."""
+    cluster.write(f"{host_project.folder}/shows.py", SHOWS)
+    return host_project.hpcenv(
+        "submit", "shows.py", *SHAPE, "--name", "passed", "--sbatch", "mail-user=a@b", "--sbatch", "mail-type=END",
+        "--sbatch", "comment=a b", "--srun", "cpu-bind=none", "--pass-env", "SLURM_CPU_BIND", "--wait", timeout=300,
+    )  # fmt: skip
+
+
+def test_sbatch_gets_the_options_that_are_passed_on(host_project: Project, cluster: Cluster, passed_on: Any) -> None:
+    assert passed_on.status == 0, passed_on.text
+    job = cluster.must("scontrol", "show", "job", job_of(host_project, "passed"))
+    assert "MailUser=a@b MailType=END" in job
+    assert "Comment=a b" in job
+
+
+def test_the_launch_step_gets_the_options_of_srun_and_the_check_does_not(
+    host_project: Project, cluster: Cluster, passed_on: Any
+) -> None:
+    assert passed_on.status == 0, passed_on.text
+    job = job_of(host_project, "passed")
+    lines = cluster.must("sacct", "-n", "-P", "-j", job, "-o", "jobname,submitline").splitlines()
+    steps = dict(line.split("|", 1) for line in lines)
+    assert "--cpu-bind=none" in steps["launch"]
+    assert "cpu-bind" not in steps["check"]
+    seen = [line.partition("SEEN ")[2] for line in passed_on.stdout.splitlines() if "SEEN " in line]
+    assert len(seen) == 2
+    assert [json.loads(line) for line in seen] == ["quiet,none"] * 2
+
+
+def test_an_option_that_srun_does_not_know_is_refused_before_the_queue(host_project: Project) -> None:
+    done = host_project.hpcenv("submit", "shows.py", *SHAPE, "--srun", "cpu-bnid=none")
+    assert done.status == 2
+    assert "why: srun: unrecognized option '--cpu-bnid=none'" in done.stderr
+
+
+def test_an_option_that_hpcenv_sets_is_refused_with_the_reason(host_project: Project) -> None:
+    done = host_project.hpcenv("submit", "shows.py", *SHAPE, "--sbatch", "output=x", "--srun", "kill-on-bad-exit=0")
+    assert done.status == 2
+    assert "`output`: the log of a run is job.log in its folder" in done.stderr
+    assert "`kill-on-bad-exit`: hpcenv ends all nodes when one has failed" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["command line", "hpcenv.toml", "site profile", "Python"])
+def test_an_option_of_the_table_reaches_slurm_from_all_four_places(
+    host_project: Project, cluster: Cluster, place: str
+) -> None:
+    """The testbed has no licenses: Slurm's refusal says that it got the option."""
+    folder, spec = host_project.folder, cluster.must("cat", f"{host_project.folder}/hpcenv.toml")
+    table = '[submit]\nlicenses = "nosuch:2"\n'
+    cluster.write(f"{folder}/shows.py", SHOWS)
+    cluster.write(f"{folder}/sites/here.toml", 'name = "here"\n' + (table if place == "site profile" else ""))
+    cluster.must("chmod", "go-w", f"{folder}/sites", f"{folder}/sites/here.toml")
+    cluster.write(f"{folder}/hpcenv.toml", spec + (table if place == "hpcenv.toml" else ""))
+    words = ("--licenses", "nosuch:2") if place == "command line" else ()
+    try:
+        if place == "Python":
+            program = (
+                "import hpcenv\n"
+                "hpcenv.submit('shows.py', nodes=1, nproc=1, gpus=0, time=5, site='here', licenses='nosuch:2')\n"
+            )
+            done = cluster.run("/shared/hpcenv/venv/bin/python", "-c", program, cwd=folder)
+        else:
+            done = host_project.hpcenv("submit", "shows.py", *SHAPE, "--site", "here", *words)
+    finally:
+        cluster.write(f"{folder}/hpcenv.toml", spec)
+    assert done.status != 0
+    assert "Invalid license specification" in done.stderr
+    assert "licenses = nosuch:2" in done.stderr

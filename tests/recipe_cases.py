@@ -1,0 +1,21 @@
+"""What the tests of recipes share: combinations and packages of the packaged table."""
+
+from __future__ import annotations
+
+from hpcenv.errors import SpecError
+from hpcenv.node.check import compat
+from hpcenv.project import toml_files
+from hpcenv.recipes import combination
+from hpcenv.recipes.pinned_packages import PinnedPackage
+
+COMPAT = compat.parse(toml_files.read(compat.PACKAGED, error=SpecError))
+DIGEST = "sha256:" + "a" * 64
+HASH = "sha256:" + "b" * 64
+
+
+def choose(torch="2.13.0", cuda=None, python=None, distribution="bookworm"):
+    return combination.choose(COMPAT, torch=torch, cuda=cuda, python=python, distribution=distribution)
+
+
+def pin(name, version="1.0", *, file=None, hashes=(HASH,)):
+    return PinnedPackage(name=name, version=version, hashes=hashes, files=(file,) if file else ())

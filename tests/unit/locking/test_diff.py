@@ -1,0 +1,186 @@
+"""`hpcenv diff`: locks and runs, in every combination, with the exit status that a script needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from hpcenv.errors import Status, UsageError
+from hpcenv.locking.diff import diff
+from hpcenv.project import lockfile as lock_model
+
+
+def edited(project: Path, name: str, *path: str, value: Any) -> str:
+    """Write another lockfile that differs in one place, as if it had been locked so."""
+    source = project / "lockfiles" / "default.lock.toml"
+    data = tomlkit.parse(source.read_text()).unwrap()
+    table = data
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+    table[path[-1]] = value
+    data["fingerprint"] = lock_model.fingerprint(data)
+    (project / "lockfiles" / f"{name}.lock.toml").write_text(tomlkit.dumps(data))
+    return name
+
+
+def run(hpcenv: Any, project: Path, name: str, *words: str) -> str:
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", name, "--wait", *words, cwd=project)
+    assert done.status == 0, done.stderr
+    return name
+
+
+@pytest.fixture
+def two_runs(hpcenv: Any, project: Path) -> Path:
+    run(hpcenv, project, "one")
+    run(hpcenv, project, "two", "--env", "NCCL_ALGO=Ring", "--", "--lr", "3e-4")
+    return project
+
+
+# -- two lockfiles ------------------------------------------------------------------------
+
+
+def test_a_lockfile_and_itself_are_the_same(hpcenv: Any, project: Path) -> None:
+    done = hpcenv("diff", "default", "lockfiles/default.lock.toml", cwd=project)
+    assert (done.status, done.stdout) == (0, "default and lockfiles/default.lock.toml are the same\n")
+
+
+def test_what_must_match_ends_with_its_own_status(hpcenv: Any, project: Path) -> None:
+    edited(project, "paper", "torch", "version", value="2.12.0+cpu")
+    done = hpcenv("diff", "paper", "default", cwd=project)
+    assert done.status == Status.DIFFERENT
+    assert done.stdout.startswith("other torch:\n!! torch.version: 2.12.0+cpu -> 2.13.0+cpu\n     why: kernels")
+    assert done.stdout.endswith("\n\n1 difference, 1 that must match\n")
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_what_is_only_told_ends_with_0(hpcenv: Any, project: Path) -> None:
+    edited(project, "paper", "system", "glibc", value="2.99")
+    done = hpcenv("diff", "default", "paper", cwd=project)
+    assert done.status == 0
+    assert "   system.glibc: " in done.stdout
+    assert "1 difference, 0 that must match" in done.stdout
+
+
+def test_the_profile_may_turn_what_is_told_into_what_blocks(hpcenv: Any, project: Path) -> None:
+    edited(project, "paper", "system", "packages-digest", value="sha256:00")
+    assert hpcenv("diff", "default", "paper", cwd=project).status == 0
+    done = hpcenv("diff", "default", "paper", "--profile", "bitwise", cwd=project)
+    assert done.status == Status.DIFFERENT
+    assert "!! system.packages-digest: " in done.stdout
+
+
+def test_as_json(hpcenv: Any, project: Path) -> None:
+    edited(project, "paper", "torch", "version", value="2.12.0+cpu")
+    done = hpcenv("diff", "default", "paper", "--json", cwd=project)
+    assert done.status == Status.DIFFERENT
+    assert (done.envelope["ok"], done.envelope["error"]) == (False, None)
+    (change,) = done.envelope["data"]["changes"]
+    assert set(change) == {"field", "left", "right", "repair", "severity", "what", "why", "remedy"}
+    assert (change["field"], change["severity"], change["repair"]) == ("torch.version", "must", "torch")
+    same = hpcenv("diff", "default", "default", "--json", cwd=project)
+    assert (same.status, same.envelope["ok"], same.envelope["data"]["changes"]) == (0, True, [])
+
+
+def test_lockfiles_of_other_folders(project: Path, tmp_path: Path) -> None:
+    edited(project, "paper", "policy", "torch.version", value="info")
+    there = shutil.copy(project / "lockfiles" / "paper.lock.toml", tmp_path / "theirs.toml")
+    found = diff(tmp_path, str(project / "lockfiles" / "default.lock.toml"), "theirs.toml")
+    assert [(c.field, c.left, c.right) for c in found.changes] == [("policy", "absent", "torch.version = info")]
+    assert Path(there).exists()
+
+
+# -- runs ---------------------------------------------------------------------------------
+
+
+def test_two_runs_differ_in_command_and_settings(two_runs: Path) -> None:
+    found = diff(two_runs, "one", "two")
+    assert [c.field for c in found.changes if c.severity != "info"] == ["run.arguments", "env.NCCL_ALGO"]
+    assert {c.field: (c.left, c.right) for c in found.changes}["run.arguments"] == ("", "--lr, 3e-4")
+    assert [c.field for c in found.blocking] == ["run.arguments"]
+    assert "data that the script reads" in found.not_compared
+    strict = diff(two_runs, "one", "two", profile="bitwise")
+    assert {c.field for c in strict.blocking} == {"env.NCCL_ALGO", "run.arguments"}
+
+
+def test_another_script_blocks(two_runs: Path, hpcenv: Any) -> None:
+    (two_runs / "train.py").write_text("print('other')\n")
+    run(hpcenv, two_runs, "three")
+    found = diff(two_runs, "one", "three")
+    assert [c.field for c in found.blocking] == ["code.digest", "code.files", "code.script-sha256"]
+    files = found.blocking[1]
+    assert files.left.startswith("train.py ")
+    assert files.right.startswith("train.py ")
+    assert files.left != files.right
+
+
+def test_another_script_of_the_same_content_and_another_world_size_block(two_runs: Path, hpcenv: Any) -> None:
+    script = two_runs / "train.py"
+    shutil.copy(script, two_runs / "other.py")
+    words = ("--nproc", "2", "--name", "wide", "--wait")
+    assert hpcenv("submit", "other.py", *words, cwd=two_runs).status == 0
+    found = diff(two_runs, "one", "wide")
+    assert [(c.field, c.left, c.right) for c in found.blocking if c.field != "code.digest"] == [
+        ("code.files", "other.py absent", f"other.py {hashlib.sha256(script.read_bytes()).hexdigest()[:12]}"),
+        ("run.nproc-per-node", "1", "2"),
+        ("run.script", "train.py", "other.py"),
+    ]
+    done = hpcenv("diff", "one", "wide", cwd=two_runs)
+    assert done.status == Status.DIFFERENT
+    assert "4 that must match\nnot compared: " in done.stdout
+
+
+def test_a_run_without_a_result_is_told_also_beside_another_one(two_runs: Path, hpcenv: Any) -> None:
+    verdict = two_runs / "runs" / "one" / "verdict.json"
+    verdict.write_text(verdict.read_text().replace('"result": "match"', '"result": "mismatch"'))
+    shutil.copytree(two_runs / "runs" / "one", two_runs / "runs" / "again")
+    found = {c.field: (c.left, c.right) for c in diff(two_runs, "one", "two").blocking}
+    assert found["run.outcome"] == ("never trained: the verdict is mismatch", "completed")
+    done = hpcenv("diff", "one", "again", cwd=two_runs)
+    assert done.status == Status.DIFFERENT
+    assert (
+        "!! run.outcome: never trained: the verdict is mismatch -> never trained: the verdict is mismatch"
+        in done.stdout
+    )
+
+
+def test_runs_that_failed_are_told(two_runs: Path) -> None:
+    finished = two_runs / "runs" / "two" / "finished.json"
+    finished.write_text(json.dumps({**json.loads(finished.read_text()), "status": 7}))
+    found = {c.field: (c.left, c.right) for c in diff(two_runs, "one", "two").blocking}
+    assert found["run.outcome"] == ("completed", "ended with status 7")
+    finished.unlink()
+    assert "has not ended" in [c.right for c in diff(two_runs, "one", "two").blocking]
+
+
+def test_a_lock_and_its_own_run_are_the_same(two_runs: Path, hpcenv: Any) -> None:
+    """What only a run has is no difference of the environment."""
+    found = diff(two_runs, "default", "two")
+    assert (found.changes, len(found.not_compared)) == ((), 1)
+    assert hpcenv("diff", "two", "default", cwd=two_runs).status == 0
+
+
+def test_a_run_of_another_lock_differs_from_this_one(two_runs: Path) -> None:
+    edited(two_runs, "paper", "torch", "git-version", value="0" * 40)
+    assert [c.field for c in diff(two_runs, "one", "paper").blocking] == ["torch.git-version"]
+
+
+# -- words --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["nosuch", "", "/no/such/file", "a\nb", "lockfiles"])
+def test_a_word_that_is_neither_lock_nor_run(word: str, project: Path) -> None:
+    with pytest.raises(UsageError, match="is neither a lockfile nor a run"):
+        diff(project, "default", word)
+
+
+def test_a_damaged_lockfile_says_so(hpcenv: Any, project: Path) -> None:
+    (project / "lockfiles" / "broken.lock.toml").write_text("schema = 1\n[")
+    done = hpcenv("diff", "default", "broken", cwd=project)
+    assert done.status == 5
+    assert "error[lockfile-invalid]" in done.stderr

@@ -1,0 +1,368 @@
+"""What other tools pinned, and how it compares with what is installed."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileInvalid
+from hpcenv.locking.pins import (
+    Pin,
+    PinDifference,
+    cross_check,
+    known_files,
+    marker_environment,
+    read_pins,
+    read_report,
+)
+from hpcenv.locking.wheels.proof import InstalledDist, WheelProof
+
+A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
+LINUX = marker_environment({"python.version": "3.12.3", "python.implementation": "cpython", "system.machine": "x86_64"})
+
+
+def read(tmp_path, name, text, **asked):
+    path = tmp_path / name
+    path.write_text(text)
+    return read_pins(path, environment=LINUX, **asked)
+
+
+def brief(pins):
+    return [(pin.name, pin.version, pin.required) for pin in pins]
+
+
+# ---- requirements.txt ------------------------------------------------------------------------------------------
+
+
+def test_requirements_with_hashes(tmp_path):
+    text = f"""
+# made by pip-compile
+--index-url=whatever
+Zope.Interface[test]==6.0 ; python_version >= "3.8" \\
+    --hash=sha256:{A} \\
+    --hash=sha256:{B}
+    # via somebody
+colorama==0.4.6 ; sys_platform == "win32" --hash=sha256:{C}
+attrs === 23.1.0 --hash sha256:{D} # why
+"""
+    assert read(tmp_path, "requirements.txt", text) == (
+        Pin(name="attrs", version="23.1.0", hashes=(f"sha256:{D}",), source="requirements.txt line 9"),
+        Pin(
+            name="zope-interface",
+            version="6.0",
+            hashes=(f"sha256:{A}", f"sha256:{B}"),
+            source="requirements.txt line 4",
+        ),
+    )
+
+
+def test_requirements_that_name_other_files(tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "base.txt").write_text(f"-r ../requirements.txt\n-c limits.txt\nb==2 --hash=sha256:{B}\n")
+    (tmp_path / "more" / "limits.txt").write_text("c==3\n")
+    pins = read(tmp_path, "requirements.txt", "-rmore/base.txt\na==1\n")
+    assert brief(pins) == [("a", "1", True), ("b", "2", True), ("c", "3", False)]
+
+
+def test_a_url_requirement_pins_its_file(tmp_path):
+    url = "https://example.invalid/plain-1.0-py3-none-any.whl"
+    [pin] = read(tmp_path, "requirements.txt", f"plain @ {url} --hash=sha256:{A}\n")
+    assert (pin.version, pin.files) == ("1.0", (("plain-1.0-py3-none-any.whl", A),))
+
+
+@pytest.mark.parametrize("line", ["a", "a>=1", "a==1.*", "a==1,==2"])
+def test_a_line_that_pins_nothing_has_no_version(tmp_path, line):
+    [pin] = read(tmp_path, "requirements.txt", line + "\n")
+    assert pin.version is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-e .", "requirements.txt line 1: `-e .` is not supported"),
+        ("./a.whl", "requirements.txt line 1: `./a.whl` is not a pinned package"),
+        ("${NAME}==1", "requirements.txt line 1: `${NAME}==1` is not a pinned package"),
+        ("a==1 ; nonsense", "requirements.txt line 1: `a==1 ; nonsense` is not a pinned package"),
+        ("-r missing.txt", "missing.txt"),
+    ],
+)
+def test_what_requirements_may_not_say(tmp_path, line, message):
+    with pytest.raises((LockfileInvalid, FileUnusable), match=r".") as caught:
+        read(tmp_path, "requirements.txt", line + "\n")
+    assert message in caught.value.what
+
+
+# ---- pylock.toml -------------------------------------------------------------------------------------------------
+
+PYLOCK = f"""
+lock-version = "1.0"
+created-by = "hand"
+extras = ["gpu"]
+dependency-groups = ["dev"]
+
+[[packages]]
+name = "attrs"
+version = "23.1.0"
+wheels = [
+  {{ url = "https://example.invalid/attrs-23.1.0-py3-none-any.whl", hashes = {{ sha256 = "{A}" }} }},
+]
+[packages.sdist]
+name = "attrs-23.1.0.tar.gz"
+url = "https://example.invalid/x"
+hashes = {{ sha256 = "{B}", md5 = "00" }}
+
+[[packages]]
+name = "colorama"
+version = "0.4.6"
+marker = "sys_platform == 'win32'"
+wheels = [{{ name = "colorama-0.4.6-py3-none-any.whl", path = "c.whl", hashes = {{ sha256 = "{C}" }} }}]
+
+[[packages]]
+name = "cuda"
+version = "1"
+marker = "'gpu' in extras"
+wheels = [{{ name = "cuda-1-py3-none-any.whl", path = "d.whl", hashes = {{ sha256 = "{D}" }} }}]
+
+[[packages]]
+name = "mine"
+directory = {{ path = "." }}
+
+[[packages]]
+name = "pytest"
+version = "8"
+marker = "'dev' in dependency_groups"
+wheels = [{{ name = "pytest-8-py3-none-any.whl", path = "p.whl", hashes = {{ sha256 = "{D}" }} }}]
+"""
+
+
+def test_pylock(tmp_path):
+    pins = read(tmp_path, "pylock.toml", PYLOCK)
+    assert brief(pins) == [
+        ("attrs", "23.1.0", True),
+        ("cuda", "1", False),
+        ("mine", None, True),
+        ("pytest", "8", False),
+    ]
+    assert pins[0].files == (("attrs-23.1.0-py3-none-any.whl", A), ("attrs-23.1.0.tar.gz", B))
+    assert pins[0].hashes == ("md5:00", f"sha256:{A}", f"sha256:{B}")
+    assert pins[0].source == "pylock.toml packages[0]"
+
+
+def test_pylock_with_extras_and_groups(tmp_path):
+    pins = read(tmp_path, "pylock.train.toml", PYLOCK, extras=["GPU"], groups=["dev"])
+    assert [pin.name for pin in pins if pin.required] == ["attrs", "cuda", "mine", "pytest"]
+
+
+def test_a_pylock_for_other_environments_is_refused(tmp_path):
+    text = PYLOCK.replace("extras =", "environments = [\"sys_platform == 'win32'\"]\nextras =", 1)
+    with pytest.raises(LockfileInvalid, match="is not for this environment"):
+        read(tmp_path, "pylock.toml", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lock-version = '1.0'\n", "is not a valid pylock.toml"),
+        (PYLOCK.replace('"1.0"', '"9.0"', 1), "is not a valid pylock.toml"),
+        ("a = \n", "is not TOML"),
+        ("x = 1\n", "is neither a pylock.toml nor a uv.lock"),
+        ("version = 1\n", "is not a uv.lock that hpcenv can read"),
+        ("version = 1\npackage = [1]\n", "is not a uv.lock that hpcenv can read"),
+        ("version = 1\n[[package]]\nname = 'a'\nversion = '1'\n", "is not a uv.lock that hpcenv can read"),
+    ],
+)
+def test_files_that_are_no_lock(tmp_path, text, message):
+    with pytest.raises(LockfileInvalid, match=message):
+        read(tmp_path, "pylock.toml", text)
+
+
+# ---- uv.lock -----------------------------------------------------------------------------------------------------
+
+UV = f"""
+version = 1
+revision = 3
+requires-python = ">=3.10"
+resolution-markers = ["python_full_version >= '3.12'", "python_full_version < '3.12'"]
+
+[[package]]
+name = "mine"
+version = "0.1.0"
+source = {{ virtual = "." }}
+dependencies = [
+  {{ name = "numpy", version = "1.26.4", source = {{ registry = "r" }}, marker = "python_full_version < '3.12'" }},
+  {{ name = "numpy", version = "2.1.0", source = {{ registry = "r" }}, marker = "python_full_version >= '3.12'" }},
+  {{ name = "colorama", marker = "sys_platform == 'win32'" }},
+  {{ name = "web", extra = ["fast"] }},
+]
+[package.optional-dependencies]
+gpu = [{{ name = "cuda" }}]
+[package.dev-dependencies]
+dev = [{{ name = "pytest" }}]
+
+[[package]]
+name = "numpy"
+version = "1.26.4"
+source = {{ registry = "r" }}
+wheels = [{{ url = "https://example.invalid/numpy-1.26.4-cp311-x-y.whl", hash = "sha256:{A}" }}]
+
+[[package]]
+name = "numpy"
+version = "2.1.0"
+source = {{ registry = "r" }}
+sdist = {{ url = "https://example.invalid/numpy-2.1.0.tar.gz", hash = "sha256:{A}", size = 1 }}
+wheels = [{{ url = "https://example.invalid/numpy-2.1.0-cp312-x-y.whl", hash = "sha256:{B}", size = 1 }}]
+
+[[package]]
+name = "colorama"
+version = "0.4.6"
+source = {{ registry = "r" }}
+
+[[package]]
+name = "web"
+version = "3"
+source = {{ registry = "r" }}
+dependencies = [{{ name = "web" }}]
+[package.optional-dependencies]
+fast = [{{ name = "speed" }}]
+slow = [{{ name = "colorama" }}]
+
+[[package]]
+name = "speed"
+version = "4"
+source = {{ registry = "r" }}
+
+[[package]]
+name = "cuda"
+version = "5"
+source = {{ registry = "r" }}
+
+[[package]]
+name = "pytest"
+version = "8"
+source = {{ registry = "r" }}
+"""
+
+
+def test_uv_lock_is_walked_from_the_project(tmp_path):
+    pins = read(tmp_path, "uv.lock", UV)
+    assert brief(pins) == [
+        ("cuda", "5", False),
+        ("mine", "0.1.0", False),
+        ("numpy", "2.1.0", True),
+        ("pytest", "8", False),
+        ("speed", "4", True),
+        ("web", "3", True),
+    ]
+    assert pins[2].filenames == ("numpy-2.1.0-cp312-x-y.whl", "numpy-2.1.0.tar.gz")
+    assert pins[2].hashes == (f"sha256:{A}", f"sha256:{B}")
+
+
+def test_uv_lock_with_extras_and_groups(tmp_path):
+    pins = read(tmp_path, "uv.lock", UV, extras=["gpu"], groups=["dev"])
+    assert [pin.name for pin in pins if not pin.required] == ["mine"]
+
+
+def test_markers_are_those_of_the_examined_python(tmp_path):
+    path = tmp_path / "uv.lock"
+    path.write_text(UV)
+    older = marker_environment({"python.version": "3.11.2", "system.machine": "x86_64"})
+    assert "1.26.4" in [pin.version for pin in read_pins(path, environment=older)]
+
+
+def test_markers_need_a_python_version():
+    with pytest.raises(EnvironmentUnreadable, match="cannot evaluate markers"):
+        marker_environment({})
+
+
+# ---- comparing -----------------------------------------------------------------------------------------------------
+
+
+def pin(name, version="1.0", *hashes, required=True):
+    return Pin(name=name, version=version, hashes=tuple(f"sha256:{h}" for h in hashes), source="f", required=required)
+
+
+def check(pins, *installed, **more):
+    dists = [InstalledDist(name=name, version=version) for name, version, _ in installed]
+    proofs = [
+        WheelProof(name=name, sha256=sha256, proof="record" if sha256 else "none", reason="" if sha256 else "offline")
+        for name, _, sha256 in installed
+    ]
+    return cross_check(pins, dists, proofs, **more)
+
+
+def test_what_agrees_gives_nothing():
+    assert check([pin("a", "1.0", A, B), pin("b", "2.0", C)], ("A", "1.0.0", B), ("b", "2.0+cu130", C)) == ()
+
+
+def test_each_kind_of_difference():
+    pins = [
+        pin("gone"),
+        pin("optional", required=False),
+        pin("file", "1.0", A),
+        pin("version", "1.0", A),
+        pin("unproved", "1.0", A),
+        pin("hashless"),
+        pin("open", None),
+    ]
+    installed = [("file", "1.0", B), ("version", "2.0", A), ("unproved", "1.0", None), ("hashless", "1.0", A)]
+    found = check(pins, *installed, ("open", "1.0", A), ("extra", "1.0", A), ("pip", "26", None), ignore=["pip"])
+    note = f"sha256 {B} (proof: record) is not among those of f"
+    assert found == (
+        PinDifference(kind="not-pinned", name="extra", installed="1.0"),
+        PinDifference(kind="other-file", name="file", pinned=A, installed="1.0", note=note),
+        PinDifference(kind="not-installed", name="gone", pinned="1.0", note="f"),
+        PinDifference(kind="unknown", name="hashless", installed="1.0", note="f states no sha256"),
+        PinDifference(kind="unknown", name="open", pinned="any version", installed="1.0", note="f pins no version"),
+        PinDifference(kind="unknown", name="unproved", pinned=A, installed="1.0", note="offline"),
+        PinDifference(kind="other-version", name="version", pinned="1.0", installed="2.0", note="f"),
+    )
+
+
+def test_one_of_two_pinned_versions_is_enough():
+    assert check([pin("a", "1.0", A), pin("a", "2.0", B)], ("a", "2.0", B)) == ()
+
+
+def test_a_pinned_local_version_must_be_the_same():
+    [found] = check([pin("torch", "2.13.0+cpu", A)], ("torch", "2.13.0+cu130", A))
+    assert found.kind == "other-version"
+
+
+# ---- what an image may hold ------------------------------------------------------------------------------------------
+
+
+def test_wheels_of_a_lock_in_the_image(tmp_path):
+    [known, *_] = known_files(read(tmp_path, "pylock.toml", PYLOCK))
+    assert (known.name, known.filename, known.sha256) == ("attrs", "attrs-23.1.0-py3-none-any.whl", A)
+
+
+def test_a_report_that_pip_wrote(tmp_path):
+    filename = "plain-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(tmp_path / filename, "w") as wheel:
+        wheel.writestr("plain-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
+        wheel.writestr("plain-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("plain-1.0.dist-info/RECORD", "")
+    report = tmp_path / "report.json"
+    argv = ["install", "-q", "--dry-run", "--no-index", "--no-deps", "--report", report, tmp_path / filename]
+    subprocess.run([sys.executable, "-m", "pip", *map(str, argv)], check=True, capture_output=True, timeout=60)
+    [known] = read_report(report)
+    stated = hashlib.sha256((tmp_path / filename).read_bytes()).hexdigest()
+    assert (known.name, known.version, known.filename, known.sha256) == ("plain", "1.0", filename, stated)
+
+
+def test_what_is_no_wheel_in_a_report_is_left_out(tmp_path):
+    entry = {
+        "download_info": {"url": "file:///p-1.tar.gz", "archive_info": {"hashes": {"sha256": A}}},
+        "metadata": {"name": "p", "version": "1"},
+    }
+    (tmp_path / "report.json").write_text(json.dumps({"version": "1", "install": [entry]}))
+    assert read_report(tmp_path / "report.json") == ()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": "2"}', '{"version": "1", "install": [{}]}'])
+def test_what_is_no_report(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(LockfileInvalid, match="report"):
+        read_report(tmp_path / "report.json")

@@ -1,0 +1,213 @@
+"""The one start line for probe and ranks, on the host and in a SIF."""
+
+import pytest
+
+from hpcenv.node.container.start_command import CONTAINER_HOME, build_start_command, needed_binds, record_variables
+from hpcenv.records.manifest import Bind, Environment, Secret, Setting
+from hpcenv.records.variables import WITHHELD
+
+HOST = Environment(kind="host", python="/env/bin/python")
+SIF = Environment(kind="sif", python="python3", sif="/images/a.sif", apptainer="/usr/bin/apptainer")
+
+
+def on_host(inherited, variables=None):
+    return build_start_command(
+        HOST, ["/env/bin/python", "x.py"], workdir="/w", variables=variables or {}, inherited=inherited
+    )
+
+
+def bind(source, target=None, *, read_only=False):
+    return Bind(source=source, target=target or source, read_only=read_only)
+
+
+# -- on the host --------------------------------------------------------------------------
+
+
+def test_the_environment_on_the_host_is_as_if_it_were_active():
+    entry = on_host({"PATH": "/usr/bin", "HOME": "/home/a"}, {"NCCL_DEBUG": "WARN"})
+    assert entry.argv == ("/env/bin/python", "x.py")
+    assert str(entry.cwd) == "/w"
+    assert entry.env == {
+        "PATH": "/env/bin:/usr/bin",
+        "HOME": "/home/a",
+        "PYTHONNOUSERSITE": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+
+
+def test_without_a_path_the_current_folder_does_not_become_one():
+    assert on_host({}).env["PATH"] == "/env/bin"
+    assert on_host({"PATH": ""}).env["PATH"] == "/env/bin"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_PRELOAD",
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "SBATCH_TIMELIMIT", "HPCENV_LOCAL_NODE", "PMI_RANK",
+        "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "APPTAINER_BIND", "SINGULARITYENV_X",
+    ],
+)  # fmt: skip
+def test_what_changes_the_code_or_belongs_to_an_outer_launcher_is_dropped(name):
+    assert name not in on_host({name: "x"}).env
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HOME", "LC_ALL", "TZ", "LOADEDMODULES",
+        "XDG_RUNTIME_DIR", "NCCL_IB_HCA", "UCX_TLS", "FI_PROVIDER", "https_proxy", "KRB5CCNAME", "SLURM_ARRAY_TASK_ID",
+    ],
+)  # fmt: skip
+def test_what_a_login_gives_and_tuning_stays(name):
+    assert on_host({name: "x"}).env[name] == "x"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_TASKS_PER_NODE", "SLURM_NNODES",
+        "RANKING", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "BASH_FUNC_module%%", "BASH_ENV",
+    ],
+)  # fmt: skip
+def test_nothing_else_of_the_job_gets_in_unasked(name):
+    assert name not in on_host({name: "x"}).env
+
+
+@pytest.mark.parametrize("kind", [HOST, SIF])
+def test_what_is_asked_for_by_name_or_beginning_gets_in(kind):
+    inherited = {"HF_HOME": "/h", "HF_TOKEN": "a,b\n$(id)", "HFX": "no", "WANDB_MODE": "offline", "PATH": "/usr/bin"}
+    entry = build_start_command(
+        kind, ["python3"], workdir="/w", variables={"WANDB_MODE": "online"}, inherited=inherited,
+        passed=("HF_*", "WANDB_MODE"),
+    )  # fmt: skip
+    prefix = "APPTAINERENV_" if kind is SIF else ""
+    seen = {name.removeprefix(prefix): value for name, value in entry.env.items() if name.startswith(prefix)}
+    assert (seen["HF_HOME"], seen["HF_TOKEN"], seen["WANDB_MODE"]) == ("/h", "a,b\n$(id)", "online")
+    assert "HFX" not in seen
+
+
+@pytest.mark.parametrize("kind", [HOST, SIF])
+def test_a_star_brings_no_launcher_along_a_name_does(kind):
+    inherited = {"SLURM_NTASKS": "4", "RANK": "1", "PYTHONPATH": "/x", "LD_PRELOAD": "/x", "MINE": "1", "SLURM_X": "2"}
+    entry = build_start_command(
+        kind, ["python3"], workdir="/w", variables={}, inherited=inherited, passed=("*", "SLURM_X")
+    )
+    prefix = "APPTAINERENV_" if kind is SIF else ""
+    assert entry.env[f"{prefix}MINE"] == "1"
+    assert entry.env[f"{prefix}SLURM_X"] == "2"
+    assert not [n for n in ("SLURM_NTASKS", "RANK", "PYTHONPATH", "LD_PRELOAD") if f"{prefix}{n}" in entry.env]
+
+
+def test_settings_win_over_what_is_inherited_and_over_defaults():
+    assert on_host({"A": "1"}, {"A": "2", "PYTHONNOUSERSITE": "0"}).env["A"] == "2"
+
+
+# -- in a SIF -----------------------------------------------------------------------------
+
+
+def in_sif(**changes):
+    given = {"workdir": "/w", "variables": {}, "inherited": {"PATH": "/usr/bin"}} | changes
+    return build_start_command(SIF, ["python3", "-m", "x", "$(id)"], **given)
+
+
+def test_nothing_of_the_home_the_current_folder_or_the_environment_gets_in():
+    entry = in_sif(inherited={"PATH": "/usr/bin", "SECRET": "x", "APPTAINER_BIND": "/etc", "SLURM_JOB_ID": "7"})
+    assert entry.argv == (
+        "/usr/bin/apptainer", "-q", "exec", "--cleanenv", "--no-eval", "--no-mount", "cwd", "--no-home",
+        "--pwd", "/w", "/images/a.sif", "python3", "-m", "x", "$(id)",
+    )  # fmt: skip
+    assert entry.cwd is None
+    assert "SECRET" not in str(entry.env)
+    assert "APPTAINER_BIND" not in entry.env
+    assert entry.env["APPTAINERENV_SLURM_JOB_ID"] == "7"
+
+
+def test_the_open_file_that_was_verified_is_what_starts():
+    assert "/proc/self/fd/5" in in_sif(image="/proc/self/fd/5").argv
+    assert "/images/a.sif" not in in_sif(image="/proc/self/fd/5").argv
+
+
+def test_the_home_is_a_folder_of_the_run():
+    assert f"/runs/r1/home/n1:{CONTAINER_HOME}" in in_sif(home="/runs/r1/home/n1").argv
+
+
+def test_settings_win_over_what_the_job_says():
+    entry = in_sif(inherited={"CUDA_VISIBLE_DEVICES": "0"}, variables={"CUDA_VISIBLE_DEVICES": "1"})
+    assert entry.env["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "1"
+
+
+# -- binds --------------------------------------------------------------------------------
+
+
+def test_a_folder_inside_another_one_that_is_bound_needs_no_bind():
+    assert needed_binds([bind("/w/run"), bind("/w"), bind("/w/sub/deep")]) == (bind("/w"),)
+
+
+def test_a_name_that_only_begins_alike_is_not_inside():
+    assert needed_binds([bind("/j"), bind("/job")]) == (bind("/j"), bind("/job"))
+
+
+def test_outer_folders_are_mounted_first():
+    binds = needed_binds([bind("/data", "/a/b/c"), bind("/x", "/a"), bind("/", "/host")])
+    assert [b.target for b in binds] == ["/a", "/host", "/a/b/c"]
+
+
+def test_a_folder_inside_that_differs_in_access_or_source_is_bound():
+    inner = bind("/w/data", read_only=True)
+    other = bind("/elsewhere", "/w/other")
+    assert needed_binds([bind("/w"), inner, other]) == (bind("/w"), inner, other)
+
+
+def test_a_bind_in_between_hides_the_outer_one():
+    binds = needed_binds([bind("/w"), bind("/scratch", "/w/runs"), bind("/w/runs/r1")])
+    assert [b.target for b in binds] == ["/w", "/w/runs", "/w/runs/r1"]
+
+
+def test_of_two_binds_for_one_target_the_users_wins():
+    entry = build_start_command(
+        Environment(kind="sif", python="python3", sif="/a.sif", apptainer="/apptainer", binds=(bind("/z", "/tmp/"),)),
+        ["python3"],
+        workdir="/",
+        variables={},
+        inherited={},
+        binds=[bind("/private", "/tmp")],
+    )
+    mounts = [word for word in entry.argv if word.startswith("type=bind")]
+    assert mounts == ['type=bind,"source=/z","destination=/tmp/"']
+
+
+def test_the_same_bind_twice_is_one():
+    assert needed_binds([bind("/w"), bind("/w"), bind("/w/")]) == (bind("/w"),)
+
+
+def _recorded(manifest, environ):
+    return {v.name: (v.value, v.origin) for v in record_variables(manifest, environ)}
+
+
+def test_all_variables_of_the_job_that_reach_the_ranks_are_recorded(make_manifest):
+    manifest = make_manifest(
+        pass_env=("HF_*", "PYTHONHASHSEED"),
+        secrets=(Secret(name="API", source="file:/x", origin="--secret"),),
+        settings=(Setting(name="MKL_CBWR", value="AVX2", origin="--env"),),
+    )
+    environ = {
+        "MKL_CBWR": "COMPATIBLE", "TORCH_HOME": "/t", "HF_TOKEN": "abc", "HF_HOME": "/h", "PYTHONHASHSEED": "7",
+        "EDITOR": "vi", "https_proxy": "http://a:b@p:1", "SLURM_JOB_ID": "7", "PATH": "/usr/bin",
+    }  # fmt: skip
+    found = _recorded(manifest, environ)
+    passed = "environment of the job, by --pass-env"
+    assert found["TORCH_HOME"] == ("/t", "environment of the job")
+    assert found["HF_HOME"] == ("/h", passed)
+    assert found["HF_TOKEN"] == (WITHHELD, passed)
+    assert found["PYTHONHASHSEED"] == ("7", passed)
+    assert found["https_proxy"][0] == "http://***@p:1"
+    assert found["API"] == (WITHHELD, "--secret, file:/x")
+    assert found["SLURM_JOB_ID"][0] == "7"
+    assert "MKL_CBWR" not in found, "the setting replaces it"
+    assert "EDITOR" not in found, "it does not reach the ranks"
+    start = build_start_command(
+        manifest.environment, ["x"], workdir="/", variables={}, inherited=environ, passed=manifest.pass_env
+    )
+    assert set(start.env) - {"MKL_CBWR"} == set(found) - {"API"}

@@ -1,0 +1,96 @@
+"""hpcenv.toml: what is accepted, and what is said about what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tomlkit
+
+from hpcenv.project.document import parse
+from hpcenv.project.spec import TEMPLATE, Project
+
+
+def problems(text: str) -> tuple[str, ...]:
+    return parse(Project, tomlkit.parse(text).unwrap())[1]
+
+
+def test_the_template_of_init_is_valid_with_every_comment_removed() -> None:
+    text = TEMPLATE.format(
+        image="host", python='python = ".venv/bin/python"', plain_http='plain-http = ["registry.example:5000"]'
+    )
+    example = [
+        line[2:] if line.startswith(("# ",)) and ("=" in line or line.startswith("# [[")) else line
+        for line in text.splitlines()
+    ]
+    # The sentences among the comments are no TOML; the examples are.
+    kept = [line for line in example if not line.startswith("#") and "hpcenv.toml:" not in line]
+    kept = [
+        line
+        for line in kept
+        if line and (line[0] in "[" or "=" in line) and "OWNER" not in line and "(image" not in line
+    ]
+    project, wrong = parse(Project, tomlkit.parse("\n".join(kept)).unwrap())
+    assert wrong == ()
+    assert project is not None
+    assert project.submit.gpu_request == "gres"
+    assert project.bind[0].read_only is True
+
+
+def test_the_smallest_project_is_one_line() -> None:
+    project, _ = parse(Project, {"image": "host"})
+    assert project is not None
+    assert project.on_host
+    assert project.paths.runs == "runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "`image` is missing"),
+        ('image = ""', "`image` = '': must not be empty"),
+        ("image = 3", '`image` = 3: must be text in quotes: image = "3"'),
+        ('image = "host"\nimge = "x"', "unknown key `imge`, perhaps you meant `image`"),
+        ('image = "host"\nnodes = 2', "unknown key `nodes`, it belongs under [submit]"),
+        ('image = "host"\n[submit]\nnode = 2', "unknown key `submit.node`, perhaps you meant `nodes`"),
+        ('image = "host"\n[submit]\nplatform = "x"', "unknown key `submit.platform`, the key belongs to the top of the file"),
+        ('image = "host"\n[[bind]]\nsorce = "/x"', "unknown key `bind[0].sorce`, perhaps you meant `source`"),
+        ('image = "host"\n[[bind]]\nsource = "/x"\ntarget = "x"', "`bind[0].target` = 'x': must be an absolute path in the container"),
+        ('image = "host"\n[submit]\nnodes = 0', "`submit.nodes` = 0: must be at least 1"),
+        ('image = "host"\n[submit]\nnodes = true', "`submit.nodes` = True: must be a whole number: nodes = 2"),
+        ('image = "host"\n[submit]\ngpus = -1', "`submit.gpus` = -1: must not be negative"),
+        ('image = "host"\n[submit]\ntime = "soon"', "`submit.time` = 'soon': is not a length of time: use a number, 90s, 30m, 2h, 1d, 1w, HH:MM:SS or D-HH:MM:SS"),
+        ('image = "host"\n[submit]\npartition = "a b"', "`submit.partition` = 'a b': must be one word without blanks, quotes or backslashes"),
+        ('image = "host"\n[submit]\npartition = "a\\nb"', "`submit.partition` = 'a\\nb': must be one word without blanks, quotes or backslashes"),
+        ('image = "host"\n[submit]\ngrace = "1x"', "`submit.grace` = '1x': is not a length of time: use a number, 90s, 30m, 2h, 1d, 1w, HH:MM:SS or D-HH:MM:SS"),
+        ('image = "host"\n[submit]\nstage-limit = "lots"', "`submit.stage-limit` = 'lots': is not a size, for example 200G"),
+        ('image = "host"\n[sbatch]\ntime = "1h"', "`sbatch` = {'time': '1h'}: `time`: hpcenv has its own option: --time"),
+        ('image = "host"\n[srun]\nlabel = true', "`srun` = {'label': True}: `label`: hpcenv writes the rank before each line"),
+        ('image = "host"\n[env]\n"A B" = "x"', "`env` = {'A B': 'x'}: 'A B' is not a variable name"),
+        ('image = "host"\n[policy]\n"torch.version" = "maybe"', "`policy.torch.version` = 'maybe': Input should be 'must', 'warn' or 'info'"),
+    ],
+)  # fmt: skip
+def test_a_problem_names_key_value_and_remedy(text: str, said: str) -> None:
+    assert said in problems(text)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(problems('imge = "x"\n[submit]\nnodes = 0\n[paths]\nrun = "r"')) == 4
+
+
+def test_a_long_value_is_cut() -> None:
+    (said,) = problems(f'image = "host"\n[submit]\npartition = "{"x " * 500}"')
+    assert len(said) < 200
+
+
+def test_zero_is_a_value(tmp_path: Any) -> None:
+    project, _ = parse(Project, {"image": "host", "submit": {"gpus": 0}})
+    assert project is not None
+    assert project.submit.gpus == 0
+
+
+def test_lengths_of_time_and_sizes_are_kept_as_numbers() -> None:
+    project, wrong = parse(Project, {"image": "host", "submit": {"grace": "10m", "stage-limit": "200G", "time": "2h"}})
+    assert wrong == ()
+    assert project is not None
+    assert (project.submit.grace, project.submit.stage_limit, project.submit.time) == (600, 200 * 10**9, "02:00:00")

@@ -1,0 +1,53 @@
+"""Only possible combinations of torch, CUDA, Python and distribution."""
+
+from __future__ import annotations
+
+import pytest
+from recipe_cases import choose
+
+from hpcenv.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("requested", "tag", "requirement"),
+    [
+        ({}, "v2.13.0-cuda13.0-bookworm", "torch==2.13.0"),
+        ({"cuda": "12.6"}, "v2.13.0-cuda12.6-bookworm", "torch==2.13.0+cu126"),
+        ({"cuda": "cpu"}, "v2.13.0-cpu-bookworm", "torch==2.13.0+cpu"),
+        (
+            {"cuda": "12.4", "torch": "2.5.1", "distribution": "ubuntu24.04"},
+            "v2.5.1-cuda12.4-ubuntu24.04",
+            "torch==2.5.1",
+        ),
+        ({"torch": "2.15.0", "python": "3.12"}, "v2.15.0-cuda13.2-bookworm", "torch==2.15.0"),
+    ],
+)
+def test_a_possible_combination(requested, tag, requirement):
+    found = choose(**requested)
+    assert (found.tag, found.requirement) == (tag, requirement)
+
+
+@pytest.mark.parametrize(
+    ("requested", "says"),
+    [
+        ({"cuda": "12.8"}, ("no build of torch 2.13.0 for CUDA 12.8", "12.6, 13.0, 13.2, cpu", "torch 2.11.0 has one")),
+        (
+            {"torch": "2.15.0", "python": "3.10"},
+            ("does not run on Python 3.10", "Python 3.11 or later, or torch 2.14.1"),
+        ),
+        ({"distribution": "ubuntu24.04", "python": "3.11"}, ("has Python 3.12", "--os bookworm")),
+        ({"distribution": "alpine"}, ("bookworm, trixie, ubuntu24.04",)),
+        ({"torch": "9.9"}, ("not in the compatibility table", "2.15.0")),
+        ({"python": "3.11; rm"}, ("not a Python version",)),
+    ],
+)
+def test_an_impossible_one_is_refused_with_the_possible(requested, says):
+    with pytest.raises(SpecError) as caught:
+        choose(**requested)
+    for words in says:
+        assert words in str(caught.value)
+
+
+def test_a_python_of_another_release_comes_with_the_base():
+    assert choose(python="3.11").default_base == "debian:bookworm-slim"
+    assert choose(python="3.12").default_base == "python:3.12-slim-bookworm"

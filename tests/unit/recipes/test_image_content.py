@@ -1,0 +1,139 @@
+"""Rules for finished images."""
+
+from __future__ import annotations
+
+from hpcenv.errors import SpecError
+from hpcenv.project import toml_files
+from hpcenv.recipes import image_content, image_lint
+from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
+
+TROUBLES = image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError))
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+def file(path, size=10, *, mode=0o644, text=None):
+    return ImageFile(path=path, kind="file", mode=mode, size=size, text=text)
+
+
+def folder(path, mode=0o755):
+    return ImageFile(path=path, kind="directory", mode=mode)
+
+
+FABRIC = (
+    file("usr/lib/x86_64-linux-gnu/libibverbs.so.1.14"),
+    file("usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so"),
+)
+
+
+def contents(*layers, **more):
+    found = tuple(
+        one if isinstance(one, ImageLayer) else ImageLayer(name=f"layer {n}", files=one)
+        for n, one in enumerate((FABRIC, *layers), start=1)
+    )
+    return ImageContents(origin="x", layers=found, **more)
+
+
+def judged(*layers, **more):
+    found = image_content.lint_contents(contents(*layers, **more), troubles=TROUBLES)
+    return [(one.rule, one.place) for one in found if one.rule != "size"]
+
+
+def test_a_good_image():
+    assert judged((folder("opt"), file("opt/x")), user="1000", environment={"PATH": "/bin"}) == []
+
+
+def test_user_and_environment():
+    assert judged((), user="") == [("root-user", "")]
+    assert judged((), user="0:0") == [("root-user", "")]
+    assert judged((), environment={"WANDB_API_KEY": "abc"}) == [("secret-in-environment", "")]
+    assert judged((), history=("RUN |1 T=ghp_" + "a" * 36,)) == [("secret-in-environment", "")]
+    env = file(".singularity.d/env/90-environment.sh", text="export HF_TOKEN='hf_abc'\nexport PATH=/x\n")
+    assert judged((env,)) == [("secret-in-environment", env.path)]
+
+
+def test_fabric_libraries():
+    bare = ImageContents(origin="x", layers=(ImageLayer(name="", files=(file("a"),)),))
+    assert "no-fabric" in [one.rule for one in image_content.lint_contents(bare)]
+    half = ImageContents(origin="x", layers=(ImageLayer(name="", files=FABRIC[:1]),))
+    found = [one for one in image_content.lint_contents(half) if one.rule == "no-fabric"]
+    assert "no provider" in found[0].what
+
+
+def test_secrets_in_the_image_and_in_layers_below():
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+    first = (
+        file("root/.netrc"),
+        file("opt/deploy.pem", text=key),
+        file("opt/ca.pem", text="-----BEGIN CERTIFICATE-----"),
+    )
+    second = ImageLayer(name="layer 3", files=(), removed=frozenset({"opt/deploy.pem"}))
+    assert judged(first, second) == [
+        ("secret-in-file", "layer 2, root/.netrc"),
+        ("secret-in-lower-layer", "layer 2, opt/deploy.pem"),
+    ]
+    over = ImageLayer(name="layer 3", files=(file("root", 0),))
+    assert ("secret-in-lower-layer", "layer 2, root/.netrc") in judged(first, over)
+    opaque = ImageLayer(name="layer 3", files=(), opaque=frozenset({"opt"}))
+    assert ("secret-in-lower-layer", "layer 2, opt/deploy.pem") in judged(first, opaque)
+
+
+def test_keys_that_packages_ship_for_their_tests_are_no_secrets():
+    assert not image_content.needs_content(f"{SITE}/tornado/test/test.key", 100)
+    assert not image_content.needs_content("usr/lib/python3.11/test/keycert.pem", 100)
+    assert image_content.needs_content("root/.ssh/id_ed25519", 100)
+    assert image_content.needs_content(f"{SITE}/torch-2.13.0.dist-info/METADATA", 100)
+    assert judged((file("root/.docker/config.json", text='{"detachKeys": "x"}'),)) == []
+    assert judged((file("root/.docker/config.json", text='{"auths": {"r": {"auth": "eA=="}}}'),)) != []
+
+
+def test_caches_and_hidden_bytes():
+    lists = file("var/lib/apt/lists/x_Packages", 9_000_000)
+    big = file("opt/big", 90_000_000)
+    gone = ImageLayer(name="layer 3", files=(), removed=frozenset({"opt/big", "var/lib/apt/lists/x_Packages"}))
+    assert judged((lists, big), gone) == [("cache-left", "layer 2"), ("hidden-bytes", "layer 3")]
+    assert ("hidden-bytes", "layer 3") in judged((big,), (big,))
+    assert judged((file("var/lib/apt/lists/lock", 0), file("tmp/x", 10))) == []
+
+
+def test_folders_that_only_their_owner_may_enter():
+    layer = (folder("opt", 0o700), folder("opt/venv"), folder("opt/venv/lib"), folder(SITE), folder("srv", 0o700))
+    assert judged(layer) == [("private-folder", "opt")]
+
+
+def dists(*names):
+    return tuple(file(f"{SITE}/{name}.dist-info/METADATA") for name in names)
+
+
+def test_packages():
+    report = file("usr/share/hpcenv/pip-report.json")
+    found = judged((*dists("torch-2.2.2+cpu", "numpy-2.1.0", "nvidia_cuda_runtime_cu12-12.6"), report))
+    assert found == [("cpu-torch", SITE), ("known-trouble", SITE)]
+    assert judged(dists("torch-2.13.0")) == [("no-install-report", "")]
+    metadata = "Name: torch\nRequires-Dist: nvidia-nccl-cu12==2.27.5; x\nRequires-Dist: nvidia-cudnn-cu12==9.1\n\nRequires-Dist: nvidia-y==1\n"
+    layer = (file(f"{SITE}/torch-2.9.1.dist-info/METADATA", text=metadata.replace("; x", "")), report)
+    found = judged((*layer, *dists("nvidia_nccl_cu12-2.28.3", "nvidia_cudnn_cu12-9.1", "nvidia_y-2")))
+    assert found == [("library-mismatch", SITE)]
+
+
+def test_bytecode_that_is_missing():
+    modules = tuple(file(f"{SITE}/m{n}.py") for n in range(300))
+    compiled = tuple(file(f"{SITE}/__pycache__/m{n}.cpython-311.pyc") for n in range(300))
+    assert judged(modules) == [("no-bytecode", SITE)]
+    assert judged(modules + compiled) == []
+
+
+def test_size_by_layer_with_advice():
+    layer = (file(f"{SITE}/torch/lib/libtorch.so", 900_000_000), file("opt/x/lib/libfoo.a", 200_000_000))
+    found = [one for one in image_content.lint_contents(contents(layer)) if one.rule == "size"]
+    assert len(found) == 1
+    assert found[0].place == "layer 2"
+    assert f"1.1 GB unpacked: {SITE}/torch 900 MB" in found[0].what
+    assert "static libraries" in found[0].advice
+
+
+def test_a_thousand_findings_of_one_rule_do_not_hide_the_others():
+    layer = tuple(file(f"home/u{n}/.netrc") for n in range(1000))
+    found = judged(layer, user="")
+    assert 0 < sum(rule == "secret-in-file" for rule, _ in found) <= 20
+    assert ("root-user", "") in found

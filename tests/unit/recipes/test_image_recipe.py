@@ -1,0 +1,156 @@
+"""Two files that make the same image, and values that cannot become commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from recipe_cases import DIGEST, choose, pin
+
+from hpcenv.errors import SpecError
+from hpcenv.image import recorded_files
+from hpcenv.image.convert import definition
+from hpcenv.project import toml_files
+from hpcenv.recipes import dockerfile, image_lint, image_recipe
+from hpcenv.recipes.combination import DISTRIBUTIONS
+from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
+from hpcenv.recipes.lint import lint
+
+TROUBLES = image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError))
+
+
+def recipe(combination=None, **more):
+    combination = combination or choose(cuda="cpu")
+    version = combination.requirement.partition("==")[2]
+    values = {
+        "name": "train",
+        "combination": combination,
+        "base": BaseImage(reference="docker.io/library/debian", tag="bookworm-slim", digest=DIGEST),
+        "pins": (pin("torch", version), pin("numpy", "2.4.6")),
+    }
+    return ImageRecipe(**values | more)
+
+
+EVERY = [(distribution, cuda) for distribution in DISTRIBUTIONS for cuda in ("cpu", "13.0")]
+
+
+@pytest.mark.parametrize(("distribution", "cuda"), EVERY)
+def test_both_files_run_the_same_lines(distribution, cuda):
+    files = image_recipe.render(recipe(choose(distribution=distribution, cuda=cuda)))
+    docker, recipe_file = dockerfile.parse(files["Dockerfile"]), definition.parse(files["image.def"])
+    assert [stage.name for stage in docker.stages] == [stage.header("stage") for stage in recipe_file.stages]
+    for one, other in zip(docker.stages, recipe_file.stages, strict=True):
+        run = next(instruction for instruction in one.instructions if instruction.name == "RUN")
+        post = next(section for section in other.sections if section.name == "post")
+        assert run.heredocs[0].text.strip() == post.text.strip()
+        assert subprocess.run(["sh", "-n"], input=post.text, text=True).returncode == 0
+        assert one.base.endswith("@" + DIGEST)
+        assert other.header("from").endswith("@" + DIGEST)
+    assert docker.stages[-1].instructions[-2].arguments == "10001:10001"
+
+
+@pytest.mark.parametrize(("distribution", "cuda"), EVERY)
+def test_what_is_written_passes_lint(tmp_path, distribution, cuda):
+    chosen = choose(distribution=distribution, cuda=cuda)
+    files = image_recipe.render(recipe(chosen, base_has_python=distribution == "trixie"))
+    for name in ("Dockerfile", "image.def"):
+        (tmp_path / name).write_text(files[name])
+    result = lint(["Dockerfile", "image.def"], here=tmp_path, environ={"PATH": "/usr/bin:/bin"})
+    assert result.generic_rules["Dockerfile"] == "run"
+    assert result.findings == ()
+
+
+def test_no_index_and_no_mirror_is_named():
+    text = "\n".join(image_recipe.render(recipe()).values())
+    assert not re.search(r"https?://|index-url|extra-index", text)
+
+
+def test_the_same_variables_and_labels():
+    files = image_recipe.render(recipe(choose()))
+    docker = dict(re.findall(r'^ENV (\w+)="(.*)"$', files["Dockerfile"], re.M))
+    apptainer = dict(re.findall(r"^    export (\w+)='(.*)'$", files["image.def"], re.M))
+    assert docker.pop("PATH") == "/opt/venv/bin:$PATH"
+    assert docker == apptainer
+    assert docker["NVIDIA_VISIBLE_DEVICES"] == "all"
+    labels = dict(re.findall(r'^LABEL (\S+)="(.*)"$', files["Dockerfile"], re.M))
+    assert labels == dict(re.findall(r"^    (\S+\.\S+) (\S+)$", files["image.def"].partition("%labels")[2], re.M))
+    assert labels["org.opencontainers.image.version"] == "v2.13.0-cuda13.0-bookworm"
+
+
+def test_a_sif_as_base_gives_a_definition_only():
+    files = image_recipe.render(recipe(base=BaseImage(reference="/images/base.sif", digest=DIGEST, is_sif=True)))
+    assert "Dockerfile" not in files
+    assert "Bootstrap: localimage\nFrom: /images/base.sif\n" in files["image.def"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"name": "Train"},
+        {"name": "a b"},
+        {"base": BaseImage(reference="debian AS x\nRUN evil", digest=DIGEST)},
+        {"base": BaseImage(reference="debian", tag="x y", digest=DIGEST)},
+        {"base": BaseImage(reference="debian", digest="sha256:0")},
+        {"base": BaseImage(reference="/a b.sif", digest=DIGEST, is_sif=True)},
+        {"tag": "x y"},
+        {"pins": (pin("x", "1\ny==2"),)},
+        {"unproved": (pin("x", "1 --index-url=x", hashes=()),)},
+        {"environment": (("A B", "x"),)},
+        {"environment": (("A", "x\nRUN y"),)},
+    ],
+)
+def test_odd_words_are_refused(more):
+    with pytest.raises(SpecError):
+        image_recipe.render(recipe(**more))
+
+
+def test_values_are_quoted_for_both():
+    value = """a$HOME "q" 'x' \\ `id` #"""
+    files = image_recipe.render(recipe(environment=(("NVIDIA_REQUIRE_CUDA", value),)))
+    line = next(line for line in files["image.def"].splitlines() if "NVIDIA_REQUIRE" in line)
+    done = subprocess.run(
+        ["sh", "-c", f'{line}\nprintf %s "$NVIDIA_REQUIRE_CUDA"'], capture_output=True, text=True, env={}
+    )
+    assert done.stdout == value
+    parsed = dockerfile.parse(files["Dockerfile"])
+    setting = next(i for i in parsed.stages[-1].instructions if "NVIDIA_REQUIRE" in i.arguments)
+    assert "$HOME" not in setting.arguments.replace("\\$HOME", "")
+
+
+def test_packages_without_a_hash_are_installed_apart():
+    files = image_recipe.render(recipe(unproved=(pin("odd", "3", hashes=()),), verb="rebuild"))
+    assert "odd==3" in files["requirements.unproved.txt"]
+    text = files["image.def"].replace("\\\n", "")
+    lines = [line for line in text.splitlines() if " install " in line and "pip" in line and "--requirement" in line]
+    assert ["--require-hashes" in line for line in lines] == [True, False]
+    assert "COPY requirements.unproved.txt" in files["Dockerfile"]
+    only = image_recipe.render(recipe(pins=(), unproved=(pin("odd", "3", hashes=()),)))
+    assert "--require-hashes" not in only["image.def"]
+    assert recorded_files.REPORT in only["image.def"]
+
+
+def test_what_hpcenv_wrote_is_known_again():
+    files = image_recipe.render(recipe(unproved=(pin("odd", "3", hashes=()),)))
+    assert all(image_recipe.is_ours(text) for text in files.values())
+    assert not image_recipe.is_ours("FROM debian\n")
+
+
+def test_a_tag_replaces_that_of_the_combination():
+    files = image_recipe.render(recipe(tag="v1"))
+    assert 'LABEL org.opencontainers.image.version="v1"' in files["Dockerfile"]
+    assert "train_v1.sif image.def" in files["README.md"]
+
+
+def test_the_templates_contain_the_paths_that_the_lock_reads():
+    text = "".join(path.read_text() for path in image_recipe.TEMPLATES.iterdir())
+    for path in (recorded_files.REPORT, recorded_files.REQUIREMENTS, recorded_files.UNPROVED, image_recipe.VENV):
+        assert path in text
+    assert recorded_files.SYSTEM_PACKAGES in text
+    assert all(f"{image_recipe.SITE}/{name}" in text for name in image_recipe.SITE_FILES)
+
+
+def test_every_template_is_used():
+    files = image_recipe.render(recipe(choose(), unproved=(pin("odd", "3", hashes=()),), remark="x", verb="rebuild"))
+    assert "@{" not in "".join(files.values())
+    assert "#@" not in "".join(files.values())

@@ -1,0 +1,221 @@
+"""`hpcenv image init`: files from a lock or from pip's own index, nothing overwritten, nobody asked without need."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpcenv.cli._command_line import cli
+from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
+from hpcenv.node.check import compat
+from hpcenv.recipes.init import init, pins_of
+
+DIGEST = "sha256:" + "a" * 64
+BASE = f"registry.example:5000/team/base:1@{DIGEST}"
+WHEELS = {
+    "torch": "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+    "filelock": "filelock-3.0-py3-none-any.whl",
+}
+
+
+def pylock(folder, wheels=WHEELS, python=">=3.10"):
+    rows = []
+    for name, file in wheels.items():
+        version, sha = file.split("-")[1], hashlib.sha256(file.encode()).hexdigest()
+        rows.append(
+            f'[[packages]]\nname = "{name}"\nversion = "{version}"\n[[packages.wheels]]\nname = "{file}"\n'
+            f'url = "https://index.example/{file}"\nhashes = {{sha256 = "{sha}"}}\n'
+        )
+    path = folder / "pylock.toml"
+    path.write_text(f'lock-version = "1.0"\ncreated-by = "t"\nrequires-python = "{python}"\n' + "".join(rows))
+    return path
+
+
+def make(tmp_path, **words):
+    options = {"environ": {}, "tag": "train", "pylock": pylock(tmp_path), "base": BASE}
+    return init(tmp_path / "out", **options | words)
+
+
+def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
+    result = make(tmp_path)
+    assert (result.image, result.torch, result.cuda, result.python) == (
+        "train:v2.13.0-cpu-bookworm",
+        "2.13.0",
+        "cpu",
+        "3.11",
+    )
+    assert {str(path.relative_to(result.folder)) for path in result.files} == {
+        ".dockerignore",
+        "Dockerfile",
+        "README.md",
+        "image.def",
+        "requirements.lock",
+        "site/.gitignore",
+    }
+    locked = (result.folder / "requirements.lock").read_text()
+    assert re.findall(r"^(\S+==\S+) \\$", locked, re.M) == ["filelock==3.0", "torch==2.13.0+cpu"]
+    assert "index.example" not in "".join(path.read_text() for path in result.files)
+    assert f"FROM registry.example:5000/team/base:1@{DIGEST} AS packages" in (result.folder / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"cuda": "12.6"}, "and 12.6 is required"),
+        ({"torch": "2.12.1"}, "and torch 2.12.1 is required"),
+        ({"cuda": "11.8"}, "no build of torch 2.13.0 for CUDA 11.8"),
+        ({"python": "3.12"}, "no wheel for Python 3.12"),
+        ({"tag": "Bad Name"}, "not an image name"),
+        ({"tag": "train:a b"}, "not an image tag"),
+        ({"base": "a b"}, "image reference"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(tmp_path, words, says):
+    with pytest.raises(SpecError) as caught:
+        make(tmp_path, **words)
+    assert says in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_own_files_are_replaced_and_others_are_not(tmp_path):
+    make(tmp_path)
+    make(tmp_path, tag="other")
+    recipe = tmp_path / "out" / "Dockerfile"
+    assert "other:v2.13.0" in recipe.read_text()
+    recipe.write_text("FROM mine\n")
+    before = (tmp_path / "out" / "image.def").read_text()
+    with pytest.raises(WouldOverwrite, match="Dockerfile"):
+        make(tmp_path)
+    assert (tmp_path / "out" / "image.def").read_text() == before
+    make(tmp_path, force=True)
+    assert "train:v2.13.0" in recipe.read_text()
+
+
+def test_a_link_in_the_way_is_never_followed(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "out" / "README.md").symlink_to(tmp_path / "victim")
+    with pytest.raises(WouldOverwrite):
+        make(tmp_path, force=True)
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("numpy==1.0\n", "has no sha256"),
+        ("numpy>=1.0 --hash=sha256:" + "0" * 64 + "\n", "does not pin|one version|cannot be read|not pin"),
+        ("", "pins no package"),
+        ("[", "pylock|TOML"),
+    ],
+)
+def test_a_lock_that_cannot_be_used(tmp_path, text, says):
+    path = tmp_path / ("pylock.odd.toml" if text == "[" else "requirements.txt")
+    path.write_text(text)
+    with pytest.raises((LockfileInvalid, SpecError), match=says):
+        make(tmp_path, pylock=path, torch="2.13.0")
+
+
+def test_markers_are_judged_for_the_image(tmp_path):
+    path = tmp_path / "requirements.txt"
+    sha = "--hash=sha256:" + "0" * 64
+    path.write_text(f'a==1 ; python_version < "3.12" {sha}\nb==1 ; sys_platform == "win32" {sha}\nc==1 {sha}\n')
+    assert [pin.name for pin in pins_of(path, "3.11")] == ["a", "c"]
+    assert [pin.name for pin in pins_of(path, "3.12")] == ["c"]
+
+
+# -- without a lock: pip's own index -------------------------------------------------------
+
+
+def write_wheel(folder: Path, file: str, requires: str = "") -> str:
+    """A wheel small enough to make here, for a Python and machine that this may not be."""
+    name, version = file.split("-")[:2]
+    tag = file.removesuffix(".whl").split("-", 2)[2]
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: false\nTag: {tag}\n",
+    }
+    rows = [
+        f"{at},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip('=')},{len(text)}\n"
+        for at, text in files.items()
+    ]
+    with zipfile.ZipFile(folder / file, "w") as wheel:
+        for at, text in files.items():
+            wheel.writestr(at, text)
+        wheel.writestr(f"{info}/RECORD", "".join(rows) + f"{info}/RECORD,,\n")
+    return hashlib.sha256((folder / file).read_bytes()).hexdigest()
+
+
+def test_pip_resolves_for_the_image_not_for_this_machine(tmp_path):
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    sha = write_wheel(shelf, WHEELS["torch"], "Requires-Dist: filelock\n")
+    write_wheel(shelf, "filelock-3.0-py3-none-any.whl")
+    write_wheel(shelf, "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf)}
+    environ["PIP_CONFIG_FILE"] = os.devnull
+    result = make(tmp_path, pylock=None, cuda="cpu", torch="2.13.0", environ=environ)
+    assert result.packages == 2
+    assert f"torch==2.13.0+cpu \\\n    --hash=sha256:{sha}\n" in (result.folder / "requirements.lock").read_text()
+    assert any("pip resolved the packages now" in note for note in result.notes)
+    with pytest.raises(ToolFailed) as caught:
+        make(tmp_path, pylock=None, torch="2.12.1", cuda="cpu", environ=environ)
+    assert "torch==2.12.1+cpu" in caught.value.what
+    assert "--pylock" in (caught.value.hint or "")
+
+
+# -- the command ---------------------------------------------------------------------------
+
+
+def test_the_command_shows_its_options_and_no_former_ones():
+    shown = CliRunner().invoke(cli, ["image", "init", "--help"]).output
+    options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.M))
+    assert options == {
+        "--torch",
+        "--cuda",
+        "--python",
+        "--os",
+        "--pylock",
+        "--base",
+        "--tag",
+        "--output",
+        "--force",
+        "--json",
+        "--help",
+    }
+
+
+def test_the_registries_without_tls_are_those_of_the_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hpcenv.toml").write_text('image = "docker://r:5000/x:1"\nplain-http = ["r:5000"]\n')
+    pylock(tmp_path)
+    cli.main(["image", "init", "--pylock", "pylock.toml", "--base", BASE, "-o", "here"], standalone_mode=False)
+    assert "AS final" in (tmp_path / "here" / "Dockerfile").read_text()
+
+
+def test_the_compatibility_table_is_that_of_the_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hpcenv.toml").write_text('image = "host"\n[submit]\ncompat-file = "own.toml"\n')
+    table = compat.PACKAGED.read_text().replace("2.13.0", "2.13.99")
+    (tmp_path / "own.toml").write_text(table)
+    with pytest.raises(SpecError, match="torch `2.13.0` is not in the compatibility table") as caught:
+        cli.main(["image", "init", "--torch", "2.13.0", "--base", BASE], standalone_mode=False)
+    assert "own.toml" in (caught.value.why or "")
+
+
+def test_a_base_must_contain_another_python(tmp_path):
+    wheels = {"torch": WHEELS["torch"].replace("cp311", "cp312"), "filelock": WHEELS["filelock"]}
+    (tmp_path / "other").mkdir()
+    result = make(tmp_path, python="3.12", pylock=pylock(tmp_path / "other", wheels))
+    assert "the base must contain Python 3.12; the build checks that" in result.notes
+    text = (result.folder / "image.def").read_text()
+    assert "python3-venv" not in text
+    assert "sys.version_info[:2] == (3, 12)" in text

@@ -1,0 +1,251 @@
+"""Rules for recipes, and comments that accept a finding."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hpcenv.errors import SpecError
+from hpcenv.project import toml_files
+from hpcenv.recipes import image_lint, recipe_lint
+
+TROUBLES = image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError))
+AT = "@sha256:" + "a" * 64
+
+
+def text(words):
+    return textwrap.dedent(words).lstrip("\n")
+
+
+# Text near enough to a recipe to reach every branch of the parsers.
+NEAR = st.lists(
+    st.sampled_from(
+        "FROM RUN COPY ENV ARG USER Bootstrap: From: %post %files %environment <<EOF <<-'A' EOF A \\ ` \n \n \t # "
+        "= $ ${ } ${A:-b} {{ x }} [ \" ' ] && || | ; ( ) pip install -r x==1 apt-get update chmod 700 /opt curl sh "
+        "hpcenv: allow no-fabric --mount=type=cache,target=/x \0 é".split(" ")
+    ),
+    max_size=40,
+).map(" ".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(NEAR, st.text(max_size=200)))
+@example("FROM a\nRUN \\")
+@example("FROM a\nRUN <<EOF\nEOF")
+@example("Bootstrap: docker\n%post\n\\")
+def test_any_text_is_judged_or_refused(words):
+    for judge in (recipe_lint.lint_dockerfile, recipe_lint.lint_definition):
+        for whole in (words, "FROM a\nRUN " + words, "Bootstrap: docker\nFrom: a\n%post\n" + words):
+            try:
+                judge(whole, origin="x", troubles=TROUBLES)
+            except SpecError:
+                pass
+
+
+def test_long_input_takes_no_long_time():
+    words = "FROM a\nRUN " + "x && " * 4000 + "y\nENV " + "A=b " * 4000 + "\n" + "#" * 200_000
+    assert recipe_lint.lint_dockerfile(words, origin="x", troubles=TROUBLES)
+
+
+# -- shell commands -----------------------------------------------------------------------
+
+
+def test_a_shell_script_is_split_at_its_operators():
+    script = "a \"b;c\" && d \\\n  e | f # g | don't\nif x; then y || z 2>&1; fi\n# h; i\nA=1 sudo j |\n k 'l\n"
+    assert [tuple(command) for command in recipe_lint.commands_in(script, 1)] == [
+        (1, ("a", "b;c"), False),
+        (1, ("d", "e"), False),
+        (2, ("f",), True),
+        (3, ("x",), False),
+        (3, ("y",), False),
+        (3, ("z", "2>&1"), False),
+        (3, ("fi",), False),
+        (5, ("A=1", "sudo", "j"), False),
+        (6, ("k",), True),
+        (6, ("l",), False),
+    ]
+
+
+def test_continued_lines_keep_their_numbers():
+    words = (
+        GOOD
+        + "RUN --mount=type=tmpfs,target=/x \\\n  one \\\n  # a comment\n\n  && apt-get upgrade \\\n  && dnf update\n"
+    )
+    assert rules(words) == [("unpinned-upgrade", 8), ("unpinned-upgrade", 9)]
+
+
+@pytest.mark.parametrize("words", ["", "From: a\n", "hello\nBootstrap: docker\n", "Bootstrap: docker\nnonsense\n"])
+def test_what_is_no_definition_file(words):
+    with pytest.raises(SpecError):
+        recipe_lint.lint_definition(words, origin="x", troubles=TROUBLES)
+
+
+# -- rules for recipes ---------------------------------------------------------------------
+
+GOOD = f"FROM debian:bookworm{AT}\nRUN apt-get update && apt-get install -y libibverbs1 && rm -rf /var/lib/apt/lists/*\nUSER 1\n"
+
+
+def rules(words, judge=recipe_lint.lint_dockerfile):
+    return [(one.rule, one.line) for one in judge(words, origin="x", troubles=TROUBLES) if one.allowed is None]
+
+
+def test_a_good_dockerfile_has_no_findings():
+    assert rules(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("ENV HF_TOKEN=hf_secret", "secret-in-environment"),
+        ("ENV AWS_SECRET_ACCESS_KEY abc", "secret-in-environment"),
+        ("ENV TOKENIZERS_PARALLELISM=false", None),
+        ("ENV TOKEN_FILE=/run/secrets/x", None),
+        ("ENV API_KEY=${API_KEY}", None),
+        ("ARG GITHUB_TOKEN", "secret-as-argument"),
+        ("ADD https://example.org/x /x", "add-url"),
+        ("ADD --checksum=sha256:00 https://example.org/x /x", None),
+        ("COPY .netrc /root/", "secret-in-file"),
+        ("COPY a /root/.ssh/id_rsa", "secret-in-file"),
+        ("COPY --from=0 /root/.netrc /x", None),
+        ("RUN curl -L https://example.org/i | bash", "pipe-to-shell"),
+        ("RUN wget -qO- https://example.org/i \\\n  | sudo sh", "pipe-to-shell"),
+        ("RUN curl -LO https://example.org/i", None),
+        ("RUN apt-get dist-upgrade -y", "unpinned-upgrade"),
+        ("RUN dnf update -y", "unpinned-upgrade"),
+        ("RUN pip install --no-cache-dir numpy", "pip-no-hashes"),
+        ("RUN python3 -m pip install --no-cache-dir -r r.txt", "pip-no-hashes"),
+        ('RUN ["pip", "install", "--no-cache-dir", "x"]', "pip-no-hashes"),
+        ("RUN bash -c 'x' && uv pip install --no-cache x", "pip-no-hashes"),
+        ("RUN pip install --no-cache-dir --require-hashes -r r.txt", None),
+        ("RUN pip install --no-cache-dir --no-deps .", None),
+        ("ENV PIP_REQUIRE_HASHES=1\nRUN pip install -r r.txt", None),
+        ("RUN export PIP_REQUIRE_HASHES=1; pip install -r r.txt", None),
+        ("RUN dnf -y upgrade", "unpinned-upgrade"),
+        ("RUN dnf install -y update-tools", None),
+        ("RUN apt-get install --no-upgrade x", None),
+        ("RUN mkdir -m 700 /srv/x", "private-folder"),
+        ("RUN chmod go-rwx /opt/x", "private-folder"),
+        ("RUN chmod 700 /tmp/x", None),
+        ("RUN chmod -R 700 /opt/app", "private-folder"),
+        ("RUN chmod 755 /opt/app", None),
+        ("RUN bash m.sh -b -p /root/miniconda3", "private-folder"),
+        ("RUN pip install --no-cache-dir --require-hashes --user -r r.txt", "private-folder"),
+        ("RUN echo https://u:secret@example.org/simple", "secret-in-file"),
+        ("RUN echo https://u:$PW@example.org/simple", None),
+        ("RUN <<EOF\napt-get upgrade\nEOF", "unpinned-upgrade"),
+        ("RUN pip install --no-cache-dir --require-hashes opencv-python==4.1", "known-trouble"),
+        ("ENV CUDA_HOME=/usr/local/cuda", "nvidia-variables"),
+    ],
+)
+def test_one_line_and_its_rule(line, rule):
+    found = [one for one, _ in rules(GOOD + line + "\n")]
+    assert found == ([rule] if rule else [])
+
+
+@pytest.mark.parametrize(
+    ("base", "rule"),
+    [
+        ("ubuntu", "base-floating"),
+        ("ubuntu:latest", "base-floating"),
+        ("registry:5000/ubuntu", "base-floating"),
+        ("ubuntu:24.04", "base-no-digest"),
+        ("ubuntu@sha256:" + "0" * 64, None),
+        ("scratch", None),
+        ("$UNSET", "base-unknown"),
+    ],
+)
+def test_bases(base, rule):
+    assert [one for one, _ in rules(GOOD.replace(f"debian:bookworm{AT}", base))] == ([rule] if rule else [])
+
+
+def test_no_fabric_is_reported_at_the_last_stage():
+    fabric = "RUN apt-get install -y rdma-core"
+    words = f"FROM a{AT} AS one\n{fabric}\nUSER 5\nFROM b{AT} AS two\nFROM one\n"
+    assert rules(words) == []
+    assert rules(words.replace("FROM one", "FROM two")) == [("no-fabric", 5)]
+
+
+def test_a_stage_that_is_not_in_the_image_may_keep_private_folders():
+    words = f"FROM a{AT} AS one\nRUN bash m.sh -p /root/miniconda3\n" + GOOD
+    assert rules(words) == []
+    assert rules(f"{words}FROM one\nRUN apt-get install libibverbs1\n") == [("private-folder", 2)]
+
+
+def test_a_definition_file_is_judged_by_the_same_rules():
+    words = text(
+        """
+        Bootstrap: docker
+        From: debian:12
+        %files
+            .netrc /root/.netrc
+        %post
+            apt="apt-get -y"
+            $apt update
+            $apt install libibverbs1
+            curl https://example.org/x | sh
+        %environment
+            export HF_TOKEN="hf_x"
+        """
+    )
+    assert rules(words, recipe_lint.lint_definition) == [
+        ("base-no-digest", 1),
+        ("secret-in-file", 4),
+        ("pipe-to-shell", 9),
+        ("secret-in-environment", 11),
+    ]
+    assert (
+        rules(
+            f"Bootstrap: docker\nFrom: x{AT}\n%post\n  dnf install rdma-core\n  dnf clean all\n",
+            recipe_lint.lint_definition,
+        )
+        == []
+    )
+
+
+def test_findings_never_hold_the_secret():
+    words = (
+        GOOD
+        + "ENV A_TOKEN=s3cr3t\nRUN pip install --index-url https://u:s3cr3t@example.org/ x\nADD https://u:s3cr3t@example.org/x?k=s3cr3t /x\n"
+    )
+    found = recipe_lint.lint_dockerfile(words, origin="x", troubles=TROUBLES)
+    assert len(found) >= 4
+    assert "s3cr3t" not in repr(found)
+
+
+# -- suppression ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "reasons"),
+    [
+        ("# hpcenv: allow pip-no-hashes for tests\nRUN pip install --no-cache-dir x\n", ["for tests"]),
+        ("RUN a && \\\n    # hpcenv: allow pip-no-hashes for tests\n    pip install --no-cache-dir x\n", ["for tests"]),
+        ("RUN <<EOF\n# hpcenv: allow pip-no-hashes here\npip install --no-cache-dir x\nEOF\n", ["here"]),
+        ("# hpcenv: allow pip-no-hashes x\n\nRUN pip install --no-cache-dir x\n", [None]),
+        ("# hpcenv: allow add-url x\nRUN pip install --no-cache-dir x\n", [None]),
+    ],
+)
+def test_a_comment_accepts_what_stands_below_it(words, reasons):
+    found = recipe_lint.lint_dockerfile(GOOD + words, origin="x")
+    assert [one.allowed for one in found if one.rule == "pip-no-hashes"] == reasons
+
+
+def test_a_suppression_needs_a_reason_and_a_rule():
+    words = "# hpcenv: allow pip-no-hashes\nRUN pip install --no-cache-dir x\n# hpcenv: allow no-such-rule x\nENV A=b\n"
+    found = rules(GOOD + words)
+    assert ("allow-without-reason", 4) in found
+    assert ("allow-without-reason", 6) in found
+    assert ("pip-no-hashes", 5) in found
+
+
+def test_above_from_it_holds_for_the_stage():
+    words = "# hpcenv: allow base-floating Apptainer only\n# hpcenv: allow no-fabric one node\nFROM a\n"
+    assert rules(words) == []
+
+
+def test_in_a_definition_file():
+    words = f"# hpcenv: allow no-fabric one node\nBootstrap: docker\nFrom: a{AT}\n%post\n  # hpcenv: allow unpinned-upgrade x\n  apt-get upgrade\n"
+    assert rules(words, recipe_lint.lint_definition) == []

@@ -1,0 +1,65 @@
+"""Jobs whose run folder is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcenv.errors import ToolFailed
+from hpcenv.runs import lost
+
+
+def answer(fake_slurm: Any, script: str, state: str = "RUNNING") -> None:
+    fake_slurm.answers("squeue", f"{state}|n[1-2]|first|{script}\n")
+
+
+def test_a_job_whose_folder_is_gone_is_found_by_its_id(tmp_path: Path, fake_slurm: Any) -> None:
+    answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch")
+    found = lost.find_lost("7", fake_slurm.environ)
+    assert found is not None
+    assert (found.job_id, found.state, found.run, found.run_folder) == (
+        "7",
+        "running",
+        "first",
+        tmp_path / "runs/first",
+    )
+    assert "--me" in fake_slurm.calls("squeue")[0].argv
+
+
+@pytest.mark.parametrize("word", [None, "first", "7,8", "--me", "7 8"])
+def test_what_is_no_job_id_asks_nobody(fake_slurm: Any, word: str | None) -> None:
+    assert lost.find_lost(word, fake_slurm.environ) is None
+    assert fake_slurm.calls("squeue") == []
+
+
+def test_a_job_that_is_not_hpcenvs_or_has_its_folder_is_left_alone(tmp_path: Path, fake_slurm: Any) -> None:
+    answer(fake_slurm, "/home/alice/other.sh")
+    assert lost.find_lost("7", fake_slurm.environ) is None
+    (tmp_path / "manifest.json").write_text("{}")
+    answer(fake_slurm, f"{tmp_path}/job.sbatch")
+    assert lost.find_lost("7", fake_slurm.environ) is None
+    fake_slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", status=1)
+    assert lost.find_lost("7", fake_slurm.environ) is None
+
+
+def test_cancel_ends_it_and_waits(tmp_path: Path, fake_slurm: Any) -> None:
+    answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch")
+    found = lost.find_lost("7", fake_slurm.environ)
+    assert found is not None
+
+    def end(_seconds: float) -> None:
+        answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch", "CANCELLED")
+
+    assert lost.cancel_lost(found, fake_slurm.environ, end).state == "cancelled"
+    assert [call.argv[-1] for call in fake_slurm.calls("scancel")] == ["7"]
+
+
+def test_one_that_does_not_end_is_an_error(tmp_path: Path, fake_slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost, "_SECONDS_TO_END", 0.0)
+    answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch")
+    found = lost.find_lost("7", fake_slurm.environ)
+    assert found is not None
+    with pytest.raises(ToolFailed, match="has not ended"):
+        lost.cancel_lost(found, fake_slurm.environ, lambda _seconds: None)

@@ -1,0 +1,268 @@
+"""The batch script: rendered purely, quoted in one place, and valid bash."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcenv.errors import UsageError
+from hpcenv.records.manifest import Environment, Manifest, StageRequest
+from hpcenv.submission import batch_script
+from hpcenv.submission.plan import Request, render_script
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
+HOSTILE = "/data/my dir/$(id) `id` größe#1/runs"
+
+
+def manifest(run_folder: str, **words: Any) -> Manifest:
+    values: dict[str, Any] = {
+        "schema": 1, "run": run_folder.rpartition("/")[2], "run_folder": run_folder, "cluster": "slurm", "nodes": 2,
+        "nproc_per_node": 8, "gpus_per_node": 8, "cpus_per_task": 0, "backend": "nccl",
+        "environment": Environment(kind="host", python="/venv/bin/python"), "script": "/home/alice/train.py",
+        "script_sha256": "00", "args": (), "workdir": "/home/alice", "settings": (), "expectations": (), "packages": (),
+        "probe_level": "full", "lockfile": "lockfiles/default.lock.toml", "lockfile_sha256": "00", "hpcenv_version": "0.1.0",
+    }  # fmt: skip
+    return Manifest(**{**values, **words})
+
+
+CASES = {
+    "gpus": (
+        manifest("/home/alice/project/runs/gpus"),
+        Request(nodes=2, gpus_per_node=8, nproc_per_node=8),
+        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--name", "gpus"),
+    ),
+    "gres-everything": (
+        manifest("/home/alice/project/runs/all"),
+        Request(
+            nodes=4, gpus_per_node=4, nproc_per_node=4, cpus_per_task=64, mem="0", time="1-12:00:00", partition="gpu",
+            account="project", qos="high", constraint="a100&ib", reservation="paper", exclude="n[07-09]",
+            gpu_request="gres",
+        ),
+        ("hpcenv", "submit", "train.py", "--nodes", "4", "--", "--lr", "3e-4"),
+    ),
+    "cpu": (
+        manifest("/home/alice/project/runs/cpu", nodes=1, gpus_per_node=0, backend="gloo"),
+        Request(nodes=1, gpus_per_node=0, nproc_per_node=2),
+        ("hpcenv", "submit", "train.py", "--gpus", "0", "--nproc", "2"),
+    ),
+    "staged": (
+        manifest(
+            "/home/alice/project/runs/staged",
+            environment=Environment(kind="sif", python="python3", sif="/images/a.sif", apptainer="/usr/bin/apptainer"),
+            stage=StageRequest(folder="", limit=10**11, sif_sha256="ab" * 32, sif_size=353 * 10**6),
+        ),
+        Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
+        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--stage", "--name", "staged"),
+    ),
+    "hostile": (
+        manifest(f"{HOSTILE}/hostile", nodes=1),
+        Request(nodes=1, gpus_per_node=1, nproc_per_node=1),
+        ("hpcenv", "submit", "it's.py", "--", "new\nline", "$(id)", "\udcff", "größe", "\x1b[31m"),
+    ),
+}  # fmt: skip
+
+
+def rendered(name: str) -> str:
+    what, request, command = CASES[name]
+    return render_script(TEMPLATE, what, request, python="/shared/hpcenv/bin/python", command=command)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_as_recorded(name: str) -> None:
+    """Whole scripts are reviewed as diffs: HPCENV_UPDATE_GOLDEN=1 pytest writes them anew."""
+    path = GOLDEN / f"{name}.sbatch"
+    text = rendered(name)
+    if os.environ.get("HPCENV_UPDATE_GOLDEN"):
+        path.write_text(text)
+    recorded = path.read_text()
+    diff = difflib.unified_diff(recorded.splitlines(), text.splitlines(), "recorded", "rendered", lineterm="")
+    assert text == recorded, "\n".join(diff)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_reads_the_script(name: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=rendered(name), text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("NOT CHECKED: shellcheck is not on PATH (apt-get install shellcheck)")
+    (tmp_path / "job.sbatch").write_text(rendered(name))
+    # SC2016 is about `$(id)` in single quotes: exactly what must not expand here.
+    done = subprocess.run(
+        ["shellcheck", "--exclude=SC2016", "job.sbatch"], cwd=tmp_path, text=True, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_an_unrendered_template_is_bash_too() -> None:
+    assert subprocess.run(["bash", "-n"], input=TEMPLATE, text=True).returncode == 0
+
+
+def test_no_line_of_a_comment_can_become_code() -> None:
+    script = rendered("hostile")
+    assert "\n$(id)" not in script
+    made_by = next(line for line in script.splitlines() if line.startswith("# Made by:"))
+    assert "new\\nline" in made_by
+    assert "\\x1b" in made_by
+
+
+# -- holes --------------------------------------------------------------------------------
+
+
+def test_bashs_own_dollars_stay_alone() -> None:
+    text = 'x=@{x}; "$@" ${a[@]} $HOME user@host @(a|b) ${v@Q}'
+    assert batch_script.render(text, {"x": "a b"}) == "x='a b'; \"$@\" ${a[@]} $HOME user@host @(a|b) ${v@Q}"
+
+
+def test_a_hole_without_a_value_and_a_value_without_a_hole_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        batch_script.render("@{Run}", {"run": "x"})
+    assert caught.value.why == "@{Run} is unknown\n@{run} is missing"
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_value_arrives_literally(value: str) -> None:
+    line = batch_script.render("x=@{x}", {"x": value})
+    assert shlex.split(line) == [f"x={value}"]
+
+
+TWO_PARTS = "one\n#@if stage\nstage @{x}\n#@end\ntwo\n#@if other\nother\n#@end\n"
+
+
+def test_only_the_parts_that_are_asked_for_are_kept() -> None:
+    assert batch_script.render(TWO_PARTS, {}) == "one\ntwo\n"
+    assert batch_script.render(TWO_PARTS, {"x": "a b"}, parts=("stage",)) == "one\nstage 'a b'\ntwo\n"
+    with pytest.raises(UsageError) as caught:
+        batch_script.render("one\n", {"x": "1"}, parts=("stage",))
+    assert caught.value.why == "it has no part `#@if stage`"
+    assert "sbatch_templates/job.sbatch" in str(caught.value.hint)
+
+
+def test_staging_comes_before_the_check_and_only_when_asked_for() -> None:
+    script = rendered("staged")
+    assert 0 < script.index(" stage-look ") < script.index(" stage-send ") < script.index(" check ")
+    assert "stage-" not in rendered("gpus")
+    assert "#@" not in script + rendered("gpus")
+
+
+# -- #SBATCH lines ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ['a"b', "a'b", "a\\b", "a\nb", "a\x1bb", "a\0b"])
+def test_what_sbatchs_parser_would_misread_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written into a batch script"):
+        batch_script.directives([("output", value)])
+
+
+def test_blanks_and_hashes_are_quoted() -> None:
+    assert batch_script.directives([("chdir", "/a b"), ("output", "/a#b"), ("requeue", None)]).splitlines() == [
+        '#SBATCH --chdir="/a b"',
+        '#SBATCH --output="/a#b"',
+        "#SBATCH --requeue",
+    ]
+
+
+def test_a_percent_sign_in_the_logs_path_is_no_pattern() -> None:
+    assert batch_script.filename_pattern("/100%/%j.log") == "/100%%/%%j.log"
+
+
+# -- the shape ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "nproc", "words"),
+    [
+        (2, 8, 8, "2 nodes x 8 GPUs = 16 ranks"),
+        (1, 1, 1, "1 node x 1 GPU = 1 rank"),
+        (2, 8, 2, "2 nodes x 8 GPUs, 2 ranks each = 4 ranks"),
+        (3, 0, 4, "3 nodes x no GPU, 4 ranks each = 12 ranks"),
+    ],
+)
+def test_the_shape_is_said_in_words(nodes: int, gpus: int, nproc: int, words: str) -> None:
+    assert Request(nodes=nodes, gpus_per_node=gpus, nproc_per_node=nproc).shape == words
+
+
+def test_the_time_limit_of_the_check_step_leaves_room_for_the_probe() -> None:
+    assert "--time=7" in rendered("gpus")
+
+
+# -- what it does -------------------------------------------------------------------------
+
+# Writes down the step; ends as the variable of its name says.
+STEP = """#!/bin/bash
+name=$3
+echo "$name ${5:-}" >> "$CALLS"
+[ "$name" = outcome ] && exit "$5"
+variable=END_${name//-/_}
+exit "${!variable:-0}"
+"""
+# Starts the step, and sends what SIGNAL says to the batch script while the step AT runs.
+SRUN = """#!/bin/bash
+while [ "$1" != "$PYTHON" ]; do shift; done
+[ "$4" = "${AT:-}" ] && kill "-$SIGNAL" $PPID
+exec "$@"
+"""
+CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
+TRAINED = [*CHECKED, "decide", "task"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "steps"),
+    [
+        ({}, 0, [*TRAINED, "outcome 0", "finish 0"]),
+        ({"task": 7}, 7, [*TRAINED, "outcome 7", "finish 7"]),
+        ({"check": 1}, 0, [*TRAINED, "outcome 0", "finish 0"]),
+        ({"decide": 90}, 90, [*CHECKED, "decide", "finish 90"]),
+        ({"decide": 137}, 91, [*CHECKED, "decide", "finish 91"]),
+        # A step that was asked to stop, in whatever part: why is noted, and the script ends.
+        ({"stage-look": 140}, 91, [*CHECKED[:2], "stopped 140", "finish 91"]),
+        ({"stage-send": 140}, 91, [*CHECKED[:3], "stopped 140", "finish 91"]),
+        ({"stage-keep": 138}, 91, [*CHECKED[:4], "stopped 138", "finish 91"]),
+        ({"check": 140}, 91, [*CHECKED, "stopped 140", "finish 91"]),
+        ({"decide": 140}, 91, [*CHECKED, "decide", "stopped 140", "finish 91"]),
+        # TERM: cancelled; or for no reason that is known, and the gate says what it can.
+        ({"check": 143, "stopped": 143}, 143, [*CHECKED, "stopped 143", "finish 143"]),
+        ({"check": 143, "stopped": 0, "decide": 91}, 91, [*CHECKED, "stopped 143", "decide", "finish 91"]),
+        # The script itself got it.
+        ({"AT": "check", "SIGNAL": "USR2"}, 91, [*CHECKED, "stopped 140", "finish 91"]),
+        ({"AT": "stage-look", "SIGNAL": "USR1"}, 91, [*CHECKED[:2], "stopped 138", "finish 91"]),
+        ({"AT": "check", "SIGNAL": "TERM", "stopped": 143}, 143, [*CHECKED, "stopped 143", "finish 143"]),
+        # Of what trains the launch step takes care.
+        ({"AT": "task", "SIGNAL": "USR2"}, 0, [*TRAINED, "outcome 0", "finish 0"]),
+        ({"begin": 100, "former": 0}, 0, ["begin", "former"]),
+    ],
+)
+def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]) -> None:
+    run, calls, python = tmp_path / "run", tmp_path / "calls", tmp_path / "python"
+    run.mkdir()
+    (run / "manifest.json").write_text("{}")
+    for path, text in ((python, STEP), (tmp_path / "srun", SRUN)):
+        path.write_text(text)
+        path.chmod(0o755)
+    script = re.sub(r"(?m)^run=.*", f"run={run}", rendered("staged"))
+    script = re.sub(r"(?m)^python=.*", f"python={python}", script)
+    ends = {f"END_{name.replace('-', '_')}": str(value) for name, value in ({"stopped": 91} | said).items()}
+    words = {name: value for name, value in said.items() if name in ("AT", "SIGNAL")}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **ends, **words},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, [line.strip() for line in calls.read_text().splitlines()]) == (status, steps), done.stderr

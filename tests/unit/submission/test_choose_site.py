@@ -1,0 +1,299 @@
+"""Which site profile a run uses, and what comes of it in the plan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcenv.errors import HpcenvError
+from hpcenv.project import site_files
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import open_workspace
+from hpcenv.submission import batch_script, preflight
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+
+ROOT = Path(__file__).resolve().parents[3]
+MATCH = 'name = "{name}"\n[match]\ncluster = "jura"\n'
+
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    """The tiny project; tests run in /tmp, which hpcenv knows not to be shared."""
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\nassume-shared = true\n")
+    return project
+
+
+@pytest.fixture
+def here(project: Path, tmp_path: Path, fake_slurm: Any) -> dict[str, str]:
+    """An environment on cluster `jura`, with folders for profiles of a user's own."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=jura\n")
+    return {
+        **fake_slurm.environ,
+        "SLURM_CONF": str(conf),
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "c"),
+    }
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def planned(project: Path, environ: Mapping[str, str], **words: Any) -> Plan:
+    options = SubmitOptions(script="train.py", **{"nproc": 1, "assume_shared": True, "name": "a", **words})
+    context = Context(environ=environ, cwd=project, now=time.localtime(0), token="beef", command=("hpcenv",))
+    return plan_job(open_workspace(project), options, context)
+
+
+def site_notes(plan: Plan) -> list[str]:
+    return [note for note in plan.notes if note.startswith("site profile")]
+
+
+def test_without_profiles_nobody_asks_for_the_clusters_name(
+    project: Path, here: dict[str, str], fake_slurm: Any
+) -> None:
+    plan = planned(project, {**here, "SLURM_CONF": "/nonexistent"})
+    assert site_notes(plan) == []
+    assert fake_slurm.calls("scontrol") == []
+    assert len(fake_slurm.calls("sinfo")) == 1
+
+
+def test_the_nearest_profile_that_fits_is_used(project: Path, here: dict[str, str]) -> None:
+    users = Path(here["XDG_CONFIG_HOME"]) / "hpcenv" / "sites"
+    write(users, "other", 'name = "other"\n[match]\ncluster = "alps"\n')
+    write(users, "mine", MATCH.format(name="mine").replace("jura", "JURA"))
+    assert site_notes(planned(project, here)) == [f"site profile mine ({users}/mine.toml)"]
+    write(project / "sites", "ours", MATCH.format(name="ours"))
+    assert site_notes(planned(project, here)) == [f"site profile ours ({project}/sites/ours.toml)"]
+    assert site_notes(planned(project, here, site="none")) == []
+    assert site_notes(planned(project, here, site="other")) == [f"site profile other ({users}/other.toml)"]
+
+
+def test_a_flag_wins_over_the_variable_and_that_over_the_file(
+    project: Path, here: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path / "p", name, f'name = "{name}"\n')
+    (project / "hpcenv.toml").write_text(f'site = "{tmp_path}/p/c.toml"\n' + (project / "hpcenv.toml").read_text())
+    with_variable = {**here, "HPCENV_SITE": f"{tmp_path}/p/b.toml"}
+    assert "profile c " in site_notes(planned(project, here))[0]
+    assert "profile b " in site_notes(planned(project, with_variable))[0]
+    assert "profile a " in site_notes(planned(project, with_variable, site=f"{tmp_path}/p/a.toml"))[0]
+
+
+def test_an_administrators_folder_is_the_one_of_the_documentation(tmp_path: Path) -> None:
+    always = (tmp_path / ".config/hpcenv/sites", Path("/etc/xdg/hpcenv/sites"), Path("/etc/hpcenv/sites"))
+    home = {"HOME": str(tmp_path)}
+    assert site_files.folders(None, home) == always
+    assert site_files.folders(None, {**home, "XDG_CONFIG_DIRS": ""}) == always
+    chosen = site_files.folders(None, {**home, "XDG_CONFIG_DIRS": "/opt/etc:relative"})
+    assert chosen == (always[0], Path("/opt/etc/hpcenv/sites"), always[2])
+
+
+def test_a_shipped_example_is_used_by_name_only(project: Path, here: dict[str, str]) -> None:
+    plan = planned(project, here, site="lumi")
+    assert {"NCCL_SOCKET_IFNAME", "NCCL_NET_GDR_LEVEL"} <= {setting.name for setting in plan.manifest.settings}
+    setting = next(s for s in plan.manifest.settings if s.name == "NCCL_SOCKET_IFNAME")
+    assert (setting.origin, setting.value) == ("site profile lumi", "hsn0,hsn1,hsn2,hsn3")
+    assert "LUMI AI Guide" in setting.reason
+
+
+def test_an_unknown_name_has_a_nearest_one(project: Path, here: dict[str, str]) -> None:
+    with pytest.raises(HpcenvError) as caught:
+        planned(project, here, site="lumni")
+    assert caught.value.what == "there is no site profile `lumni`"
+    assert caught.value.hint == "--site lumi"
+
+
+def test_a_profile_that_fits_and_is_not_valid_is_told(project: Path, here: dict[str, str]) -> None:
+    write(project / "sites", "ours", MATCH.format(name="ours") + "[submit]\npartitoin = 'x'\n")
+    with pytest.raises(HpcenvError, match="is not valid") as caught:
+        planned(project, here)
+    assert "perhaps you meant `partition`" in str(caught.value.why)
+
+
+def test_a_profile_that_fits_and_that_others_could_change_is_refused(project: Path, here: dict[str, str]) -> None:
+    path = write(project / "sites", "ours", MATCH.format(name="ours"))
+    path.chmod(0o666)
+    with pytest.raises(HpcenvError, match="other users can change it"):
+        planned(project, here)
+    path.write_text(MATCH.format(name="ours").replace("jura", "elsewhere"))
+    assert site_notes(planned(project, here)) == []
+
+
+def test_values_of_a_profile_stand_behind_all_others(project: Path, here: dict[str, str]) -> None:
+    path = write(
+        project / "sites",
+        "ours",
+        MATCH.format(name="ours")
+        + '[submit]\npartition = "gpu"\naccount = "site"\ngpu-request = "gres"\ngpu-type = "h100"\ncpus-per-gpu = 7\n'
+        + '[env.A]\nvalue = "site"\nreason = "r"\n[env.MANY]\nvalue = "x"\nreason = "r"\nmin-nodes = 2\n',
+    )
+    environ = {**here, "SBATCH_ACCOUNT": "mine"}
+    with pytest.raises(HpcenvError, match="no nodes with 2 GPUs of type h100"):
+        planned(project, environ, gpus=2, allow_cpu_torch=True, nproc=None)
+    path.write_text(path.read_text().replace('gpu-type = "h100"\n', ""))
+    plan = planned(project, environ, gpus=2, allow_cpu_torch=True, nproc=None, env={"B": "flag"})
+    assert "#SBATCH --gres=gpu:2\n#SBATCH --chdir" in plan.script
+    assert "#SBATCH --cpus-per-task=14\n" in plan.script
+    assert "#SBATCH --account=mine\n" in plan.script
+    assert f"partition = gpu ({path})" in plan.requested
+    assert f"cpus = 14 (cpus-per-gpu in {path})" in plan.requested
+    assert {s.name: s.value for s in plan.manifest.settings} == {"A": "site", "B": "flag"}
+    plan = planned(project, environ, nodes=2, cpus=3, env={"A": "flag"})
+    assert "#SBATCH --cpus-per-task=3\n" in plan.script
+    assert {s.name: s.value for s in plan.manifest.settings} == {"A": "flag", "MANY": "x"}
+
+
+def test_the_type_of_gpus_in_both_forms(project: Path, here: dict[str, str], fake_slurm: Any) -> None:
+    fake_slurm.answers("sinfo", "p*|up|infinite|1-infinite|2|idle|64|8000|gpu:h100:8|(null)|n[1-2]\n")
+    assert (
+        "#SBATCH --gpus-per-node=h100:2\n"
+        in planned(project, here, gpus=2, allow_cpu_torch=True, nproc=None, gpu_type="h100").script
+    )
+    write(project / "sites", "ours", MATCH.format(name="ours") + '[submit]\ngpu-request = "gres"\n')
+    assert (
+        "#SBATCH --gres=gpu:h100:2\n"
+        in planned(project, here, gpus=2, allow_cpu_torch=True, nproc=None, gpu_type="h100").script
+    )
+
+
+def test_without_slurm_no_profile_is_used(project: Path, here: dict[str, str]) -> None:
+    write(project / "sites", "ours", MATCH.format(name="ours"))
+    assert site_notes(planned(project, here, cluster="local")) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "note"),
+    [
+        (
+            {"err": "slurm_load_partitions: Unable to contact slurm controller", "status": 1},
+            "`sinfo` ended with status 1",
+        ),
+        ({"out": ""}, "sinfo lists no nodes"),
+        ({"out": "gpu*|gpu:h100:8\n"}, "sinfo lists no nodes"),
+    ],
+)
+def test_a_sinfo_that_does_not_help_is_a_note(
+    project: Path, here: dict[str, str], fake_slurm: Any, answer: Any, note: str
+) -> None:
+    fake_slurm.answers("sinfo", **answer)
+    found = [line for line in planned(project, here, nodes=999, partition="nosuch").notes if "not checked" in line]
+    assert len(found) == 1
+    assert note in found[0]
+
+
+# -- modules in the batch script ----------------------------------------------------------
+
+TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
+MODULES = TEMPLATE[TEMPLATE.index("#@if modules") :].partition("#@end\n")[0] + "#@end\n"
+LMOD = 'module() { [ "$2" != bad ] && LOADEDMODULES="${LOADEDMODULES:-}:$2/9"; }\n'
+
+
+@pytest.mark.parametrize(
+    ("module", "loaded", "names", "status", "said"),
+    [
+        (LMOD, "", ["gcc/13", "cuda"], 0, "loaded :gcc/13/9:cuda/9"),
+        (LMOD, "", ["gcc", "bad"], 91, "cannot load the module bad"),
+        ("module() { :; }\n", "", ["gcc"], 91, "cannot load the module gcc"),
+        ("module() { :; }\n", "x:gcc/13", ["gcc"], 0, "loaded x:gcc/13"),
+        ("", "", ["gcc"], 91, "has no command `module`"),
+        (LMOD, "", ["$(touch hacked)"], 0, "loaded :$(touch hacked)/9"),
+    ],
+    ids=["loads", "fails", "old version fails silently", "there already", "no modules here", "literal"],
+)
+def test_modules_are_loaded_or_the_job_ends(
+    tmp_path: Path, module: str, loaded: str, names: list[str], status: int, said: str
+) -> None:
+    start = 'set -u\nend() { exit "$1"; }\n' + module
+    text = batch_script.render(
+        f'{start}{MODULES}echo "loaded $LOADEDMODULES"\n', {"modules": batch_script.options(names)}, parts=("modules",)
+    )
+    environ = {"PATH": "/usr/bin:/bin", **({"LOADEDMODULES": loaded} if loaded else {})}
+    done = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# -- when would it start; is there room ---------------------------------------------------
+
+
+def test_test_only_prints_slurms_estimate_and_leaves_nothing(
+    hpcenv: Any, project: Path, here: dict[str, str], fake_slurm: Any
+) -> None:
+    fake_slurm.replays("sbatch---test-only", "sbatch-test-only", "26.05")
+    words = ("submit", "train.py", "--nproc", "1", "--nodes", "2", "--test-only")
+    before = sorted(project.rglob("*"))
+    done = hpcenv(*words, cwd=project, environ=here)
+    assert (
+        done.stdout
+        == "2 nodes x no GPU, 1 rank each = 2 ranks: would start at 2026-11-20T15:55:59 on n[1-2] in partition batch\n"
+    )
+    envelope = hpcenv(*words, "--json", cwd=project, environ=here).envelope
+    assert (envelope["command"], envelope["data"]["estimate"]["processors"]) == ("submit", 2)
+    assert [path for path in sorted(project.rglob("*")) if "__pycache__" not in str(path)] == [
+        p for p in before if "__pycache__" not in str(p)
+    ]
+    assert all(call.argv == ("--test-only",) for call in fake_slurm.calls("sbatch"))
+    assert "--test-only" not in fake_slurm.calls("sbatch")[0].script
+    assert hpcenv(*words, "--dry-run", cwd=project, environ=here).status == 2
+    assert hpcenv(*words, "--cluster", "local", cwd=project, environ=here).status == 2
+
+
+def test_room_is_looked_for_where_the_run_folder_will_be(tmp_path: Path) -> None:
+    assert preflight.check_space(tmp_path / "not" / "yet" / "run") == []
+
+
+@pytest.mark.parametrize(
+    ("minutes", "grace", "is_said"),
+    [(1, 6, True), (2, 60, True), (2.1, 60, False), (1, 0, False), (None, 60, False)],
+)
+def test_a_job_that_slurm_may_stop_as_it_begins_is_named(minutes, grace, is_said):
+    said = "".join(preflight.check_warning(minutes, grace))
+    assert ("may get the stop signal as it begins" in said, f"{grace} s (--grace)" in said) == (is_said, is_said)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize(
+    ("options", "fails", "said"),
+    [
+        ("size=1m", True, "MB are free"),
+        ("size=200m", False, "little space"),
+        ("size=2g,nr_inodes=1", True, "hold more files"),
+    ],
+)
+def test_a_full_file_system_is_refused(tmp_path: Path, options: str, fails: bool, said: str) -> None:
+    # In a mount namespace of its own: nothing of it is left, whatever happens.
+    program = (
+        "import sys; from pathlib import Path; from hpcenv.submission import preflight; from hpcenv.errors import HpcenvError\n"
+        "try: print(*preflight.check_space(Path(sys.argv[1]) / 'runs' / 'a'))\n"
+        "except HpcenvError as error: print(error.code, error)\n"
+    )
+    command = f'mount -t tmpfs -o {options} none "$1" && exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, "sh", str(tmp_path), sys.executable, program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if "mount" in done.stderr and done.returncode != 0:
+        pytest.skip("NOT RUN: this machine forbids mounts")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert done.stdout.startswith("file-unusable") == fails

@@ -1,0 +1,43 @@
+"""A shell script that is given to `hpcenv submit` is answered with the command that works."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcenv.errors import ScriptUnusable
+from hpcenv.submission import shell_script
+
+BATCH = """#!/bin/bash
+#SBATCH --nodes=2
+module load cuda
+# python old.py
+srun torchrun --nproc_per_node=8 \\
+    src/train.py --lr 3e-4 --out $SCRATCH/out
+"""
+
+
+def answer(script: str, text: str) -> str:
+    with pytest.raises(ScriptUnusable) as caught:
+        shell_script.refuse(script, text.encode())
+    return str(caught.value)
+
+
+def test_the_hint_is_the_command_for_the_python_script_that_it_starts() -> None:
+    text = answer("job.sh", BATCH)
+    assert "`job.sh` is a bash script" in text
+    assert "hpcenv submit src/train.py --nodes N --gpus G -- --lr 3e-4 --out ARG" in text
+
+
+@pytest.mark.parametrize("head", ["#!/bin/sh", "#! /usr/bin/env bash", "#!/usr/bin/env -S zsh -e", "echo no line"])
+def test_every_kind_of_shell_script_is_recognised(head: str) -> None:
+    text = answer("job.sh", f"{head}\nexit 0\n")
+    assert "hpcenv submit train.py --nodes N --gpus G -- ARGS" in text
+
+
+def test_a_program_is_recognised() -> None:
+    assert "`a.out` is a program" in answer("a.out", "\x7fELF\x02")
+
+
+@pytest.mark.parametrize("text", ["#!/usr/bin/env python3\n", "import os\n", "", "#!/opt/bashful/python\n"])
+def test_a_python_script_passes(text: str) -> None:
+    shell_script.refuse("train.py", text.encode())

@@ -1,0 +1,571 @@
+"""Planning and submitting: what is refused and with which code, and that nothing half-made stays."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from hpcenv.api.submit import plan_job as plan_job_in_python
+from hpcenv.errors import HpcenvError, ToolMissing
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import open_workspace
+from hpcenv.records.codec import decode_record, encode_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.severities import Severities
+from hpcenv.runs.find import find_run
+from hpcenv.submission.node_code import copy_node_code, package_folder
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.submit import submit
+
+Make = Callable[..., Plan]
+
+
+def context(project: Path, environ: Mapping[str, str]) -> Context:
+    command = ("hpcenv", "submit", "train.py")
+    return Context(environ=environ, cwd=project, now=time.localtime(0), token="beef", command=command)
+
+
+@pytest.fixture
+def plan(project: Path, fake_slurm: Any) -> Make:
+    """Plan a run of the tiny project on the fake cluster; tests lie in /tmp, hence assume_shared."""
+
+    def make(script: str = "train.py", environ: Mapping[str, str] | None = None, **words: Any) -> Plan:
+        options = SubmitOptions(script=script, **{"nproc": 1, "assume_shared": True, "name": "a", **words})
+        return plan_job(open_workspace(project), options, context(project, {**fake_slurm.environ, **(environ or {})}))
+
+    return make
+
+
+def refused(make: Callable[[], Any], code: str) -> HpcenvError:
+    with pytest.raises(HpcenvError) as caught:
+        make()
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+def edit_lockfile(project: Path, table: str, key: str, value: str) -> None:
+    """Change a lockfile as if another environment had been locked."""
+    path = project / "lockfiles" / "default.lock.toml"
+    data = tomlkit.parse(path.read_text()).unwrap()
+    data[table][key] = value
+    data["fingerprint"] = lock_model.fingerprint(data)
+    path.write_text(tomlkit.dumps(data))
+
+
+# -- refusals: the script -----------------------------------------------------------------
+
+
+def test_a_missing_script(plan: Make, project: Path) -> None:
+    error = refused(lambda: plan("nosuch.py"), "script-unusable")
+    assert error.what == "there is no script `nosuch.py`"
+    assert error.why == f"looked for {project}/nosuch.py"
+
+
+def test_a_script_that_is_a_folder(plan: Make, project: Path) -> None:
+    (project / "folder.py").mkdir()
+    assert refused(lambda: plan("folder.py"), "script-unusable").what == "`folder.py` is not a file"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"def f(:\n", "line 1: invalid syntax"), (b"x = 1\n  y = 2\n", "line 2: unexpected indent"), (b"\xff\xfe\x00", "")],
+    ids=["typo", "indent", "binary"],
+)  # fmt: skip
+def test_a_script_that_does_not_compile(plan: Make, project: Path, content: bytes, why: str) -> None:
+    (project / "bad.py").write_bytes(content)
+    error = refused(lambda: plan("bad.py"), "script-unusable")
+    assert error.what == "the script `bad.py` does not compile"
+    assert why in str(error.why)
+
+
+def test_a_script_for_a_newer_python_than_hpcenvs_is_not_refused(plan: Make, project: Path) -> None:
+    edit_lockfile(project, "python", "version", "3.99.1")
+    (project / "new.py").write_text("frobnicate match await:\n")
+    (note,) = plan("new.py").notes
+    assert "line 1" in note
+    assert "may be Python 3.99.1" in note
+
+
+def test_a_warning_of_the_compiler_is_no_refusal(plan: Make, project: Path) -> None:
+    (project / "escape.py").write_text("x = '\\d'\n")
+    assert not [note for note in plan("escape.py").notes if "escape.py" in note]
+
+
+# -- refusals: words ----------------------------------------------------------------------
+
+
+def test_how_many_ranks_must_be_said(plan: Make) -> None:
+    error = refused(lambda: plan(nproc=None), "usage")
+    assert error.what == "how many ranks per node?"
+    assert "--gpus" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "why"),
+    [
+        ({"time": "soon"}, {}, "(from --time)"),
+        ({"partition": "a b"}, {}, "`partition` = 'a b': must be one word without blanks, quotes or backslashes (from --partition)"),
+        ({"partition": ""}, {}, "(from --partition)"),
+        ({}, {"SBATCH_TIMELIMIT": "x"}, "(from SBATCH_TIMELIMIT)"),
+        ({"nodes": 0}, {}, "`nodes` = 0: must be at least 1 (from --nodes)"),
+    ],
+)  # fmt: skip
+def test_a_value_that_slurm_would_misread_names_its_origin(plan: Make, words: Any, environ: Any, why: str) -> None:
+    assert why in str(refused(lambda: plan(environ=environ, **words), "usage").why)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", "latest", "größe", "x" * 101, "a\nb", "a\n"])
+def test_a_name_that_cannot_be_a_runs(plan: Make, name: str) -> None:
+    if name == "":
+        assert plan(name=name).manifest.run.startswith("train-")
+        return
+    assert "is not a run name" in refused(lambda: plan(name=name), "usage").what
+
+
+@pytest.mark.parametrize("folder", ["a'b", 'a"b', "a\\b", "a\nb", "100%", "%j"])
+def test_a_folder_that_slurm_would_misread(plan: Make, folder: str) -> None:
+    error = refused(lambda: plan(runs_dir=folder), "usage")
+    assert "--runs-dir DIR" in str(error.hint)
+
+
+@pytest.mark.parametrize("name", ["A B", "1A", "", "Ü", "A\n"])
+def test_a_variable_that_cannot_be_set(plan: Make, name: str) -> None:
+    assert "is not a variable name (from --env)" in str(refused(lambda: plan(env={name: "x"}), "usage").why)
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "\ud800"])
+def test_an_argument_that_no_program_can_be_given(plan: Make, argument: str) -> None:
+    assert "cannot be passed to a program" in refused(lambda: plan(args=(argument,)), "usage").what
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".x", "a\nb"])
+def test_a_lockfile_name_that_leads_elsewhere(plan: Make, name: str) -> None:
+    assert "is not a lockfile name" in refused(lambda: plan(lock=name), "usage").what
+
+
+# -- refusals: project, lockfile, environment ---------------------------------------------
+
+
+def test_no_lockfile(plan: Make) -> None:
+    assert refused(lambda: plan(lock="paper"), "lockfile-missing").hint == "hpcenv lock --lock paper"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [("schema = 1\n[", "lockfile-invalid"), ("schema = 'x'\n", "lockfile-invalid"), ("schema = 2\n", "lockfile-newer")],
+)
+def test_a_lockfile_that_cannot_be_used(plan: Make, project: Path, content: str, code: str) -> None:
+    (project / "lockfiles" / "default.lock.toml").write_text(content)
+    refused(plan, code)
+
+
+def test_a_python_that_is_gone(plan: Make, project: Path) -> None:
+    (project / "hpcenv.toml").write_text('image = "host"\npython = "."\n')
+    edit_lockfile(project, "asked", "python", ".")
+    error = refused(plan, "spec-invalid")
+    assert "is not an executable Python" in error.what
+    assert f"`python` in {project}/hpcenv.toml" in str(error.why)
+
+
+def test_a_bind_source_that_is_not_there(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[[bind]]\nsource = "/no/such/data"\n')
+    error = refused(plan, "spec-invalid")
+    assert error.what == "bind source `/no/such/data` does not exist"
+    assert error.why == f"[[bind]] in {project}/hpcenv.toml"
+
+
+def test_a_run_folder_that_nodes_cannot_see(plan: Make) -> None:
+    error = refused(lambda: plan(assume_shared=False), "run-folder-not-shared")
+    assert "local to" in str(error.why)
+    assert "`assume-shared = true` under [submit]" in str(error.hint)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "dangling link"])
+def test_a_run_folder_that_is_in_the_way(plan: Make, project: Path, what: str) -> None:
+    place = project / "runs" / "a"
+    place.parent.mkdir()
+    {"folder": place.mkdir, "file": place.touch, "dangling link": lambda: place.symlink_to("nowhere")}[what]()
+    refused(plan, "would-overwrite")
+    assert os.path.lexists(place)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("@{nosuch}", "@{nosuch} is unknown"), (None, "No such file"), (b"\xff", "utf-8")]
+)
+def test_a_template_that_does_not_fit(plan: Make, project: Path, text: Any, why: str) -> None:
+    if text is not None:
+        (project / "my.sbatch").write_bytes(text if isinstance(text, bytes) else text.encode())
+    error = refused(lambda: plan(template=str(project / "my.sbatch")), "usage")
+    assert why in str(error.why) or "there is no template" in error.what
+
+
+def test_emulated_nodes_have_no_gpus(plan: Make) -> None:
+    refused(lambda: plan(cluster="local", nodes=2, gpus=1, allow_cpu_torch=True), "usage")
+
+
+# -- GPUs and the build of torch ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_gpus_that_the_locked_torch_cannot_use_are_refused(plan: Make, project: Path, cluster: str) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\ngpus = 8\n")
+    error = refused(lambda: plan(cluster=cluster), "submit-rejected")
+    assert error.what.startswith("torch 2.13.0+cpu cannot use GPUs: ")
+    assert "8 GPUs on each node would stay idle" in str(error.why)
+    assert "[submit] in" in str(error.why)
+    assert "--gpus 0 --nproc R" in str(error.hint)
+    assert "--allow-cpu-torch" in str(error.hint)
+    checked = refused(lambda: plan(script=None, cluster=cluster), "submit-rejected")
+    assert str(checked.hint).startswith("leave out --gpus")
+
+
+def test_gpus_that_are_allowed_to_be_idle_are_recorded_and_not_compared(plan: Make) -> None:
+    made = plan(nodes=2, gpus=8, allow_cpu_torch=True)
+    assert made.request.gpus_per_node == 8
+    assert [e.field for e in made.manifest.expectations if e.field.startswith("host.")] == []
+    assert Severities(made.manifest.severities).of("host.gpu-models") == "info"
+    assert made.manifest.gpu_needs is None
+    assert made.manifest.backend == "gloo"
+    assert any("the 8 GPUs of each node: they are recorded, not compared" in note for note in made.notes)
+    assert "recorded" not in "".join(plan(gpus=0, allow_cpu_torch=True).notes)
+
+
+@pytest.mark.parametrize(("table", "if_unknown"), [({"cuda": "none", "hip": "6.4"}, "warn"), ({"cuda": "12.8"}, None)])
+def test_as_many_gpus_as_requested_must_be_seen(plan: Make, project: Path, table: Any, if_unknown: Any) -> None:
+    """AMD GPUs cannot be read yet, which is a warning; that there are fewer is a mismatch."""
+    for key, value in table.items():
+        edit_lockfile(project, "torch", key, value)
+    manifest = plan(nodes=2, gpus=8).manifest
+    count = [e for e in manifest.expectations if e.field == "host.gpu-count"]
+    assert [(e.value, e.rule, e.severity, e.if_unknown) for e in count] == [("8", "at-least", "must", if_unknown)]
+    assert manifest.backend == "nccl"
+
+
+# -- plans --------------------------------------------------------------------------------
+
+
+def test_a_plan_touches_nothing(plan: Make, project: Path) -> None:
+    before = sorted(project.rglob("*"))
+    plan()
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_sbatchs_variables(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[submit]\npartition = "file"\ntime = "10"\n')
+    made = plan(
+        partition="flag",
+        environ={"SBATCH_PARTITION": "v", "SBATCH_TIMELIMIT": "20", "SBATCH_ACCOUNT": "acc", "SBATCH_EXPORT": "NONE"},
+    )
+    assert (made.request.partition, made.request.time, made.request.account) == ("flag", "10", "acc")
+    assert set(made.requested) == {
+        "partition = flag (--partition)",
+        f"time = 10 ([submit] in {project}/hpcenv.toml)",
+        "account = acc (SBATCH_ACCOUNT)",
+    }
+    assert "account = acc comes from SBATCH_ACCOUNT" in made.notes
+    assert "not used, because they would change the job without a trace in its script: SBATCH_EXPORT" in made.notes
+
+
+def test_options_of_other_programs_are_merged_name_by_name(plan: Make, project: Path, fake_slurm: Any) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write(
+            '[sbatch]\nmail-type = "END"\ncomment = "of the file"\nexclusive = true\n[srun]\ncpu-bind = "cores"\n'
+        )
+    sites = project / "sites"
+    sites.mkdir()
+    (sites / "here.toml").write_text('name = "here"\n[sbatch]\nnice = 5\nmail-type = "ALL"\n[srun]\nmpi = "none"\n')
+    made = plan(site="here", sbatch={"comment": "a b"}, srun={"cpu-bind": "none"})
+    lines = made.script.splitlines()
+    assert [line for line in lines if "mail" in line or "nice" in line or "comment" in line or "exclusive" in line] == [
+        "#SBATCH --nice=5", "#SBATCH --mail-type=END", '#SBATCH --comment="a b"', "#SBATCH --exclusive",
+    ]  # fmt: skip
+    check, launch = (line for line in lines if line.startswith("srun "))
+    assert "--mpi=none --cpu-bind=none " in launch
+    assert "cpu-bind" not in check
+    (origin,) = (text for text in made.requested if text.startswith("--sbatch"))
+    assert origin.endswith(f"(--sbatch, [sbatch] in {project}/hpcenv.toml, {sites}/here.toml)")
+
+
+def test_an_option_that_hpcenv_sets_is_refused_wherever_it_is_given(plan: Make, project: Path) -> None:
+    error = refused(lambda: plan(sbatch={"output": "x"}), "usage")
+    assert error.why == "`sbatch`: `output`: the log of a run is job.log in its folder (from --sbatch)"
+    (project / "sites").mkdir()
+    (project / "sites" / "here.toml").write_text('name = "here"\n[srun]\nlabel = true\n')
+    assert "`label`: hpcenv writes the rank before each line" in str(
+        refused(lambda: plan(site="here"), "spec-invalid").why
+    )
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[sbatch]\nexport = "NONE"\n')
+    assert "`export`: the variables of the ranks are --env" in str(refused(plan, "spec-invalid").why)
+
+
+@pytest.mark.parametrize("place", ["command line", "hpcenv.toml", "site profile", "Python"])
+def test_an_option_of_the_table_works_in_all_four_places(
+    project: Path, hpcenv: Any, fake_slurm: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--licenses has nothing but its row."""
+    spec, site = project / "hpcenv.toml", project / "sites" / "here.toml"
+    table = 'licenses = "matlab:2"\n' if place == "hpcenv.toml" else ""
+    spec.write_text(f"{spec.read_text()}[submit]\nassume-shared = true\n{table}")
+    site.parent.mkdir()
+    site.write_text('name = "here"\n' + ('[submit]\nlicenses = "matlab:2"\n' if place == "site profile" else ""))
+    if place == "Python":
+        monkeypatch.chdir(project)
+        for name, value in fake_slurm.environ.items():
+            monkeypatch.setenv(name, value)
+        script = plan_job_in_python("train.py", nproc=1, site="here", licenses="matlab:2").script
+    else:
+        words = ("--licenses", "matlab:2") if place == "command line" else ()
+        argv = ("submit", "train.py", "--nproc", "1", "--site", "here", *words, "--dry-run", "--json")
+        done = hpcenv(*argv, cwd=project, environ=fake_slurm.environ)
+        assert done.status == 0, done.stderr
+        script = done.envelope["data"]["script"]
+    assert [line for line in script.splitlines() if "--licenses=" in line] == ["#SBATCH --licenses=matlab:2"]
+
+
+def test_an_option_that_srun_does_not_know_is_refused_before_the_queue(plan: Make, fake_slurm: Any) -> None:
+    fake_slurm.answers("srun", "", err="srun: unrecognized option '--cpu-bnid=none'\n", status=255)
+    error = refused(lambda: plan(srun={"cpu-bnid": "none"}), "usage")
+    assert error.why == "srun: unrecognized option '--cpu-bnid=none'"
+    (call,) = fake_slurm.calls("srun")
+    assert call.argv == ("--cpu-bnid=none", "--help")
+
+
+def test_srun_is_asked_only_about_options_that_are_passed_on(plan: Make, fake_slurm: Any) -> None:
+    plan()
+    assert fake_slurm.calls("srun") == []
+    assert not [note for note in plan(srun={"cpu-bind": "none"}).notes if "whether srun accepts" in note]
+
+
+def test_a_file_that_hpcenv_toml_names_is_relative_to_it(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[submit]\ntemplate = "own.sbatch"\n')
+    assert refused(plan, "usage").what == f"there is no template `{project}/own.sbatch`"
+
+
+def test_zero_gpus_on_the_command_line_win_over_the_file(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\ngpus = 8\n")
+    made = plan(gpus=0)
+    assert made.request.gpus_per_node == 0
+    assert "--gpus-per-node" not in made.script
+
+
+def test_hostile_paths_and_arguments_are_carried_literally(plan: Make, project: Path) -> None:
+    folder = project / "my dir $(id) größe"
+    folder.mkdir()
+    script = folder / 'it\'s "new"\nline %j.py'
+    script.write_text("")
+    arguments = ("a b", "$(id)", "new\nline", "-x", "--", "", "\udcff", "größe", "'\"")
+    made = plan(str(script), args=arguments, runs_dir=str(folder), env={"A": "b=c\n$(id)"})
+    again = decode_record(Manifest, encode_record(made.manifest), origin="test")
+    assert (again.args, again.script) == (arguments, f"{folder}/a/source/my dir $(id) größe/{script.name}")
+    assert [(s.name, s.value, s.origin) for s in again.settings] == [("A", "b=c\n$(id)", "--env")]
+    assert subprocess.run(["bash", "-n"], input=made.script, text=True).returncode == 0
+    assert f'#SBATCH --chdir="{folder}/a"' in made.script
+
+
+def test_without_sbatch_what_only_slurm_can_give_is_refused(plan: Make) -> None:
+    """Nobody typed `--cluster local`: the missing sbatch is what has to be said."""
+    for options in ({"partition": "gpu"}, {"nodes": 2, "gpus": 8, "allow_cpu_torch": True}):
+        with pytest.raises(ToolMissing) as caught:
+            plan(environ={"PATH": "/usr/bin:/bin"}, **options)
+        assert caught.value.what == "`sbatch` is not on PATH"
+        assert "needs Slurm" in str(caught.value.why)
+
+
+def test_without_sbatch_the_run_is_on_this_machine_and_says_so(plan: Make, project: Path) -> None:
+    spec = project / "hpcenv.toml"
+    spec.write_text(spec.read_text() + '[submit]\npartition = "gpu"\n')
+    made = plan(environ={"PATH": "/usr/bin:/bin"})
+    assert made.manifest.cluster == "local"
+    assert made.script == ""
+    assert "there is no sbatch on PATH: the run is on this machine (--cluster local)" in made.notes
+    assert f"without Slurm these options have no effect: partition = gpu ([submit] in {spec})" in made.notes
+
+
+def test_a_template_of_the_project_is_used_and_named(plan: Make, project: Path) -> None:
+    own = project / "sbatch_templates" / "job.sbatch"
+    own.parent.mkdir()
+    source = Path(__file__).resolve().parents[3] / "sbatch_templates" / "job.sbatch"
+    own.write_text(source.read_text() + "# ours\n")
+    made = plan()
+    assert made.script.endswith("# ours\n")
+    assert f"the batch script is made from {own}" in made.notes
+
+
+# -- submitting ---------------------------------------------------------------------------
+
+
+def test_what_submit_writes_is_what_the_plan_said(plan: Make, project: Path, fake_slurm: Any) -> None:
+    made = plan()
+    result = submit(made, context(project, fake_slurm.environ))
+    run = RunFolder(result.run_folder)
+    assert run.script.read_text() == made.script == fake_slurm.calls("sbatch")[0].script
+    assert run.manifest.read_text() == encode_record(made.manifest)
+    assert run.lockfile.read_text() == made.lockfile_text
+    assert find_run(project, None).submission.job_id == "4242"
+    assert find_run(project, "4242").manifest.run == "a"
+
+
+def test_the_code_in_the_run_folder_runs_alone(plan: Make, project: Path, fake_slurm: Any) -> None:
+    result = submit(plan(), context(project, fake_slurm.environ))
+    code = result.run_folder / "code"
+    for path in code.rglob("*.py"):
+        ast.parse(path.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(code / "step.py"), "check", str(result.run_folder)],
+        capture_output=True,
+        text=True,
+        env={},
+    )
+    assert done.returncode == 91, done.stderr
+    assert "does not run inside a Slurm job" in done.stderr
+
+
+def test_a_refused_job_leaves_nothing_and_touches_nothing_else(plan: Make, project: Path, fake_slurm: Any) -> None:
+    other = project / "runs" / "other"
+    other.mkdir(parents=True)
+    fake_slurm.replays("sbatch", "sbatch-nosuch-partition")
+    error = refused(lambda: submit(plan(partition="nosuch"), context(project, fake_slurm.environ)), "submit-rejected")
+    assert "requested: partition = nosuch (--partition)" in str(error.why)
+    assert [path.name for path in (project / "runs").iterdir()] == ["other"]
+    assert fake_slurm.calls("scancel") == []
+
+
+def test_a_job_that_got_queued_without_an_answer_is_cancelled(plan: Make, project: Path, fake_slurm: Any) -> None:
+    fake_slurm.answers("sbatch", err="sbatch: error: Socket timed out on send/recv operation\n", status=1)
+    fake_slurm.answers("squeue", f"6|PENDING|/elsewhere/a\n7|PENDING|{project}/runs/a\n")
+    refused(lambda: submit(plan(), context(project, fake_slurm.environ)), "submit-uncertain")
+    assert [call.argv for call in fake_slurm.calls("scancel")] == [("7",)]
+    assert list((project / "runs").iterdir()) == []
+
+
+def test_if_nobody_can_tell_the_folder_is_kept_and_named(plan: Make, project: Path, fake_slurm: Any) -> None:
+    fake_slurm.answers("sbatch", "queued, I think\n")
+    fake_slurm.answers("squeue", err="Unable to contact slurm controller\n", status=1)
+    error = refused(lambda: submit(plan(), context(project, fake_slurm.environ)), "submit-uncertain")
+    assert "`squeue --name=a` lists the job if it is queued" in str(error.hint)
+    assert (project / "runs" / "a" / "manifest.json").exists()
+    assert refused(lambda: find_run(project, "a"), "run-not-found")
+    assert refused(lambda: find_run(project, str(project / "runs" / "a")), "run-not-found").what.endswith(
+        "was not submitted"
+    )
+
+
+def test_without_srun_nothing_is_left(plan: Make, project: Path, fake_slurm: Any, tmp_path: Path) -> None:
+    made, tools = plan(), tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sbatch").symlink_to("/bin/true")
+    environ = {**fake_slurm.environ, "PATH": str(tools)}
+    refused(lambda: submit(made, context(project, environ)), "tool-missing")
+    assert list((project / "runs").iterdir()) == []
+
+
+def test_two_submissions_of_one_name_do_not_mix(plan: Make, project: Path, fake_slurm: Any) -> None:
+    first, second = plan(), plan()
+    submit(first, context(project, fake_slurm.environ))
+    refused(lambda: submit(second, context(project, fake_slurm.environ)), "would-overwrite")
+    assert find_run(project, "a").submission.job_id == "4242"
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+# -- --locked and --frozen ----------------------------------------------------------------
+
+
+def test_frozen_takes_a_stale_lockfile(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[policy]\n"system.glibc" = "must"\n')
+    refused(plan, "lockfile-stale")
+    assert plan(frozen=True).manifest.lockfile == "lockfiles/default.lock.toml"
+
+
+def test_locked_looks_into_the_environment_first(plan: Make, project: Path, python_without_torch: Path) -> None:
+    assert plan(locked=True).manifest.run == "a"
+    (project / "hpcenv.toml").write_text(f'image = "host"\npython = "{python_without_torch}"\n')
+    edit_lockfile(project, "asked", "python", str(python_without_torch))
+    assert plan().manifest.run == "a", "hpcenv.toml and lockfile agree, so only the nodes would see it"
+    error = refused(lambda: plan(locked=True), "lockfile-stale")
+    assert "environment-differs: locked packages.torch 2.13.0+cpu, now absent" in str(error.why)
+
+
+def test_locked_and_frozen_contradict_each_other(plan: Make) -> None:
+    assert "contradict" in refused(lambda: plan(locked=True, frozen=True), "usage").what
+
+
+def test_both_words_stand_on_the_command_line(hpcenv: Any, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[policy]\n"system.glibc" = "must"\n')
+    words = ("submit", "train.py", "--nproc", "1", "--cluster", "local", "--dry-run")
+    assert hpcenv(*words, cwd=project).status == 7
+    assert hpcenv(*words, "--locked", cwd=project).status == 7
+    assert hpcenv(*words, "--frozen", cwd=project).status == 0
+    assert hpcenv(*words, "--locked", "--frozen", cwd=project).status == 2
+
+
+def test_a_manifest_without_a_script_only_checks(plan: Make, fake_slurm: Any) -> None:
+    options = SubmitOptions(script=None, nproc=1, assume_shared=True, name="v")
+    project = Path(plan().manifest.submitted_in)
+    made = plan_job(open_workspace(project), options, context(project, fake_slurm.environ))
+    assert (made.manifest.script, made.manifest.script_sha256) == ("", "")
+    assert "\nlaunches=no" in made.script
+    assert "\nlaunches=yes" in plan().script
+
+
+def test_the_copy_of_the_lockfile_says_code_and_command(plan: Make, project: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    text = tomlkit.parse(plan(args=("--lr", "\udcff"), env={"A": "b"}).lockfile_text).unwrap()
+    assert text["run"]["argv"] == [str(project / "runs" / "a" / "source" / "train.py"), "--lr", "\\xff"]
+    assert (text["run"]["nodes"], text["run"]["env"]) == (1, {"A": "b"})
+    assert text["code"]["script-sha256"] == hashlib.sha256((project / "train.py").read_bytes()).hexdigest()
+    assert text["fingerprint"] == lock_model.fingerprint(text)
+
+
+# -- staging ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"stage": True}, "there is no SIF to stage"),
+        ({"stage_data": ("data",)}, "there is no SIF to stage"),
+        ({"stage_dir": "/local"}, "nothing is staged"),
+    ],
+)
+def test_staging_needs_something_to_stage(plan: Make, words: Any, says: str) -> None:
+    assert says in refused(lambda: plan(**words), "usage").what
+
+
+def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -> None:
+    """A node with this Python compiles nothing; a source that was changed since counts, not what was compiled."""
+    run = RunFolder(tmp_path / "run")
+    importing = "import sys; sys.path.insert(0, sys.argv[1]); import hpcenv.node.main, hpcenv.node.launch.launch, hpcenv.version"
+
+    def loaded(folder: Path) -> list[str]:
+        argv = [sys.executable, "-I", "-v", "-c", importing, str(folder)]
+        said = subprocess.run(argv, capture_output=True, text=True, check=True).stderr.splitlines()
+        return [line for line in said if f"{folder}/hpcenv/" in line]
+
+    loaded(package_folder())  # so that it is compiled
+    copy_node_code(run)
+    assert len([line for line in loaded(run.code) if " matches " in line]) > 15
+    assert [line for line in loaded(run.code) if line.startswith("# created")] == []
+    (run.code / "hpcenv" / "version.py").write_text("VERSION = 'of another file'\n")
+    assert [line for line in loaded(run.code) if line.startswith("# created")] != []
