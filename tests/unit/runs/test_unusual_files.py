@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import run_folders as folders
-from conftest import hpcenv
 
 from hpcenv.records.files import open_regular, read_end, read_file, read_json
 from hpcenv.records.run_folder import RunFolder
+from tests.conftest import hpcenv
 
 SECRET = "the reader's own secret"
 
