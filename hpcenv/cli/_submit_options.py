@@ -50,7 +50,9 @@ def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spelling(row: options.Option) -> tuple[str, ...]:
-    return (f"{row.flag}/--no-{row.key}",) if row.kind == "switch" else (row.flag,)
+    if row.kind == "switch":
+        return (f"{row.flag}/--no-{row.key}",)
+    return (f"-{row.letter}", row.flag) if row.letter else (row.flag,)
 
 
 def _words(row: options.Option) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def command(
 
     \b
         hpcenv submit train.py --nodes 2 --gpus 8 -- --lr 3e-4
+        hpcenv submit -m package.train --nodes 2 --gpus 8 -- --lr 3e-4
     """  # noqa: D301  (click's mark for "do not wrap")
     waiting = wait_of(wait, timeout)
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))

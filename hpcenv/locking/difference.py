@@ -216,7 +216,9 @@ def outcome_of(verdict: Verdict | None, finished: Mapping[str, Any]) -> str:
 
 
 def _script_of(manifest: Manifest) -> str:
-    """Return the script's path in the copy of its project; without a copy its name."""
+    """Return the module, or the script's path in the copy of its project; without a copy its name."""
+    if manifest.module:
+        return f"-m {manifest.module}"
     path = PurePath(manifest.script)
     folder = None if manifest.source is None else manifest.source.folder
     return str(path.relative_to(folder)) if folder and path.is_relative_to(folder) else path.name
@@ -235,12 +237,12 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
     """Return what of a run is in no record, and so not compared."""
     code, source = lockfile.code, manifest.source
     missing = []
-    if manifest.script and source is None:
+    if manifest.launches and source is None:
         by = "" if code is None or code.workdir is None else " (--workdir live)"
         missing.append(f"files of the project: the run used them in place{by}")
     elif source is not None and source.live:
         missing.append(f"files that the run's copy only links to: {', '.join(source.live)}")
-    if manifest.script and not manifest.data and (manifest.stage is None or not manifest.stage.data):
+    if manifest.launches and not manifest.data and (manifest.stage is None or not manifest.stage.data):
         missing.append("data that the script reads")
     if not facts:
         missing.append("what the nodes found: there are no facts")

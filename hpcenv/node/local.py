@@ -51,7 +51,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     processes.adopt_orphans()
     before = process.below(os.getpid())
     try:
-        status = _steps(tasks, launches=bool(manifest.script))
+        status = _steps(tasks, launches=manifest.launches)
     finally:
         processes.end_rest(before, grace=0.5)
     tasks.finish(status)

@@ -170,7 +170,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
     marker = {"schema": SCHEMA, "attempt": place.attempt, "node": place.node, "nodes": list(place.nodes)}
     marker |= {"restarts": place.restarts, "submitted_as": _submitted_as(place, environ)}
     write_text(json.dumps(marker | {"job_id": place.job_id, "time": time.time()}, indent=1) + "\n", run.started)
-    if manifest.script:
+    if manifest.launches:
         reserve.make(run, place.nodes)
     if manifest.cluster == "slurm" and not os.path.lexists(run.submission):
         _record_submission(manifest, run, place, environ)

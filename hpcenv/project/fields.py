@@ -1119,7 +1119,7 @@ FIELDS: tuple[Field, ...] = (
         "code.script-sha256",
         "must",
         "setting",
-        what="sha256 of the training script",
+        what="sha256 of the training script, or of the file of the module",
         source="the file as each node reads it, against the one that was submitted",
         why="an edit while the job waits, or a stale cache, runs other code",
         remedy="submit again",

@@ -222,7 +222,7 @@ class CodeTable(LockTable):
     commit: str | None = None
     dirty: bool | None = None
     diff_sha256: str | None = None
-    script_sha256: str
+    script_sha256: str | None = None
     workdir: Literal["copy", "live"] | None = None
     digest: str | None = None
     reason: str | None = None

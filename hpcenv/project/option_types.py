@@ -41,6 +41,7 @@ class OptionValues:
     site: str | None = None
     cluster: Literal["slurm", "local"] | None = None
     assume_shared: bool = False
+    module: bool = False
     standalone: bool = False
     max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
@@ -169,6 +170,7 @@ class SubmitKeywords(TypedDict, total=False):
     retry_excluding: int
     site: str
     cluster: Literal["slurm", "local"]
+    module: bool
     standalone: bool
     max_restarts: int
     torchrun_args: Sequence[str]

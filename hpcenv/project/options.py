@@ -67,6 +67,7 @@ class Option:
         default: of a text that always has a value.
         sbatch: option of sbatch that the value ends up in; empty without one.
         short: sbatch's one-letter spelling of it. hpcenv does not accept it, but names its own option.
+        letter: hpcenv's own one-letter spelling.
         srun: option of srun that the value ends up in.
         torchrun: option of torchrun that the value ends up in.
         written: the value is the value of the `#SBATCH` line. Otherwise hpcenv computes that line.
@@ -85,6 +86,7 @@ class Option:
     default: str | None = None
     sbatch: str = ""
     short: str = ""
+    letter: str = ""
     srun: str = ""
     torchrun: str = ""
     written: bool = False
@@ -331,6 +333,14 @@ OPTIONS: tuple[Option, ...] = (
         places=ONLY_PROJECT,
     ),
     # -- Launch ---------------------------------------------------------------------------
+    Option(
+        name="module",
+        kind="flag",
+        group="Launch",
+        help="SCRIPT is the name of a Python module: package.train (torchrun -m).",
+        letter="m",
+        torchrun="module",
+    ),
     Option(
         name="standalone",
         kind="flag",

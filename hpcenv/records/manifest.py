@@ -290,9 +290,11 @@ class Manifest:
         run_folder: absolute path, the same on every machine.
         nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node.
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
-        script, args, workdir: the program; absolute paths, literal arguments. Without a
-            script the nodes are checked and nothing is launched.
-        script_sha256: of the script's bytes at submission.
+        script, args, workdir: the program; absolute paths, literal arguments. Without script
+            and module the nodes are checked and nothing is launched.
+        module: the Python module that torchrun starts in place of a script; `script` is its file then, or empty
+            where that is not known.
+        script_sha256: of the script's bytes at submission; empty where its file is not known.
         settings: variables set by the user or the project, before detection.
         expectations, packages: the lockfile, flattened.
         probe_level: `record` trusts RECORD files (the SIF's bytes were hashed already),
@@ -358,3 +360,14 @@ class Manifest:
     chain: int = 0
     unlocked_binds: tuple[str, ...] = ()
     lockfile_edited: str = ""
+    module: str = ""
+
+    @property
+    def launches(self) -> bool:
+        """Whether something is launched; otherwise the nodes are only checked."""
+        return bool(self.script or self.module)
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What Python starts, without its arguments."""
+        return ("-m", self.module) if self.module else (self.script,)

@@ -160,7 +160,7 @@ def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
     if stopped:
         return first_failure((), nodes=(), nproc=manifest.nproc_per_node, stopped=stopped)
     verdict = _read(Verdict, attempt.verdict)
-    if verdict is None or verdict.result != "match" or not manifest.script:
+    if verdict is None or verdict.result != "match" or not manifest.launches:
         return None
     nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
     exits = tuple(record for node in nodes if (record := _read(NodeExit, attempt.exit_of(node))) is not None)

@@ -136,7 +136,7 @@ def _first_failure(
         return None
     try:
         manifest = run.manifest if isinstance(run, Run) else load_record(Manifest, run.folder.manifest)
-        launches, nproc = bool(manifest.script), manifest.nproc_per_node
+        launches, nproc = manifest.launches, manifest.nproc_per_node
     except RecordInvalid:
         launches, nproc = True, 1
     if verdict is None or verdict.result != "match" or not launches:

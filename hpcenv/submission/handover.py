@@ -122,7 +122,7 @@ _OTHER_SIF = "HPCENV_SIF=/path/to/copy.sif sbatch job.sbatch"
 
 
 def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
-    words = shlex.join((Path(plan.manifest.script).name, *plan.manifest.args))
+    words = shlex.join((*_program(plan.manifest), *plan.manifest.args))
     lines = [
         f"A Slurm job: {_plain(words)} on {plan.request.shape}.",
         "",
@@ -139,6 +139,10 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
         "Look into hpcenv-JOBID.log, and runs/JOBID: verdict.json, facts/, exits/, ranks/.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _program(manifest: Manifest) -> tuple[str, ...]:
+    return manifest.program if manifest.module else (Path(manifest.script).name,)
 
 
 def _plain(text: str) -> str:

@@ -33,7 +33,7 @@ _OURS = {
     "standalone": "hpcenv has the option --standalone",
     "signals-to-handle": "hpcenv passes signals on: --stop-signal",
     "run-path": "the script is a Python file",
-    "module": "the script is a Python file",
+    "module": "hpcenv has the option --module (-m)",
     "no-python": "the script is a Python file",
     "use-env": "the script is a Python file",
     "help": "torchrun would print its help and train nothing",

@@ -169,7 +169,7 @@ def render_script(
         "directives": batch_script.directives(directives_of(manifest, request)),
         "run_folder": manifest.run_folder,
         "python": python,
-        "launches": "yes" if manifest.script else "no",
+        "launches": "yes" if manifest.launches else "no",
         "check_options": batch_script.options(_check_options(manifest, request)),
         "launch_options": batch_script.options(_launch_options(manifest, request)),
     }
@@ -215,7 +215,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
 def _stop_directives(manifest: Manifest) -> list[tuple[str, str | None]]:
     """Return the directives for a signal before the end, and for a requeue after a preemption or a node failure."""
     # Without `B:` only the job steps get the signal; the batch shell waits for them.
-    warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.script and manifest.stop.grace else []
+    warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.launches and manifest.stop.grace else []
     return [*warning, ("no-requeue" if manifest.stop.requeue == "never" else "requeue", None)]
 
 

@@ -35,7 +35,7 @@ from hpcenv.records.files import read_file
 from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, StageRequest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
-from hpcenv.submission import choose_site, preflight, snapshot
+from hpcenv.submission import choose_site, module_file, preflight, snapshot
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
@@ -147,9 +147,10 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         locked = _locked(wanted, notes)
         notes += notes_on(locked.lockfile, locked.path)
         notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
-        if options.script is not None:
+        if options.script is not None and script is not None:
             notes += preflight.compile_script(options.script, script_bytes, locked.lockfile)
         gate = _gate(wanted, shape, locked.lockfile, notes)
+        notes += _module_elsewhere(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options.call, context))
         _preflight(wanted, shape, locked, gate, run_folder, question, notes)
         stage = _stage(wanted, gate, run_folder, notes)
@@ -197,14 +198,34 @@ _IMPORTING = "HPCENV_IMPORTING"
 
 def _look(options: SubmitOptions, context: Context) -> snapshot.CodeQuery:
     """Start git for the folder of the script or of the function's module."""
+    return snapshot.CodeQuery(_code_folder(options, context), context.environ)
+
+
+def _code_folder(options: SubmitOptions, context: Context) -> Path | None:
+    """Return where Python looks for the code first; None without code."""
     if options.call is not None:
-        return snapshot.CodeQuery(options.call.module, context.environ)
-    script = None if options.script is None else Path(os.path.abspath(context.cwd / options.script))
-    return snapshot.CodeQuery(script, context.environ)
+        return None if options.call.module is None else options.call.module.parent
+    if options.script is None or options.module:
+        return None if options.script is None else context.cwd
+    return Path(os.path.abspath(context.cwd / options.script)).parent
 
 
 def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, bytes]:
-    return (None, b"") if options.script is None else preflight.read_script(options.script, context.cwd)
+    """Return the file that torchrun starts, and its bytes; None where it is not known."""
+    if options.script is None:
+        return None, b""
+    if options.module:
+        return preflight.read_module(options.script, context.cwd, context.command)
+    return preflight.read_script(options.script, context.cwd)
+
+
+def _module_elsewhere(wanted: _Wanted, gate: _Gate, script: Path | None) -> tuple[str, ...]:
+    """Look for a module that the project does not have; return a note where that cannot be known."""
+    options, context = wanted.options, wanted.context
+    if script is not None or not options.module or options.script is None:
+        return ()
+    variables = {**context.environ, **wanted.workspace.project.env, **options.env}
+    return module_file.require_in_environment(options.script, context.cwd, gate.environment, variables)
 
 
 def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
@@ -292,12 +313,12 @@ def _started(
     notes: list[str],
 ) -> _Started:
     call = wanted.options.call
-    module = script if call is None else call.module
     code = Code(workdir=wanted.context.cwd, reason="no script")
-    if module is not None or call is not None:
+    if wanted.options.script is not None or call is not None:
         folders = () if call is None or call.folder is None else (call.folder,)
         where = CodePlace(
-            script=module,
+            script=script if call is None else call.module,
+            folder=_code_folder(wanted.options, wanted.context),
             run_folder=run_folder,
             workspace=wanted.workspace,
             options=wanted.options,
@@ -344,6 +365,7 @@ def _manifest(
         backend=backend_of(lockfile, request),
         environment=started.environment,
         script=str(started.place or started.script or ""),
+        module=options.script if options.module and options.script is not None else "",
         script_sha256=hashlib.sha256(started.content).hexdigest() if started.script or options.call else "",
         args=options.args,
         workdir=str(started.code.workdir),
@@ -435,7 +457,7 @@ def _run_name(script: Path | None, call: Call | None, context: Context) -> str:
 def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
     """Return the lockfile as the run keeps it: with the state of the code, command and shape."""
     run = lock_model.RunTable(
-        argv=tuple(_as_text(word) for word in (manifest.script, *manifest.args)),
+        argv=tuple(_as_text(word) for word in (*manifest.program, *manifest.args)),
         nodes=manifest.nodes,
         gpus_per_node=manifest.gpus_per_node,
         nproc_per_node=manifest.nproc_per_node,
@@ -568,7 +590,7 @@ def _require_start_line(manifest: Manifest) -> None:
     run = RunFolder(Path(manifest.run_folder))
     build_start_command(
         manifest.environment,
-        [manifest.environment.python, manifest.script, *manifest.args],
+        [manifest.environment.python, *manifest.program, *manifest.args],
         workdir=manifest.workdir,
         variables={
             **{setting.name: setting.value for setting in manifest.settings},

@@ -36,12 +36,18 @@ from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.options import OPTIONS, Option
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, Secret
-from hpcenv.submission import capacity, shell_script
+from hpcenv.submission import capacity, module_file, shell_script
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def read_module(module: str, cwd: Path, command: Sequence[str]) -> tuple[Path | None, bytes]:
+    """Return the path and bytes of a module's file; None if the project does not have the module."""
+    path = module_file.in_project(module, cwd, command)
+    return (None, b"") if path is None else read_script(os.path.relpath(path, cwd), cwd)
 
 
 def read_script(script: str, cwd: Path) -> tuple[Path, bytes]:
@@ -54,6 +60,8 @@ def read_script(script: str, cwd: Path) -> tuple[Path, bytes]:
     except FileNotFoundError as error:
         near = filesystem.most_similar(path)
         hint = None if near is None else f"perhaps you meant `{os.path.relpath(near, cwd)}`"
+        if module_file.name_of(script, cwd) is not None:
+            hint = f"it is a module of the project: -m {script}"
         raise ScriptUnusable(f"there is no script `{script}`", why=f"looked for {path}", hint=hint) from error
     except OSError as error:
         look = Command("ls", "-l", script)
@@ -119,7 +127,7 @@ def require_shared(run_folder: Path, options: SubmitOptions, context: Context, e
             environment.sif or environment.python
         ).parent,
     }
-    if options.script is not None:
+    if options.script is not None and not options.module:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     notes = []
     for what, place in places.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpcenv.errors import Command, Hint, ScriptUnusable
 
@@ -41,8 +41,8 @@ def refuse(script: str, content: bytes) -> None:
 
 def _hint(text: str) -> Hint:
     """Return the command that submits the Python script of a shell script, as far as it can be read from it."""
-    words = next(_python_commands(text), ("train.py", "--", "ARGS"))
-    return (Command("hpcenv", "submit", words[0], "--nodes", "N", "--gpus", "G", *words[1:]), _THE_REST)
+    program, args = next(_python_commands(text), (("train.py",), ("--", "ARGS")))
+    return (Command("hpcenv", "submit", *program, "--nodes", "N", "--gpus", "G", *args), _THE_REST)
 
 
 _THE_REST = """
@@ -51,8 +51,12 @@ Variables are --env NAME=VALUE, or [env] in hpcenv.toml.
 Modules are in the site profile, see `hpcenv doctor`."""
 
 
-def _python_commands(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield each Python script that a shell script starts, with its arguments that need no shell."""
+# Modules that start the script that follows them.
+_LAUNCHERS = re.compile(r"torch\.distributed\.(?:run|launch)\Z|accelerate\.commands\.launch\Z|deepspeed\b")
+
+
+def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield each Python script or module that a shell script starts, with its arguments that need no shell."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.lstrip().startswith("#"):
             continue
@@ -61,7 +65,18 @@ def _python_commands(text: str) -> Iterator[tuple[str, ...]]:
         except ValueError:
             continue
         starter = next((n for n, word in enumerate(words) if _STARTERS.match(word)), None)
-        scripts = [] if starter is None else [n for n, word in enumerate(words) if n > starter and word.endswith(".py")]
-        if scripts:
-            rest = [word if word.isprintable() and "$" not in word else "ARG" for word in words[scripts[0] + 1 :]]
-            yield (words[scripts[0]], *(("--", *rest) if rest else ()))
+        program = () if starter is None else _program(words[starter + 1 :])
+        if program:
+            after = words.index(program[-1], starter or 0) + 1
+            rest = [word if word.isprintable() and "$" not in word else "ARG" for word in words[after:]]
+            yield program, (("--", *rest) if rest else ())
+
+
+def _program(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the script, or `-m` and the module, in the arguments of python or of a launcher."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        if word in ("-m", "--module") and following and not _LAUNCHERS.match(following):
+            return "-m", following
+        if word.endswith(".py"):
+            return (word,)
+    return ()

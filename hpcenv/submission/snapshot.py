@@ -64,7 +64,7 @@ class Code:
             commit=self.tree.commit or None if self.tree is not None else None,
             dirty=bool(self.diff) if known else None,
             diff_sha256=hashlib.sha256(self.diff).hexdigest() if self.diff else None,
-            script_sha256=script_sha256,
+            script_sha256=script_sha256 or None,
             workdir=LIVE if self.source is None else "copy",
             digest=None if self.source is None else self.source.record.digest,
             reason=self.reason,
@@ -72,19 +72,19 @@ class Code:
 
 
 class CodeQuery:
-    """Questions to git about the code of a script. git answers in the background; use it in a `with`.
+    """Questions to git about the folder of the code. git answers in the background; use it in a `with`.
 
     `find` raises the errors of git: it knows whether they matter.
 
     Args:
-        script: the script, or the module of a function; None without both.
+        folder: of the script; None without code.
     """
 
-    def __init__(self, script: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path | None, environ: Mapping[str, str]) -> None:
         self._git: git.GitQuery | None = None
         self._error: ToolMissing | ToolFailed | None = None
         try:
-            self._git = None if script is None else git.GitQuery(script.parent, environ)
+            self._git = None if folder is None else git.GitQuery(folder, environ)
         except (ToolFailed, ToolMissing) as error:
             self._error = error
 
@@ -112,12 +112,15 @@ class CodePlace:
     """Where a submission takes its code from, and where its run will be.
 
     Attributes:
-        script: the script, or the module of a function; None for a function without a module.
+        script: the script, or the file of a module; None for a function without a module, and for a module of the
+            environment.
+        folder: where Python looks for it first: the script's own folder, or the working directory of a module.
         run_folder: of the run.
         skipped: further folders that are no code, for example that of an executor.
     """
 
     script: Path | None
+    folder: Path | None
     run_folder: Path
     workspace: Workspace
     options: SubmitOptions
@@ -171,12 +174,13 @@ def _committed(place: CodePlace, look: CodeQuery, notes: list[str]) -> _Committe
     """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
     script, options = place.script, place.options
     tree, known = look.answer()
-    if script is None or tree is None:
-        return _Committed(tree=None, reason="no script" if script is None else f"{script.parent} is not under git")
+    if tree is None:
+        return _Committed(tree=None, reason="no script" if place.folder is None else f"{place.folder} is not under git")
     if known is None:
         return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
-    inside = os.path.relpath(os.path.join(os.path.realpath(script.parent), script.name), tree.root)
-    new = () if inside in known.files else (inside,)
+    inside = None if script is None else os.path.relpath(_real(script), tree.root)
+    # Behind a link that leads out of the work tree there is no state in git.
+    new = () if inside is None or inside in known.files or inside.startswith("../") else (inside,)
     is_dirty = bool(tree.changed or known.unwatched or new)
     if options.workdir != LIVE:
         if is_dirty and not options.allow_dirty:
@@ -273,8 +277,10 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
     main = parts[0]
     script = None
     if place.script is not None:
-        real = os.path.join(os.path.realpath(place.script.parent), place.script.name)
-        script = main.folder / os.path.relpath(real, main.root)
+        real = _real(place.script)
+        inside = _is_in(real, main.root)
+        # A module may be in a folder behind a link: it is where Python finds it from the working directory.
+        script = main.folder / os.path.relpath(real, main.root) if inside else workdir / _below(place)
     planned = PlannedSource(
         record=_record(committed, found, listing),
         script=script,
@@ -294,9 +300,9 @@ def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
     run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
     project = os.path.realpath(place.workspace.root)
     of_cwd = project if _is_in(cwd, project) else cwd
-    if place.script is None:
+    if place.folder is None:
         return [_part(of_cwd, run.source, place)]
-    folder = os.path.realpath(place.script.parent)
+    folder = os.path.realpath(place.folder)
     beside = of_cwd if _is_in(folder, of_cwd) else folder
     code = beside if committed.tree is None else str(committed.tree.root)
     first = _part(code, run.source, place, tracked=committed.files)
@@ -310,6 +316,14 @@ def _part(root: str, folder: Path, place: CodePlace, *, tracked: tuple[str, ...]
         given += place.script.parents
     shown = next((str(one) for one in given if os.path.realpath(one) == root), root)
     return _CopiedFolder(root=root, shown=shown, folder=folder, tracked=tracked)
+
+
+def _real(script: Path) -> str:
+    return os.path.join(os.path.realpath(script.parent), script.name)
+
+
+def _below(place: CodePlace) -> str:
+    return os.path.relpath(place.script or "", place.context.cwd)
 
 
 def _is_in(path: str, folder: str) -> bool:

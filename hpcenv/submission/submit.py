@@ -131,7 +131,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         command=plan.command,
         chain=chain,
         nodes=plan.manifest.nodes,
-        verifies=not plan.manifest.script,
+        verifies=not plan.manifest.launches,
     )
     save_record(submission, run.submission)
 
@@ -208,7 +208,7 @@ def materialize(plan: Plan, run: RunFolder, context: Context) -> None:
         _write_records(plan, run)
         if plan.source is not None and copied is not None:
             # The check compares the script, or the module of the function.
-            sha256 = "" if plan.files else plan.manifest.script_sha256
+            sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
             snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
     save_record(plan.manifest, run.manifest)
 

@@ -303,8 +303,8 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
     wanted: dict[str, tuple[str, str]] = {}
     if manifest.script:
         wanted[_SCRIPT] = (manifest.script_sha256, "")
-        if manifest.source is not None and manifest.source.digest:
-            wanted[_CODE] = (manifest.source.digest, f"the run's copy of the code: {manifest.source.folder}")
+    if manifest.launches and manifest.source is not None and manifest.source.digest:
+        wanted[_CODE] = (manifest.source.digest, f"the run's copy of the code: {manifest.source.folder}")
     for one in manifest.data:
         wanted[f"data.{one.name}"] = (one.state, f"{one.path} ({one.compare}), as it was at submission")
     for field, (value, note) in wanted.items():
@@ -316,7 +316,10 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
     """Return what the table says about data and code."""
     data = [f"data {one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
-    return (*data, *([f"live, not covered: {', '.join(live)}"] if live else []))
+    code = [f"live, not covered: {', '.join(live)}"] if live else []
+    if manifest.launches and not manifest.script:
+        code.append(f"script-sha256 not known: the project has no module {manifest.module}, it is the environment's")
+    return (*data, *code)
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:

@@ -207,7 +207,7 @@ def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Netw
 def _read_copy_and_data(manifest: Manifest, found: _Gathered) -> None:
     """Read the run's copy of the code, and the data that it names."""
     source = manifest.source
-    if manifest.script and source is not None and source.digest:
+    if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
         _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
     for one in manifest.data:

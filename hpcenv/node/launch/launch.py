@@ -278,9 +278,10 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
         f"--max_restarts={manifest.launch.max_restarts}",
         f"--log_dir={log_dir}",
         "--tee=3",
+        *(["--module"] if manifest.module else []),
         # argparse removes the first `--`. With this one, a `--` among the script's arguments arrives.
         "--",
-        manifest.script,
+        manifest.module or manifest.script,
         *manifest.args,
     ]
 

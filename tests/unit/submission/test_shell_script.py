@@ -41,3 +41,23 @@ def test_a_program_is_recognised() -> None:
 @pytest.mark.parametrize("text", ["#!/usr/bin/env python3\n", "import os\n", "", "#!/opt/bashful/python\n"])
 def test_a_python_script_passes(text: str) -> None:
     shell_script.refuse("train.py", text.encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python -m package.train --lr 1", "hpcenv submit -m package.train --nodes N --gpus G -- --lr 1"),
+        ("srun torchrun --nnodes 2 -m package.train x", "hpcenv submit -m package.train --nodes N --gpus G -- x"),
+        (
+            "python -m torch.distributed.run --nproc_per_node=8 src/train.py --lr 1",
+            "hpcenv submit src/train.py --nodes N --gpus G -- --lr 1",
+        ),
+        (
+            "python3 -m torch.distributed.launch --module package.train",
+            "hpcenv submit -m package.train --nodes N --gpus G",
+        ),
+        ("python -m accelerate.commands.launch train.py", "hpcenv submit train.py --nodes N --gpus G"),
+    ],
+)
+def test_a_module_that_it_starts_is_a_module_in_the_hint(line: str, command: str) -> None:
+    assert command in answer("job.sh", f"#!/bin/bash\n{line}\n")

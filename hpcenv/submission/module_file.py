@@ -1,0 +1,146 @@
+"""The file of a Python module that `hpcenv submit -m` names: in the project, or in the environment.
+
+Runs on: LOGIN NODE. Reads folders; imports nothing and starts nothing.
+
+The ranks start in the run's copy of the working directory, and Python looks there first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.errors import Command, Hint, ScriptUnusable
+from hpcenv.records.manifest import Environment
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+
+
+def in_project(module: str, cwd: Path, command: Sequence[str]) -> Path | None:
+    """Return the file that `python -m MODULE` starts in a folder; None if the folder does not have the module.
+
+    Args:
+        command: the command line of the submission, for a hint.
+
+    Raises:
+        ScriptUnusable: this is not the name of a module, or the project has the package but not the module.
+    """
+    if module.endswith(".py") or "/" in module:
+        dotted = os.path.relpath(cwd / module, cwd).removesuffix(".py").replace("/", ".")
+        hint = _instead(command, module, dotted) if _NAME.match(dotted) else Command("hpcenv", "submit", module)
+        raise ScriptUnusable(
+            f"`{module}` is the path of a file", why="-m takes the name of a module: package.module", hint=hint
+        )
+    if not _NAME.match(module):
+        raise ScriptUnusable(
+            f"`{module}` is not the name of a module", why="Python names are letters, digits and `_`, joined by dots"
+        )
+    found = _file_of(module, cwd)
+    if found is None and _is_fixed(module, cwd):
+        raise _missing(module, f"looked for {_place_of(module, cwd)}.py and {_place_of(module, cwd)}/__main__.py", cwd)
+    return found
+
+
+def name_of(script: str, cwd: Path) -> str | None:
+    """Return the name of the module that somebody typed in place of a script; None if it is none of the project."""
+    return script if _NAME.match(script) and _file_of(script, cwd) is not None else None
+
+
+def require_in_environment(
+    module: str, cwd: Path, environment: Environment, variables: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Look for a module that the project does not have; return a note where that cannot be known.
+
+    Args:
+        variables: those that the ranks get.
+
+    Raises:
+        ScriptUnusable: the environment does not have it.
+    """
+    top = module.partition(".")[0]
+    unknown = f"not checked whether the environment has the module `{module}`: the project does not have it"
+    folder = _only_packages(environment, variables)
+    if folder is None or top in sys.stdlib_module_names:
+        return (unknown,)
+    if _file_of(module, folder) is not None:
+        return ()
+    if _is_fixed(module, folder) or not _has_other_places(folder):
+        raise _missing(module, f"neither the project {cwd} nor {folder} has it", cwd)
+    return (unknown,)
+
+
+def _file_of(module: str, folder: Path) -> Path | None:
+    """Return the file that `-m` starts: of a package its `__main__.py`. Python prefers a package to a file."""
+    base = _place_of(module, folder)
+    main, own = base / "__main__.py", base.with_name(f"{base.name}.py")
+    if _is_package(base):
+        return main if main.is_file() else None
+    if own.is_file():
+        return own
+    return main if main.is_file() else None
+
+
+def _place_of(module: str, folder: Path) -> Path:
+    return folder.joinpath(*module.split("."))
+
+
+def _is_package(place: Path) -> bool:
+    return (place / "__init__.py").is_file()
+
+
+def _is_fixed(module: str, folder: Path) -> bool:
+    """Return whether Python would look for a module in this folder only: it has the top package, or a file."""
+    top = folder / module.partition(".")[0]
+    return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
+
+
+def _only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
+    """Return the one folder with the packages of a host environment; None where there may be others."""
+    prefix = Path(environment.python).parents[1] if environment.python else Path()
+    if environment.kind != "host" or "PYTHONPATH" in variables:
+        return None
+    try:
+        settings = (prefix / "pyvenv.cfg").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if re.search(r"(?im)^\s*include-system-site-packages\s*=\s*true", settings):
+        return None
+    folders = [path for path in prefix.glob("lib/python3.*/site-packages") if path.is_dir()]
+    return folders[0] if len(folders) == 1 else None
+
+
+def _has_other_places(folder: Path) -> bool:
+    """Return whether a .pth file names further folders, or runs code that finds modules (editable installs)."""
+    try:
+        files = [name for name in os.listdir(folder) if name.endswith(".pth") and name not in _HARMLESS]
+    except OSError:
+        return True
+    return bool(files)
+
+
+# setuptools' own: it finds no modules.
+_HARMLESS = ("distutils-precedence.pth",)
+
+
+def _missing(module: str, why: str, cwd: Path) -> ScriptUnusable:
+    return ScriptUnusable(f"there is no module `{module}`", why=why, hint=_near(module, cwd))
+
+
+def _near(module: str, cwd: Path) -> Hint | None:
+    place = _place_of(module, cwd)
+    for wanted in (place.with_name(f"{place.name}.py"), place):
+        near = filesystem.most_similar(wanted)
+        dotted = None if near is None else os.path.relpath(near, cwd).removesuffix(".py").replace("/", ".")
+        if dotted is not None and dotted != module and _NAME.match(dotted) and _file_of(dotted, cwd) is not None:
+            return f"perhaps you meant `-m {dotted}`"
+    return "-m takes a module of the folder that you submit from, or of the environment"
+
+
+def _instead(command: Sequence[str], old: str, new: str) -> Command:
+    end = list(command).index("--") if "--" in command else len(command)
+    words = [new if number < end and word == old else word for number, word in enumerate(command)]
+    return Command(*words) if new in words else Command("hpcenv", "submit", "-m", new)
