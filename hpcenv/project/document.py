@@ -2,28 +2,27 @@
 
 Runs on: LOGIN NODE. Pure.
 
-Every table is a standard dataclass. `parse` lets pydantic validate what a TOML parser returned. A
+Every table is a standard dataclass. `parse` lets pydantic-core validate what a TOML parser returned. A
 problem names the key's path as in the file, the offending value, and the nearest known key if the
 key is misspelled.
 
-Modules with tables do without `from __future__ import annotations`: pydantic reads their
+Modules with tables do without `from __future__ import annotations`: `table_schema` reads their
 annotations at run time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
-import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator, ValidationError
 
 from hpcenv.project import toml_lines
+from hpcenv.project.table_schema import table_schema
 
 
 def kebab(name: str) -> str:
@@ -37,16 +36,6 @@ class Document:
 
     The constructor checks nothing. `parse` does, where bytes enter.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", alias_generator=kebab)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Accept a mapping as this table; the values in it stay strict.
-
-        A strict dataclass accepts only an instance (pydantic 2.14, "Strict Mode", "Dataclasses").
-        """
-        return {**handler(source), "strict": False}
 
     def check(self) -> None:
         """Judge the document as a whole, after all its tables are valid.
@@ -71,7 +60,7 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
         text: of the file; with it, a problem names its line.
     """
     try:
-        document = _adapter(kind).validate_python(_with_tuples(data))
+        document: Model = _validator(typing.cast("Any", kind)).validate_python(_with_tuples(data))
     except ValidationError as error:
         return None, tuple(_explain(kind, problem, text) for problem in error.errors())
     try:
@@ -83,35 +72,14 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
 
 def json_schema(kind: type[Document]) -> dict[str, Any]:
     """Return the JSON Schema of a document."""
-    return dict(_adapter(kind).json_schema(by_alias=True))
+    from pydantic.json_schema import GenerateJsonSchema
 
-
-def _adapter(kind: type[Model]) -> TypeAdapter[Model]:
-    return _adapter_of(typing.cast("Any", kind))
+    return dict(GenerateJsonSchema(by_alias=True).generate(table_schema(kind, kebab)))
 
 
 @functools.cache
-def _adapter_of(kind: Any) -> TypeAdapter[Any]:
-    """Return the validator of a document, without plug-ins of pydantic.
-
-    What is valid must not depend on other packages. The search for plug-ins also reads the metadata of
-    every installed package, which is a tenth of a dry run.
-    """
-    with _environment_variable("PYDANTIC_DISABLE_PLUGINS", "__all__"):
-        return TypeAdapter(kind)
-
-
-@contextlib.contextmanager
-def _environment_variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def _validator(kind: Any) -> SchemaValidator:
+    return SchemaValidator(table_schema(kind, kebab))
 
 
 def _with_tuples(value: Any) -> Any:

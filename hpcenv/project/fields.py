@@ -1285,12 +1285,17 @@ def find(name: str) -> Field | None:
     exact = _by_name().get(name)
     if exact is not None:
         return exact
-    return max((field for field in FIELDS if field.fits(name)), key=lambda field: len(field.name), default=None)
+    return max((field for field in _families() if field.fits(name)), key=lambda field: len(field.name), default=None)
 
 
 @functools.cache
 def _by_name() -> dict[str, Field]:
     return {field.name: field for field in FIELDS}
+
+
+@functools.cache
+def _families() -> tuple[Field, ...]:
+    return tuple(field for field in FIELDS if "*" in field.name)
 
 
 def has_row(name: str) -> bool:

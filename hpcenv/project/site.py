@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from pydantic import AfterValidator
-
 from hpcenv.project import document
 from hpcenv.project.document import Document
 from hpcenv.project.option_types import SiteSubmitTable
 from hpcenv.project.option_values import Count, CountOrNone, OptionValue, SbatchTable, SrunTable, Text, Word
+from hpcenv.project.table_schema import After
 from hpcenv.records.manifest import Bind, Setting
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -61,7 +60,7 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     return value
 
 
-AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
+AbsolutePath = Annotated[Text, After(_absolute)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class VariableTable(Document):
         min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.
     """
 
-    value: Annotated[str, AfterValidator(_without_nul)]
+    value: Annotated[str, After(_without_nul)]
     reason: Text
     source: Text | None = None
     date: dt.date | None = None
@@ -162,16 +161,16 @@ class SiteFile(Document):
         accounting: whether sacct answers here.
     """
 
-    name: Annotated[str, AfterValidator(_name)]
-    modules: tuple[Annotated[str, AfterValidator(_module)], ...] = ()
-    apptainer: Annotated[Text, AfterValidator(_program)] | None = None
+    name: Annotated[str, After(_name)]
+    modules: tuple[Annotated[str, After(_module)], ...] = ()
+    apptainer: Annotated[Text, After(_program)] | None = None
     accounting: bool | None = None
     match: MatchTable | None = None
     submit: SiteSubmitTable = field(default_factory=SiteSubmitTable)
     sbatch: SbatchTable = field(default_factory=dict)
     srun: SrunTable = field(default_factory=dict)
     bind: tuple[SiteBindTable, ...] = ()
-    env: Annotated[dict[str, VariableTable], AfterValidator(_variables)] = field(default_factory=dict)
+    env: Annotated[dict[str, VariableTable], After(_variables)] = field(default_factory=dict)
     slurm: SlurmTable = field(default_factory=SlurmTable)
 
 

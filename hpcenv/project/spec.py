@@ -6,13 +6,12 @@ Runs on: LOGIN NODE.
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import AfterValidator
-
 from hpcenv.project import severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
 from hpcenv.project.option_values import SbatchTable, SrunTable, Text, Word, secrets, text, variables
+from hpcenv.project.table_schema import After
 from hpcenv.records.manifest import DataCompare, Severity
 
 HOST = "host"
@@ -37,7 +36,7 @@ class BindTable(Document):
     """[[bind]]: a host folder that the container sees."""
 
     source: Text
-    target: Annotated[str, AfterValidator(_absolute)] | None = None
+    target: Annotated[str, After(_absolute)] | None = None
     read_only: bool = False
 
 
@@ -57,7 +56,7 @@ class CodeFilesTable(Document):
         ignore: patterns of files and folders that the copy does not have.
     """
 
-    live: tuple[Annotated[str, AfterValidator(_inside)], ...] = ()
+    live: tuple[Annotated[str, After(_inside)], ...] = ()
     ignore: tuple[Text, ...] = ()
 
 
@@ -134,15 +133,15 @@ class Project(Document):
     sbatch: SbatchTable = field(default_factory=dict)
     srun: SrunTable = field(default_factory=dict)
     site: Text | None = None
-    env: Annotated[dict[str, str], AfterValidator(variables)] = field(default_factory=dict)
-    secrets: Annotated[dict[str, str], AfterValidator(secrets)] = field(default_factory=dict)
+    env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
+    secrets: Annotated[dict[str, str], After(secrets)] = field(default_factory=dict)
     bind: tuple[BindTable, ...] = ()
     code: CodeFilesTable = field(default_factory=CodeFilesTable)
     data: tuple[DataTable, ...] = ()
     host: HostTable = field(default_factory=HostTable)
     determinism: DeterminismTable = field(default_factory=DeterminismTable)
     paths: PathsTable = field(default_factory=PathsTable)
-    policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = field(default_factory=dict)
+    policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
 
     @property
     def on_host(self) -> bool:

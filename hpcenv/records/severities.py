@@ -20,7 +20,7 @@ ANY_NAME = "**"
 
 
 class Severities:
-    """Severities by field name. The first rule that fits a name counts.
+    """Severities by field name. The rule for this very name counts, otherwise the first that fits.
 
     Args:
         rules: from a manifest, or from `project.severities.resolve`.
@@ -30,10 +30,11 @@ class Severities:
     """
 
     def __init__(self, rules: Iterable[FieldSeverity]) -> None:
-        self._rules = tuple(rules)
-        if not self._rules:
+        every = tuple(rules)
+        if not every:
             raise _missing("the manifest gives no severities")
-        self._known = {rule.field: rule for rule in reversed(self._rules) if "*" not in rule.field}
+        self._known = {rule.field: rule for rule in reversed(every) if "*" not in rule.field}
+        self._families = tuple(rule for rule in every if "*" in rule.field)
 
     def of(self, field: str) -> Severity:
         """Return the severity of a field.
@@ -58,7 +59,7 @@ class Severities:
 
     def _rule(self, field: str) -> FieldSeverity:
         if field not in self._known:
-            rule = next((rule for rule in self._rules if fits(rule.field, field)), None)
+            rule = next((rule for rule in self._families if fits(rule.field, field)), None)
             if rule is None:
                 raise _missing(f"the manifest gives no severity for `{field}`")
             self._known[field] = rule
