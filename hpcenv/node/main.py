@@ -31,10 +31,10 @@ from hpcenv.errors import (
 from hpcenv.node import local
 from hpcenv.node.check import code, decide, facts, verdict_table
 from hpcenv.node.check.probe_source import probe_source
-from hpcenv.node.check.rendezvous import Choice
 from hpcenv.node.launch import current_attempt, first_failure, launch, requeue, reserve, stopping
 from hpcenv.node.launch.previous_job import number_in_chain, read_previous_job
 from hpcenv.node.manifest import open_manifest
+from hpcenv.node.network.rendezvous import Choice
 from hpcenv.node.stage import stage
 from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode, find_this_node
 from hpcenv.records.codec import SCHEMA

@@ -9,16 +9,22 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpcenv.records.manifest import Setting, SifIdentity, Value
+from hpcenv.records.network import Fabric
 
 SifEvidence = Literal["identity", "node-record", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface with its IPv4 and IPv6 addresses."""
+    """A network interface with its IPv4 and IPv6 addresses.
+
+    Attributes:
+        networks: the network of each address (`10.0.0.0/24`); empty where only the addresses are known.
+    """
 
     name: str
     addresses: tuple[str, ...]
+    networks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +170,7 @@ class Facts:
         not_staged: why a copy on the node's own disk was asked for and is not used.
         variables: those of the job and the secrets that the ranks get, beside the settings of the run;
             credentials without their value.
+        fabric: what the node has to communicate with others; None in facts from before it was recorded.
         seconds: how long each part took.
     """
 
@@ -180,4 +187,5 @@ class Facts:
     not_staged: tuple[str, ...] = ()
     look: Look | None = None
     variables: tuple[Setting, ...] = ()
+    fabric: Fabric | None = None
     seconds: dict[str, float] = field(default_factory=dict)

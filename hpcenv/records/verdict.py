@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpcenv.records.manifest import Setting, Severity
+from hpcenv.records.manifest import Bind, Setting, Severity
+from hpcenv.records.network import NetworkDecision
 
 Result = Literal["match", "mismatch", "unknown"]
 
@@ -70,6 +71,7 @@ class NodeSettings:
     local_address: str
     rendezvous: Rendezvous
     settings: tuple[Setting, ...]
+    binds: tuple[Bind, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ class Verdict:
         inherited: node -> variables of the job that its ranks get, as far as they can change results.
         launched: the nodes that train, in the order of their node ranks: all, or without those a spare one replaces.
         notes: which data were compared, and what of the code was not.
+        network: why the network settings are what they are; None in a verdict from before it was recorded.
     """
 
     schema: int
@@ -94,3 +97,4 @@ class Verdict:
     launched: tuple[str, ...] = ()
     inherited: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    network: NetworkDecision | None = None

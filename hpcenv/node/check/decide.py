@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.errors import NodeRejected
-from hpcenv.node.check import gpu_rules, rendezvous
+from hpcenv.node.check import gpu_rules
 from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
 from hpcenv.node.check.verdict_table import sif_in_words
 from hpcenv.node.container.start_command import changes_results
+from hpcenv.node.network import rendezvous
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting

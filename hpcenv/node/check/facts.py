@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
-from hpcenv.node.check import bare_image, bind_content, code, data, host, mounts, network, sif_check
+from hpcenv.node.check import bare_image, bind_content, code, data, host, mounts, sif_check
 from hpcenv.node.container.start_command import (
     build_start_command,
     data_binds,
@@ -33,10 +33,14 @@ from hpcenv.node.container.start_command import (
     staged_here,
 )
 from hpcenv.node.container.start_gate import leads_to
+from hpcenv.node.network import reach
+from hpcenv.node.network.detect import detect
+from hpcenv.node.network.tree import HostTree
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
+from hpcenv.records.network import Fabric, GpuPlace
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
@@ -101,6 +105,7 @@ def gather(
         look=found.look,
         not_staged=staged.problems,
         variables=variables,
+        fabric=outside.fabric,
         seconds={
             **outside.found.seconds,
             **found.seconds,
@@ -144,7 +149,7 @@ class _Outside(threading.Thread):
     """Reads host and network while the container is started and read: a driver may take seconds to answer.
 
     Attributes:
-        found, network: the results; not to be read before the thread has ended.
+        found, network, fabric: the results; not to be read before the thread has ended.
     """
 
     def __init__(self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> None:
@@ -152,6 +157,8 @@ class _Outside(threading.Thread):
         super().__init__(name="hpcenv-outside", daemon=True)
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
+        self.fabric: Fabric | None = None
+        self._gpus: tuple[GpuPlace, ...] = ()
         self._manifest = manifest
         self._place = place
         self._environ = environ
@@ -159,28 +166,35 @@ class _Outside(threading.Thread):
     def run(self) -> None:
         _timed(self.found, "host", self._read_host)
         _timed(self.found, "network", self._observe)
+        _timed(self.found, "fabric", self._detect)
         _read_copy_and_data(self._manifest, self.found)
         if "network" in self.found.unknown:
             self.network = replace(self.network, problem=self.found.unknown["network"])
 
     def _read_host(self) -> None:
-        _read_host(self.found, self._environ, self._manifest.environment.apptainer)
+        self._gpus = _read_host(self.found, self._environ, self._manifest.environment.apptainer)
 
     def _observe(self) -> None:
         # If nodes at the front are left out, one of these is the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
-        self.network = network.observe(self._place.nodes[0], self._environ, others=others)
+        self.network = reach.observe(self._place.nodes[0], self._environ, others=others)
+
+    def _detect(self) -> None:
+        self.fabric = detect(HostTree(), self._environ, gpus=self._gpus)
 
 
-def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> None:
+def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> tuple[GpuPlace, ...]:
+    """Read what the host is, and return where its GPUs are."""
     found.values["host.hostname"] = os.uname().nodename
     found.values["host.machine"] = os.uname().machine
     found.values["host.cpus"] = len(os.sched_getaffinity(0))
     from hpcenv.node.check import gpus  # slow to load; here it loads while the container starts
 
-    for part in (gpus.read(environ=environ), host.read(host.Host(environ=environ, apptainer=apptainer or "apptainer"))):
+    of_gpus = gpus.read(environ=environ)
+    for part in (of_gpus, host.read(host.Host(environ=environ, apptainer=apptainer or "apptainer"))):
         found.values.update(part.values)
         found.unknown.update(part.unknown)
+    return of_gpus.places
 
 
 def _read_script(manifest: Manifest, found: _Gathered) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError
+from hpcenv.records.network import GpuPlace
 
 # Attribute of a GPU -> the field with one value per GPU.
 _FIELDS = {
@@ -46,10 +47,15 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """Fields by their dotted names, and reasons for those that could not be read."""
+    """Fields by their dotted names, and reasons for those that could not be read.
+
+    Attributes:
+        places: bus address and links of each GPU, for the network; empty where NVML did not report them.
+    """
 
     values: dict[str, str | int | float | bool | tuple[str, ...]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    places: tuple[GpuPlace, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +149,20 @@ def _facts(answer: _Answer) -> GpuFacts:
             values[name] = tuple(column)
         else:
             unknown[name] = next((why for gpu in checked if (why := gpu.get(f"no {attribute}"))), reason)
-    return GpuFacts(values=values, unknown=unknown)
+    return GpuFacts(values=values, unknown=unknown, places=gpu_places(answer.gpus))
+
+
+def gpu_places(gpus: Iterable[Mapping[str, object]]) -> tuple[GpuPlace, ...]:
+    """Return where each GPU is and its links, from what NVML reported; GPUs without a bus address are left out."""
+    return tuple(
+        GpuPlace(
+            bus=str(gpu["bus"]),
+            links=links if isinstance(links := gpu.get("links"), int) else None,
+            clique=str(gpu.get("clique", "")),
+        )
+        for gpu in gpus
+        if gpu.get("bus")
+    )
 
 
 def _cuda_version(number: object) -> str:
@@ -339,6 +358,9 @@ def _gpu(pynvml: Any, handle: Any) -> dict[str, object]:
         "mig": lambda: _MODE[int(pynvml.nvmlDeviceGetMigMode(handle)[0])],
         "ecc": lambda: _MODE[int(pynvml.nvmlDeviceGetEccMode(handle)[0])],
         "brand": lambda: _BRANDS[int(pynvml.nvmlDeviceGetBrand(handle))],
+        "bus": lambda: "{:04x}:{:02x}:{:02x}.0".format(*_bus(pynvml, handle, 0)[:3]),
+        "links": lambda: _links_up(pynvml, handle),
+        "clique": lambda: _clique(pynvml, handle),
     }
     gpu: dict[str, object] = {}
     for name, query in queries.items():
@@ -352,6 +374,35 @@ def _gpu(pynvml: Any, handle: Any) -> dict[str, object]:
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             gpu[f"no {name}"] = f"NVML: {error}"
     return gpu
+
+
+def _links_up(pynvml: Any, handle: Any) -> int:
+    """Return the number of NVLink links that are up; 0 for a GPU that has no NVLink."""
+    count = 0
+    for link in range(int(pynvml.NVML_NVLINK_MAX_LINKS)):
+        try:
+            count += int(pynvml.nvmlDeviceGetNvLinkState(handle, link)) == pynvml.NVML_FEATURE_ENABLED
+        except pynvml.NVMLError as error:
+            # A GPU has fewer links than the largest number, or no NVLink.
+            if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+                raise
+            break
+    return count
+
+
+def _clique(pynvml: Any, handle: Any) -> str:
+    """Return the NVLink domain across nodes that this GPU has joined; empty without one."""
+    try:
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info))
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return ""
+        raise
+    cluster = bytes(int(part) & 255 for part in info.clusterUuid)
+    if int(info.state) != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED or not any(cluster):
+        return ""
+    return f"{cluster.hex()}.{int(info.cliqueId)}"
 
 
 _MODE = {0: "disabled", 1: "enabled"}

@@ -38,7 +38,7 @@ def test_a_node_tells_who_it_is_and_what_it_found(run):
     assert found.values["host.cpus"] == len(os.sched_getaffinity(0))
     assert found.values["code.script-sha256"] == run.manifest.script_sha256
     assert (found.unknown, found.differences, found.sif) == ({}, (), None)
-    assert sorted(found.seconds) == ["host", "network", "probe", "script"]
+    assert sorted(found.seconds) == ["fabric", "host", "network", "probe", "script"]
 
 
 def test_a_script_that_is_not_there_is_unknown(run):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.node.check import network, rendezvous
+from hpcenv.node.network import reach as network
+from hpcenv.node.network import rendezvous
 from hpcenv.records.facts import Interface, Route
 from hpcenv.records.manifest import Setting
 from hpcenv.records.verdict import Rendezvous

@@ -1,6 +1,6 @@
 """Network facts of a node: its interfaces, its routes to the first node, a free port.
 
-Runs on: COMPUTE NODE. Standard library only. node/check/rendezvous.py decides with these facts.
+Runs on: COMPUTE NODE. Standard library only. node/network/rendezvous.py decides with these facts.
 """
 
 from __future__ import annotations
@@ -65,17 +65,39 @@ def _interfaces() -> tuple[Interface, ...]:
     if ip is not None:
         try:
             text = process.run([ip, "-j", "address", "show"], timeout=_COMMAND_SECONDS).stdout
-            return tuple(
-                Interface(
-                    name=link["ifname"],
-                    addresses=tuple(a["local"] for a in link.get("addr_info", ()) if "local" in a),
-                )
-                for link in json.loads(text)
-                if "ifname" in link
-            )
+            return parse_addresses(text)
         except (HpcenvError, ValueError, KeyError, TypeError):
             pass
     return tuple(Interface(name=name, addresses=_ioctl_address(name)) for _, name in socket.if_nameindex())
+
+
+def parse_addresses(text: str) -> tuple[Interface, ...]:
+    """Return the interfaces in the output of `ip -j address show`.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not that output.
+    """
+    interfaces = []
+    for link in json.loads(text):
+        if "ifname" not in link:
+            continue
+        own = [a for a in link.get("addr_info", ()) if "local" in a]
+        networks = tuple(_network(a["local"], a.get("prefixlen")) for a in own)
+        interfaces.append(
+            Interface(
+                name=link["ifname"],
+                addresses=tuple(a["local"] for a in own),
+                networks=networks if all(networks) else (),
+            )
+        )
+    return tuple(interfaces)
+
+
+def _network(address: str, prefix: object) -> str:
+    try:
+        return str(ipaddress.ip_interface(f"{address}/{prefix}").network)
+    except ValueError:
+        return ""
 
 
 def _ioctl_address(name: str) -> tuple[str, ...]:

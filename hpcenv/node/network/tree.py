@@ -1,0 +1,150 @@
+"""Small files of one host: below `/` on a node, below a copied folder, or in a recording.
+
+Runs on: COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_MOST = 64 * 1024
+
+
+class HostTree:
+    """Reads the files of one host. What is not there, or cannot be read, is empty."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def read(self, path: str, *, most: int = _MOST) -> bytes:
+        """Return the beginning of a file."""
+        try:
+            # A plain read: a file of sysfs may answer with an error to a read of more than its content.
+            with open(self._place(path), "rb") as file:
+                return file.read(most)
+        except (OSError, ValueError):
+            return b""
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return the names in a folder, sorted so that `mlx5_2` comes before `mlx5_10`."""
+        try:
+            return tuple(sorted(os.listdir(self._place(path)), key=_natural))
+        except OSError:
+            return ()
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is such a file, folder or link."""
+        return os.path.lexists(self._place(path))
+
+    def link(self, path: str) -> str:
+        """Return the last name of the path that a link leads to; empty for a file or folder."""
+        try:
+            return os.path.basename(os.readlink(self._place(path)))
+        except OSError:
+            return ""
+
+    def text(self, path: str) -> str:
+        """Return the content of a small file without blanks around it."""
+        return self.read(path).decode("utf-8", "replace").strip()
+
+    def number(self, path: str) -> int | None:
+        """Return the number that a file holds."""
+        text = self.text(path)
+        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+    def search(self, path: str, pattern: re.Pattern[bytes], *, most: int) -> re.Match[bytes] | None:
+        """Return where a large file matches a pattern for the first time."""
+        return pattern.search(self.read(path, most=most))
+
+    def _place(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+
+class RecordedTree(HostTree):
+    """The files of a host as a recording has them; nothing of this machine is read.
+
+    Args:
+        files: path -> content.
+        links: path -> last name of the path that it leads to.
+    """
+
+    def __init__(self, files: Mapping[str, str], links: Mapping[str, str]) -> None:
+        super().__init__(Path("/nonexistent"))
+        self._files, self._links = files, links
+        self._folders: dict[str, set[str]] = {}
+        for path in (*files, *links):
+            parts = path.rstrip("/").split("/")
+            for at in range(1, len(parts)):
+                self._folders.setdefault("/".join(parts[:at]), set()).add(parts[at])
+
+    def read(self, path: str, *, most: int = _MOST) -> bytes:
+        """Return the recorded content."""
+        return self._files.get(path, "").encode()[:most]
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return the names of the recorded files in a folder."""
+        return tuple(sorted(self._folders.get(path.rstrip("/"), ()), key=_natural))
+
+    def exists(self, path: str) -> bool:
+        """Return whether the recording has such a file, folder or link."""
+        return path in self._files or path in self._links or path.rstrip("/") in self._folders
+
+    def link(self, path: str) -> str:
+        """Return where a recorded link leads to."""
+        return self._links.get(path, "")
+
+
+class TracedTree(HostTree):
+    """Reads a host and remembers what was there, so that it can be recorded.
+
+    Attributes:
+        files: path -> content of every file that was read; a folder's entry that was only listed has no content.
+        links: path -> last name of the path that it leads to.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        super().__init__(root)
+        self.files: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+
+    def read(self, path: str, *, most: int = _MOST) -> bytes:
+        """Return the beginning of a file, and remember it."""
+        found = super().read(path, most=most)
+        if found:
+            self.files[path] = found.decode("utf-8", "replace")
+        return found
+
+    def search(self, path: str, pattern: re.Pattern[bytes], *, most: int) -> re.Match[bytes] | None:
+        """Remember only what matched: the file is a library."""
+        match = pattern.search(HostTree.read(self, path, most=most))
+        if HostTree.exists(self, path):
+            self.files[path] = match.group(0).decode("utf-8", "replace") if match else ""
+        return match
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return the names in a folder, and remember them."""
+        found = super().names(path)
+        for name in found:
+            self.files.setdefault(f"{path.rstrip('/')}/{name}", "")
+        return found
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is such a file, and remember it."""
+        found = super().exists(path)
+        if found:
+            self.files.setdefault(path, "")
+        return found
+
+    def link(self, path: str) -> str:
+        """Return where a link leads to, and remember it."""
+        found = super().link(path)
+        if found:
+            self.links[path] = found
+        return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

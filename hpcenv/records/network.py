@@ -1,0 +1,223 @@
+"""The network hardware and the network software of a node, as `facts/NODE.json` has them.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+Every value is text, a number or a tuple, so that equal nodes are equal values: the decision is then computed once
+for all nodes that are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.records.manifest import Bind, Setting
+
+# Raised when a key changes its meaning. Facts of another number are not used, and the network counts as unknown.
+FABRIC_SCHEMA = 1
+
+GpuVendor = Literal["nvidia", "amd", "none", "unknown"]
+Answer = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkLink:
+    """One network interface of the host, from `/sys/class/net`.
+
+    Attributes:
+        kind: `ethernet`, `infiniband` (IPoIB), `loopback` or `other`.
+        state: operstate of the kernel: `up`, `down`, `unknown`.
+        speed_mbit: link speed; None where the kernel does not know it. For IPoIB that of the port below.
+        driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
+        bus, numa: place of the device; empty and None where it has no place.
+    """
+
+    name: str
+    kind: str
+    state: str
+    speed_mbit: int | None = None
+    mtu: int | None = None
+    driver: str = ""
+    bus: str = ""
+    numa: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaPort:
+    """One port of an RDMA device, from `/sys/class/infiniband`.
+
+    Attributes:
+        layer: `InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA).
+        rate_gbit: signalling rate; None where it could not be read.
+        gid_types: kinds of its GIDs: `IB/RoCE v1`, `RoCE v2`.
+        interfaces: network interfaces of the same device.
+        virtual_function: the device is a virtual function (SR-IOV).
+    """
+
+    device: str
+    port: int
+    state: str
+    layer: str
+    rate_gbit: float | None = None
+    driver: str = ""
+    bus: str = ""
+    numa: int | None = None
+    interfaces: tuple[str, ...] = ()
+    gid_types: tuple[str, ...] = ()
+    virtual_function: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CxiDevice:
+    """One Slingshot adapter, from `/sys/class/cxi/DEVICE/device/properties`.
+
+    Attributes:
+        link: whether the link is up.
+        rendezvous_get: `rdzv_get_en`: `yes` unless the step was started with `--network=disable_rdzv_get`.
+    """
+
+    device: str
+    link: Answer = "unknown"
+    speed_mbit: int | None = None
+    rendezvous_get: Answer = "unknown"
+    numa: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPlace:
+    """One GPU: where it is and how many NVLink or xGMI links to other GPUs are up.
+
+    Attributes:
+        links: None where that could not be read.
+        clique: NVLink domain across nodes (`UUID.CLIQUE`, GpuFabricInfo); empty without one.
+    """
+
+    bus: str
+    numa: int | None = None
+    links: int | None = None
+    clique: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricVersion:
+    """The version of one component of the host's network software, and where it was read."""
+
+    name: str
+    version: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTuning:
+    """A file of the host that tunes the network, and that a container does not see.
+
+    Attributes:
+        kind: `settings` (its variables are used), `topology` (an XML file for NCCL).
+        variables: literal assignments in it; origin is the path.
+        unread: lines that are no literal assignment, so that their effect is unknown.
+    """
+
+    path: str
+    kind: Literal["settings", "topology"]
+    variables: tuple[Setting, ...] = ()
+    unread: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """What one node has to communicate with other nodes.
+
+    Attributes:
+        schema: see FABRIC_SCHEMA.
+        gpu_vendor: `none` only where the PCI bus was read and has no GPU.
+        gpudirect: how a network adapter can reach GPU memory: `nvidia_peermem`, `dma-buf`, or empty.
+        imex: a channel for NVLink across nodes is there.
+        cloud, product: provider and machine type, from DMI.
+        unknown: parts that could not be read, each `PART: REASON`.
+    """
+
+    schema: int = FABRIC_SCHEMA
+    links: tuple[NetworkLink, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()
+    cxi: tuple[CxiDevice, ...] = ()
+    gpu_vendor: GpuVendor = "unknown"
+    gpus: tuple[GpuPlace, ...] = ()
+    gpudirect: str = ""
+    imex: bool = False
+    cloud: str = ""
+    product: str = ""
+    versions: tuple[FabricVersion, ...] = ()
+    tuning: tuple[HostTuning, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRow:
+    """One variable of the decision: set, kept, or left out, each with its reason.
+
+    Attributes:
+        action: `set` (hpcenv decided), `host` (imported from a file of the host), `given` (user, project, site
+            profile or job), `skip` (left at the library's default on purpose).
+        rule: id of the rule; empty for what is only given.
+        source: where the rule comes from, with its date.
+        evidence: the facts that the rule was applied to.
+        nodes: on which nodes; empty for all.
+    """
+
+    action: Literal["set", "host", "given", "skip"]
+    name: str
+    value: str
+    origin: str
+    reason: str
+    rule: str = ""
+    source: str = ""
+    evidence: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkWarning:
+    """Something that is slow, wrong or has no effect, and what to do."""
+
+    rule: str
+    what: str
+    todo: str = ""
+    source: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOption:
+    """An option that srun's launch step needs for a setting to take effect."""
+
+    option: str
+    reason: str
+    rule: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedBind:
+    """A file of the host that the container needs for the network."""
+
+    bind: Bind
+    reason: str
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkDecision:
+    """What was decided for the network of one attempt (part of `verdict.json`).
+
+    Attributes:
+        profile: the kind of network that the ranks are to use.
+        why: the facts that led to it.
+    """
+
+    schema: int = FABRIC_SCHEMA
+    profile: str
+    why: str
+    rows: tuple[NetworkRow, ...] = ()
+    warnings: tuple[NetworkWarning, ...] = ()
+    step_options: tuple[StepOption, ...] = ()
+    binds: tuple[ExplainedBind, ...] = ()
