@@ -22,6 +22,8 @@ from hpcenv.progress import Event, OnEvent
 
 # In a log: the start of a phase, its end, and where it is every this many seconds.
 _EVERY_SECONDS = 10.0
+# As JSON: how often the place of one piece of work is told.
+_EVENT_SECONDS = 1.0
 
 _WORDS = {
     "resolve": "resolving",
@@ -48,7 +50,7 @@ def shown(*, as_json: bool) -> Iterator[OnEvent]:
     """
     with _ended_politely():
         if as_json:
-            yield _as_json
+            yield _JsonLines()
         elif sys.stderr.isatty():
             with _bars() as show:
                 yield show
@@ -83,8 +85,19 @@ def _ended_politely() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _as_json(event: Event) -> None:
-    _render.tell(json.dumps({"event": dataclasses.asdict(event)}, sort_keys=True))
+class _JsonLines:
+    """One JSON object for each event: all notes, beginnings and ends, and in between at most one in a while."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], float] = {}
+
+    def __call__(self, event: Event) -> None:
+        key, now = (event.phase, event.what), time.monotonic()
+        under_way = event.phase not in ("note", "wait") and (event.total is None or event.done < event.total)
+        if under_way and now - self._last.get(key, -_EVENT_SECONDS) < _EVENT_SECONDS:
+            return
+        self._last[key] = now
+        _render.tell(json.dumps({"event": dataclasses.asdict(event)}, sort_keys=True))
 
 
 def _label(event: Event) -> str:

@@ -11,10 +11,11 @@ from typing import Literal
 
 from hpcenv.errors import Command, Hint, ImageMismatch, ImageUnavailable, SpecError
 from hpcenv.image.convert import squashfs_reader, tree
-from hpcenv.image.convert.conversion import FORMAT_LABEL, added, compare_sif, merged_layers, shown
+from hpcenv.image.convert.conversion import FORMAT_LABEL, OpenBlobs, added, compare_sif, merged_layers, shown
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.pull import ImageRequest, resolve
 from hpcenv.image.reference import Platform, Reference, Source, parse_source
+from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.node.check import sif
@@ -74,6 +75,20 @@ def verify(
     known = open_place(place) if place_exists(place) else None
     image, open_blobs = resolve(request, on_event=on_event, store=known)
     store = open_place(place, create=True)
+    with store.in_use(purpose=f"compares a SIF with the layers of {image.manifest_digest[:19]}", on_event=on_event):
+        return _compare(request, path, image, open_blobs, store=store, limits=limits, on_event=on_event)
+
+
+def _compare(
+    request: ImageRequest,
+    path: Path | None,
+    image: ResolvedImage,
+    open_blobs: OpenBlobs,
+    *,
+    store: Store,
+    limits: LayerLimits,
+    on_event: OnEvent,
+) -> Proof:
     if path is None:
         path = _stored(store, image.manifest_digest, request)
     elif path.exists() and (own := store.look(image.manifest_digest)) is not None and own.path.samefile(path):
@@ -119,6 +134,7 @@ def _stored(store: Store, digest: str, request: ImageRequest) -> Path:
             why=f"its digest is {digest}",
             hint=_pull_command(request),
         )
+    store.remember(digest)
     return image.path
 
 

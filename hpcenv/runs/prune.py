@@ -8,6 +8,7 @@ In case of doubt, an image is kept. It is kept if
   that `hpcenv lock` or `image build` noted in the store, other lockfiles in the same folders, and
   those of the current project;
 - a known run that uses it has not ended, or its state is unknown;
+- it was used within a day, or within the time that the caller names: somebody may run it without hpcenv;
 - a note in the store cannot be read, or names a path that cannot be reached from here.
 
 While another process holds a lease, nothing is removed.
@@ -42,6 +43,7 @@ from hpcenv.runs.status import read_status
 from hpcenv.runs.store_listing import amount
 
 _LEASE = "prune"
+_DAY = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +103,14 @@ class PruneRequest:
     Attributes:
         place: folder of the store, and its trusted owner.
         workspaces: projects whose lockfiles and runs count, also without a note in the store.
-        older_than: only files not used for this many seconds; 0 for any age.
+        older_than: only files not used for this many seconds, a day by default; 0 for any age.
         keep_bytes: stop when the store is not larger than this. Then layers of kept images may be
             removed too. None removes all files that are not needed.
     """
 
     place: StorePlace
     workspaces: tuple[Workspace, ...] = ()
-    older_than: float = 0.0
+    older_than: float = _DAY
     keep_bytes: int | None = None
 
 
@@ -223,10 +225,10 @@ def _remove(item: StoreRemoval, store: Store) -> bool:
 def _plan(store: Store, request: PruneRequest, environ: Mapping[str, str]) -> PrunePlan:
     now = filesystem.file_time(store.tmp)
     needs = _needs(store, request.workspaces, environ)
-    images, kept = _images(store, needs)
+    images, kept = _images(store, needs, now - request.older_than)
     layers, of_kept_images = _layers(store, {item.digest for item in kept})
     spare = [*needs.gone_notes, *_unfinished(store, now)]
-    spare += [item for item in (*images, *layers) if now - item.used >= request.older_than]
+    spare += [*images, *(item for item in layers if now - item.used >= request.older_than)]
     total = amount(store.root).size
     if request.keep_bytes is not None:
         order = sorted(spare, key=lambda item: (item.kind not in ("note", "unfinished"), item.used))
@@ -246,10 +248,13 @@ def _plan(store: Store, request: PruneRequest, environ: Mapping[str, str]) -> Pr
     )
 
 
-def _images(store: Store, needs: _Needs) -> tuple[list[StoreRemoval], list[KeptImage]]:
+def _images(store: Store, needs: _Needs, unused_since: float) -> tuple[list[StoreRemoval], list[KeptImage]]:
+    """Return the images that may be removed, and those that are needed or were used after `unused_since`."""
     spare, kept = [], []
     for image in store.list_images():
         why = needs.everything or needs.of.get(image.digest, "")
+        if not why and image.used > unused_since:
+            why = "it was used a short time ago; --older-than 0 removes it too"
         if why:
             why += f"; the store does not use it: {image.distrust}; {image.remedy}" if image.distrust else ""
             kept.append(KeptImage(digest=image.digest, size=image.size, why=why))

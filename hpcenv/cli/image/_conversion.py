@@ -5,15 +5,17 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from hpcenv import size
 from hpcenv.cli import _render
-from hpcenv.errors import SpecError, UsageError
+from hpcenv.errors import Command as HintCommand
+from hpcenv.errors import HpcenvError, SpecError, UsageError
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.convert.on_cluster import Allocation
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest
@@ -107,13 +109,43 @@ def _slurm_time(_context: click.Context, _parameter: click.Parameter, value: str
         raise click.BadParameter(f"{value!r} {error}") from error
 
 
-limit = click.option(
+_limit = click.option(
     "--limit",
     "limits",
     metavar="NAME=NUMBER",
     multiple=True,
-    help="Raise a limit for an image that you trust; the error for a large image names the limit.",
+    help="Raise a limit for an image that you trust; NAME=none removes it. The error for a large image names the limit.",
 )
+
+
+def limit(command: _render.Command) -> _render.Command:
+    """Give a command that reads layers --limit, and errors that name this very command as the next one."""
+
+    @functools.wraps(command)
+    def with_own_command(*args: Any, **words: Any) -> Any:
+        try:
+            return command(*args, **words)
+        except HpcenvError as problem:
+            raise problem.changed(hint=tuple(map(_own_command, problem.hint_parts))) from problem
+
+    return cast("_render.Command", _limit(with_own_command))
+
+
+def _own_command(part: str | HintCommand) -> str | HintCommand:
+    """Return the user's command, with one more option, for a hint to run a conversion again.
+
+    The code that raises the error does not know the command: it names `hpcenv image build`, which
+    converts a project's image, or the option --platform of `hpcenv image pull`.
+    """
+    if isinstance(part, HintCommand):
+        verb, rest = part[:3], part[3:]
+        while rest[:1] in (("--store",), ("--trust",)):  # the user's own command has them already
+            rest = rest[2:]
+        if verb == ("hpcenv", "image", "build") and rest[:1] in ((), ("--limit",)):
+            return HintCommand(*_render.command_line(), *rest)
+        if verb == ("hpcenv", "image", "pull") and rest[-2:-1] == ("--platform",):
+            return HintCommand(*_render.command_line(), *rest[-2:])
+    return part
 
 
 def convert_options(command: _render.Command) -> _render.Command:

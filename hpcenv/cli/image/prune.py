@@ -35,9 +35,10 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 @click.option(
     "--older-than",
     metavar="AGE",
-    default="0",
+    default="1d",
+    show_default=True,
     callback=_duration.parse_seconds,
-    help="Remove only what was not used for this long, for example 12h or 30d; a plain number is seconds.",
+    help="Remove only what was not used for this long, for example 12h or 30d; 0 for any age.",
 )
 @click.option(
     "--keep-bytes",
@@ -60,9 +61,10 @@ def command(
     """Remove images, layers and leftovers that no lockfile and no run needs.
 
     Prints what it would remove, and asks. It keeps what a known lockfile needs, and the
-    image of a run that is pending, is running, or has an unknown state. It removes nothing
-    while a process converts an image. --keep-bytes may also remove layers of images that
-    are kept, but not their SIFs.
+    image of a run that is pending, is running, or has an unknown state. It keeps what was
+    used within a day, because others may run it without hpcenv. It removes nothing while a
+    process converts or verifies an image. --keep-bytes may also remove layers of images
+    that are kept, but not their SIFs.
     """
     place = where.place()
     if not place_exists(place):

@@ -35,9 +35,17 @@ __all__ = ["FORMAT", "FileSink", "LayerIndex", "LayerLimits", "index_layer", "no
 # Version of the format. Increase it if the recorded fields or their meaning change; old indexes are then replaced.
 FORMAT = 2
 
+# The word for a limit that does not apply to an image, and its value.
+NO_LIMIT = "none"
+_UNLIMITED = 2**62 - 1
+
 _MAGIC = b"hpcenv layer index %d\n" % FORMAT
 _CHUNK = 1024 * 1024
 _GIB = 1024**3
+# The largest window that the zstd program decompresses without an option (zstd --long=27), and what
+# libzstd says of a larger one (zstd_errors.h, 1.5.7).
+_LARGEST_WINDOW = 1 << 27
+_NEEDS_MEMORY = "requires too much memory"
 _NAME_BYTES = 255
 _PREFIX = b".wh."
 _OPAQUE_NAME = b".wh..wh..opq"
@@ -79,9 +87,9 @@ class LayerLimits:
         folder_entries: entries of the largest folder. For several large folders: the square root of
             the sum of their squares, because packing takes time in proportion to that sum (see
             `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
-        unpacked_bytes: uncompressed bytes of all layers; holes of sparse files count as zeros.
-        ratio: uncompressed to compressed bytes of one layer, checked only above
-            `ratio_from` bytes. Deflate can reach 1030; layers of programs
+        unpacked_bytes: uncompressed bytes of all layers; holes of sparse files count, because they are packed as zeros.
+        ratio: uncompressed to compressed bytes of one layer without holes of sparse files, checked
+            only above `ratio_from` bytes. Deflate can reach 1030; layers of programs
             and libraries have 2 to 6, text has less than 20.
         ratio_from: uncompressed bytes that every layer may have.
         metadata_bytes: names, link targets, xattrs and sparse maps of all layers.
@@ -99,7 +107,7 @@ class LayerLimits:
     xattr_bytes: int = 64 * 1024
 
     def raised(self, words: Iterable[str]) -> LayerLimits:
-        """Return these limits, changed by `NAME=NUMBER` options.
+        """Return these limits, changed by `NAME=NUMBER` and `NAME=none` options.
 
         Raises:
             UsageError: a name is unknown, or a number is not positive.
@@ -108,10 +116,13 @@ class LayerLimits:
         changed = {}
         for word in words:
             name, _, number = word.partition("=")
+            if name in known and number == NO_LIMIT:
+                changed[name] = _UNLIMITED
+                continue
             if name not in known or not number.isascii() or not number.isdigit() or not 0 < int(number[:19]) < 2**62:
                 raise UsageError(
                     f"`{word}` is not a limit",
-                    why="the form of a limit is NAME=NUMBER; the names are "
+                    why="the form of a limit is NAME=NUMBER or NAME=none; the names are "
                     + ", ".join(f"`{entry}`" for entry in known),
                     hint="for example `--limit entries=2000000`",
                 )
@@ -121,26 +132,33 @@ class LayerLimits:
     def words(self) -> list[str]:
         """Return the limits that differ from the defaults, as options for `raised`."""
         default = LayerLimits()
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return [
-            f"{entry.name}={getattr(self, entry.name)}"
-            for entry in fields(self)
-            if getattr(self, entry.name) != getattr(default, entry.name)
+            f"{name}={NO_LIMIT if value == _UNLIMITED else value}"
+            for name, value in values.items()
+            if value != getattr(default, name)
         ]
 
 
-def exceeded(name: str, limit: int, what: str, *, enough: int = 0) -> NoReturn:
-    """Raise the error for an exceeded limit; `enough` is a value that is known to be sufficient."""
+def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> NoReturn:
+    """Raise the error for an exceeded limit.
+
+    Args:
+        name: the limit.
+        limit: its value.
+        what: what exceeds it.
+        enough: a value that is sufficient for this image; None if that is unknown, because hpcenv stopped reading.
+    """
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",
         why="a hostile image can fill memory or disks; hpcenv stops before that happens",
-        hint=(
-            "if you trust this image, raise the limit: ",
-            Command("hpcenv", "image", "pull", "--limit", f"{name}={max(2 * limit, enough)}"),
-            "; ",
-            Command("hpcenv", "image", "build"),
-            " has the same option for a project",
-        ),
+        hint=raise_limit(f"{name}={NO_LIMIT if enough is None else enough}"),
     )
+
+
+def raise_limit(word: str) -> tuple[str | Command, ...]:
+    """Return the hint for an exceeded limit. `cli/image/` puts the user's own command in place of the project's."""
+    return ("if you trust this image: ", Command("hpcenv", "image", "build", "--limit", word))
 
 
 # -- a layer's bytes ----------------------------------------------------------------------
@@ -166,6 +184,8 @@ class _Blob:
         try:
             return cast("bytes", self._source.read(size))
         except self._bad as error:
+            if _NEEDS_MEMORY in str(error):
+                raise _window_too_large(self._path) from error
             raise ImageMismatch(
                 f"the layer `{self._path.name}` cannot be decompressed: {error or type(error).__name__}",
                 why=f"it is compressed with {self._how}, and its data are damaged or incomplete",
@@ -175,11 +195,32 @@ class _Blob:
             raise _unreadable(self._path, error) from error
 
 
+def _window_too_large(path: Path) -> ImageMismatch:
+    return ImageMismatch(
+        f"the layer `{path.name}` needs too much memory to be decompressed",
+        why=f"{_window(path)}; hpcenv and the zstd program decompress at most {_LARGEST_WINDOW >> 20} MiB",
+        hint="the layer is not damaged. Compress it with a smaller window: `zstd --long=27`, or copy the image with "
+        "`skopeo copy --dest-compress-format gzip`",
+    )
+
+
+def _window(path: Path) -> str:
+    """Return the window of a layer's first zstd frame, for a message."""
+    import zstandard
+
+    try:
+        with path.open("rb") as file:
+            size = zstandard.get_frame_parameters(file.read(tar_stream.BLOCK)).window_size
+    except (OSError, zstandard.ZstdError):
+        size = 0
+    return f"its zstd window has {size >> 20:,} MiB" if size > _LARGEST_WINDOW else "a zstd window in it is larger"
+
+
 def _unreadable(path: Path, error: OSError) -> FileUnusable:
     return FileUnusable(
         f"the layer `{path}` cannot be read",
         why=error.strerror or str(error),
-        hint=("pull the image again: ", Command("hpcenv", "image", "pull")),
+        hint=PULL_AGAIN,
     )
 
 
@@ -255,8 +296,7 @@ def _decompressor(file: BinaryIO, how: str) -> tuple[Any, tuple[type[BaseExcepti
     if how == "zstd":
         import zstandard
 
-        # 128 MiB is the largest window in practice (zstd --long=27).
-        decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        decoder = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
         return decoder.stream_reader(file, read_across_frames=True, closefd=False), (zstandard.ZstdError, EOFError)
     return file, ()
 
@@ -681,10 +721,11 @@ class _Builder:
         unpacked, limits = self.index.unpacked, self._limits
         if unpacked > limits.unpacked_bytes:
             exceeded("unpacked_bytes", limits.unpacked_bytes, f"a layer has {unpacked:,} uncompressed bytes")
-        if self._compressed is not None and unpacked > max(limits.ratio_from, limits.ratio * self._compressed):
-            times = unpacked // max(self._compressed, 1)
+        data = unpacked - self._holes
+        if self._compressed is not None and data > max(limits.ratio_from, limits.ratio * self._compressed):
+            times = data // max(self._compressed, 1)
             what = f"a layer of {self._compressed:,} bytes has at least {times:,} times as many uncompressed bytes"
-            exceeded("ratio", limits.ratio, what, enough=2 * times)
+            exceeded("ratio", limits.ratio, what)
 
     def _add(self, member: tar_stream.Member, reader: tar_stream.Reader) -> None:
         kind, path = _kind_and_path(member)

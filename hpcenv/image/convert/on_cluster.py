@@ -20,7 +20,7 @@ from hpcenv.cluster import slurm
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, ToolMissing
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert, fetch, ready, stored_blobs
-from hpcenv.image.convert.layer_index import LayerLimits
+from hpcenv.image.convert.layer_index import LayerLimits, raise_limit
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent
@@ -29,6 +29,9 @@ _SECONDS = 24 * 3600.0
 # Message of slurmstepd and srun for a step that Slurm ended (Slurm 24.11).
 _ENDED = re.compile(r"^.*\*\*\* (?:STEP|JOB) .*CANCELLED AT (.*) \*\*\*", re.MULTILINE)
 
+
+# The option in the hint for an exceeded limit.
+_LIMIT = re.compile(r"--limit (\w+=\w+)")
 
 # These errors of the node keep their class, and so their exit status.
 _SAME_CLASS: tuple[type[HpcenvError], ...] = (ImageMismatch, ImageUnavailable, FileUnusable, ToolMissing)
@@ -155,6 +158,9 @@ class _Listener:
                 hint="check the partition and account (sinfo, sacctmgr show assoc), or convert here",
             )
         kind = next((kind for kind in _SAME_CLASS if kind.code == body.get("code")), None)
+        limit = _LIMIT.search(hint)
+        if limit is not None:  # the command on the node is not the user's
+            return ImageMismatch(f"on the node: {what}", why=why or None, hint=raise_limit(limit[1]))
         if kind is not None:
             return kind(f"on the node: {what}", why=why or None, hint=hint or None)
         return ToolFailed(

@@ -30,10 +30,10 @@ from typing import Literal, NamedTuple, NoReturn
 from hpcenv.errors import Command, ImageMismatch
 from hpcenv.image.convert.tree import TreeEntry
 
-# The hint for a damaged layer.
+# The hint for a damaged layer. `cli/image/` puts the user's own command in place of the project's.
 PULL_AGAIN = (
     "run ",
-    Command("hpcenv", "image", "pull"),
+    Command("hpcenv", "image", "build"),
     " again; if the error remains, the image itself is damaged: build it again",
 )
 

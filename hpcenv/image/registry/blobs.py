@@ -502,7 +502,7 @@ class _Workers:
                 highest = max(highest, part.done)
                 if failures >= self._limits.attempts:
                     raise broken.error from None
-                self._pause(broken, failures)
+                self._pause(broken, failures, spec)
         raise ImageUnavailable(
             f"the layer {spec.digest} did not arrive in {_MOST_REQUESTS} requests",
             why=f"{_amount(part.done)} of {_amount(spec.size)} arrived; every download ended early",
@@ -539,14 +539,17 @@ class _Workers:
                 )
             )
 
-    def _pause(self, broken: Broken, failures: int) -> None:
+    def _pause(self, broken: Broken, failures: int, spec: BlobSpec) -> None:
         pauses = self._limits.pauses
         seconds = pauses[min(failures, len(pauses)) - 1] if failures else pauses[0]
+        again = f"asking again for the layer {spec.digest[:19]}"
         if broken.retry_after is not None:
             if broken.retry_after > self._limits.longest_pause:
                 raise broken.error from None
             seconds = max(seconds, broken.retry_after)
-            self._report.say(f"waiting {seconds:.0f} s, as the registry requests: {broken.error.what}")
+            again = f"waiting {seconds:.0f} s, as the registry requests, then {again}"
+        attempt = f" (attempt {failures + 1} of {self._limits.attempts})" if failures else ""
+        self._report.say(f"{broken.error.what}: {again}{attempt}")
         if self._stop.wait(seconds):
             raise _Stopped
 

@@ -165,6 +165,8 @@ class Client:
                 # Returns what has arrived, so that a slow server is noticed before a chunk is full.
                 return bytes(raw.read1(_CHUNK, decode_content=False))
             return bytes(raw.read(16 * 1024, decode_content=False))
+        except (urllib3.exceptions.TimeoutError, TimeoutError):
+            raise Broken(self._refusals.stalled()) from None
         except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ssl.SSLError) as error:
             raise Broken(self._refusals.unreachable(error)) from None
 

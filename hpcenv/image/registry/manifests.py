@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hpcenv.errors import ImageUnavailable
+from hpcenv.errors import Command, Hint, ImageUnavailable
 from hpcenv.image.reference import DIGEST, Platform
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "MANIFESTS",
     "MANIFEST_LIMIT",
     "PLAIN_LAYER",
+    "ChosenManifest",
     "ImageDocuments",
     "Layer",
     "ResolvedImage",
@@ -35,11 +36,12 @@ __all__ = [
     "describe",
     "digest_of",
     "kind",
+    "no_manifest",
     "platform_name",
     "printable",
     "read_document",
+    "select_entry",
     "unusable",
-    "why_no_manifest",
 ]
 
 # OCI image-spec 1.1 (2024-02) and Docker Image Manifest V2, Schema 2.
@@ -69,6 +71,10 @@ CONFIG_LIMIT = 8 * 1024 * 1024
 
 DigestOrigin = Literal["registry", "layout", "synthesised"]
 
+_CHECK_NAME = "check the name and the tag; registries hold more than images"
+# An index in an index is used to group images; more levels than this help nobody.
+_MOST_NESTED = 4
+_MOST_READ = 16
 # Bounds the memory that a manifest can use. Docker itself makes at most 127 layers.
 _MOST_LAYERS = 4096
 
@@ -188,45 +194,123 @@ def kind(document: Mapping[str, Any]) -> str:
     return "other"
 
 
-def why_no_manifest(document: Mapping[str, Any]) -> str:
-    """Return why a document is no image manifest, for the error."""
+def no_manifest(document: Mapping[str, Any], name: str) -> ImageUnavailable:
+    """Return the error for a document that is no image manifest."""
     if document.get("schemaVersion") == 1:
-        return "its manifest is Docker's schema 1, which has no digests of the layers' contents"
-    if kind(document) == "index":
-        return "its index lists another index"
-    return f"its manifest is of type {str(document.get('mediaType'))[:100]!r}"
+        why = "its manifest is Docker's schema 1 of before 2017, which has no digests of the layers' contents"
+        return unusable(name, why, "convert it: skopeo copy --format v2s2 reads schema 1 and writes a current manifest")
+    if not document.get("mediaType"):
+        return unusable(name, "its manifest has neither a media type nor a configuration", _CHECK_NAME)
+    return unusable(name, f"its manifest is of type {str(document.get('mediaType'))[:100]!r}", _CHECK_NAME)
 
 
-def choose(index: Mapping[str, Any], wanted: Platform, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the digest of the first manifest for the platform, and all platforms of the index.
+@dataclass(frozen=True, kw_only=True)
+class ChosenManifest:
+    """The manifest of an image that an index names: its bytes, its document, and all platforms of the index."""
+
+    body: bytes
+    document: Mapping[str, Any]
+    platforms: tuple[str, ...]
+
+
+def choose(
+    index: Mapping[str, Any], wanted: Platform, name: str, read: Callable[[str], tuple[bytes, Mapping[str, Any]]]
+) -> ChosenManifest:
+    """Return the first manifest for the platform; indexes inside the index are followed.
 
     image-spec 1.1, image-index.md: "If multiple manifests match a client or runtime's
     requirements, the first matching entry SHOULD be used."
 
+    Args:
+        index: the index.
+        wanted: the platform.
+        name: of the image, for errors.
+        read: returns the verified bytes and the document of a digest.
+
     Raises:
         ImageUnavailable: the index has no image for the platform; the error lists the others.
     """
-    entries = index.get("manifests")
-    names: list[str] = []
-    chosen: Mapping[str, Any] | None = None
-    for entry in entries if isinstance(entries, list) else []:
-        platform = entry.get("platform") if isinstance(entry, dict) else None
-        if not isinstance(platform, dict) or platform.get("os") == "unknown":
-            continue  # attestations carry unknown/unknown
-        names.append(platform_name(platform))
-        if chosen is None and _platform_fits(platform, wanted):
-            chosen = entry
-    platforms = tuple(sorted(set(names)))
-    if chosen is None:
-        raise ImageUnavailable(
-            f"`{name}` has no image for {wanted}",
-            why=f"available platforms: {', '.join(platforms)[:2000] or 'none'}",
-            hint="set platform to one of them, or choose another image",
-        )
-    digest = chosen.get("digest")
+    search = _IndexSearch(wanted=wanted, name=name, read=read)
+    found = search.look(index, _MOST_NESTED)
+    platforms = tuple(sorted(set(search.platforms)))
+    if found is None:
+        raise _no_platform(name, wanted, platforms)
+    return ChosenManifest(body=found[0], document=found[1], platforms=platforms)
+
+
+def select_entry(entries: Sequence[Mapping[str, Any]], wanted: Platform, name: str) -> str:
+    """Return the digest of the first entry for the platform, of a list in which each entry names one.
+
+    Raises:
+        ImageUnavailable: none is for the platform.
+    """
+    for entry in entries:
+        platform = entry.get("platform")
+        if isinstance(platform, dict) and _platform_fits(platform, wanted):
+            return _entry_digest(entry, name)
+    named = [platform_name(entry["platform"]) for entry in entries if isinstance(entry.get("platform"), dict)]
+    raise _no_platform(name, wanted, tuple(sorted(set(named))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _IndexSearch:
+    """Looks for an image in an index and in the indexes inside it."""
+
+    wanted: Platform
+    name: str
+    read: Callable[[str], tuple[bytes, Mapping[str, Any]]]
+    platforms: list[str] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    def look(self, index: Mapping[str, Any], depth: int) -> tuple[bytes, Mapping[str, Any]] | None:
+        listed = index.get("manifests")
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        found = None
+        for entry in entries:
+            platform = entry.get("platform")
+            if isinstance(platform, dict):
+                if platform.get("os") == "unknown":
+                    continue  # attestations carry unknown/unknown
+                self.platforms.append(platform_name(platform))
+                fits = _platform_fits(platform, self.wanted)
+            else:
+                # A platform is optional. An index names none; of a single manifest its configuration tells it.
+                fits = entry.get("mediaType") in INDEXES or len(entries) == 1
+            if fits and found is None:
+                found = self._open(entry, depth)
+        return found
+
+    def _open(self, entry: Mapping[str, Any], depth: int) -> tuple[bytes, Mapping[str, Any]] | None:
+        digest = _entry_digest(entry, self.name)
+        if depth == 0 or len(self._seen) >= _MOST_READ or digest in self._seen:
+            why = "an index inside it names itself" if digest in self._seen else "too many indexes are inside its index"
+            raise unusable(self.name, why, _CHECK_NAME)
+        self._seen.add(digest)
+        body, document = self.read(digest)
+        return self.look(document, depth - 1) if kind(document) == "index" else (body, document)
+
+
+def _entry_digest(entry: Mapping[str, Any], name: str) -> str:
+    digest = entry.get("digest")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise unusable(name, f"its index has no sha256 digest for {wanted}")
-    return digest, platforms
+        raise unusable(name, f"its index has the digest {str(digest)[:80]!r}, not a sha256 one")
+    return digest
+
+
+def _no_platform(name: str, wanted: Platform, platforms: Sequence[str]) -> ImageUnavailable:
+    """Return the error for an image that does not exist for the platform."""
+    what = f"`{name}` has no image for {wanted}"
+    if not platforms:
+        return ImageUnavailable(what, why="its index names no platform for any entry", hint=_CHECK_NAME)
+    return ImageUnavailable(
+        what,
+        why=f"available platforms: {', '.join(platforms)[:2000]}",
+        hint=(
+            "choose an image for the machines that run it, or take this one for other machines: ",
+            Command("hpcenv", "image", "pull", name, "--platform", platforms[0]),
+            f' (in hpcenv.toml: platform = "{platforms[0]}")',
+        ),
+    )
 
 
 def platform_name(platform: Mapping[str, Any]) -> str:
@@ -251,11 +335,9 @@ def _platform_fits(platform: Mapping[str, Any], wanted: Platform) -> bool:
 def check_platform(config: Mapping[str, Any], wanted: Platform, name: str) -> None:
     """Raise `ImageUnavailable` if a configuration is for another platform; the variant may differ."""
     if not _platform_fits(config, replace(wanted, variant=None)):
-        raise ImageUnavailable(
-            f"`{name}` has no image for {wanted}",
-            why=f"it is an image for {platform_name(config) or 'an unnamed platform'}",
-            hint="set platform to that, or choose another image",
-        )
+        own = platform_name(config)
+        why = f"it is an image for {own or 'an unnamed platform'}"
+        raise _no_platform(name, wanted, (own,) if own else ()).changed(why=why)
 
 
 def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
@@ -264,14 +346,25 @@ def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
     if not isinstance(config, dict) or not isinstance(config.get("digest"), str):
         raise unusable(name, "its manifest names no configuration")
     if config.get("mediaType") not in CONFIGS:
-        raise unusable(name, f"it holds {str(config.get('mediaType'))[:100]!r}, not a container image")
+        raise _artifact(manifest, str(config.get("mediaType")), name)
     digest = config["digest"]
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise unusable(name, f"its configuration has the digest {str(digest)[:80]!r}, not a sha256 one")
     return digest
 
 
-def unusable(name: str, why: str, hint: str | None = None) -> ImageUnavailable:
+def _artifact(manifest: Mapping[str, Any], media: str, name: str) -> ImageUnavailable:
+    """Return the error for a manifest that is no container image (image-spec 1.1, "Guidelines for Artifact Usage")."""
+    if media.startswith("application/vnd.cncf.helm."):
+        return unusable(name, "it is a Helm chart, not a container image", "take the name of an image from the chart")
+    if media.startswith("application/vnd.sylabs.sif."):
+        pull = Command("apptainer", "pull", "FILE.sif", name.replace("docker://", "oras://", 1))
+        return unusable(name, "it is a SIF in a registry, not a container image", ("it needs no conversion: ", pull))
+    stated = str(manifest.get("artifactType") or media)[:100]
+    return unusable(name, f"it is an artifact of type {stated!r}, not a container image", _CHECK_NAME)
+
+
+def unusable(name: str, why: str, hint: Hint | None = None) -> ImageUnavailable:
     """Return the error for an image that exists but cannot be used."""
     return ImageUnavailable(
         f"`{name}` is not an image that hpcenv can use",
@@ -341,7 +434,7 @@ def _layers(manifest: Mapping[str, Any], config: Mapping[str, Any], name: str) -
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     blobs = manifest.get("layers")
     if not isinstance(diff_ids, list) or not isinstance(blobs, list) or not blobs:
-        raise unusable(name, "it has no layers")
+        raise unusable(name, "it has no layers, so there is nothing to run", "build it again, with files in it")
     if len(blobs) > _MOST_LAYERS:
         raise unusable(name, f"it has {len(blobs)} layers; hpcenv takes at most {_MOST_LAYERS}")
     if len(diff_ids) != len(blobs):
@@ -358,12 +451,16 @@ def _layer(blob: object, diff_id: object, name: str) -> Layer:
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise unusable(name, f"the layer {digest} has the size {str(size)[:40]!r}")
     if not isinstance(media, str) or not _LAYER.fullmatch(media):
-        raise unusable(
-            name,
-            f"the layer {digest} is of type {str(media)[:100]!r}",
-            "encrypted and foreign (Windows) layers cannot be converted",
-        )
+        raise unusable(name, f"the layer {digest} is of type {str(media)[:100]!r}", _layer_hint(str(media)))
     return Layer(digest=str(digest), diff_id=str(diff_id), size=size, media_type=media)
+
+
+def _layer_hint(media: str) -> str:
+    if "encrypted" in media:
+        return "the layer is encrypted; decrypt the image: skopeo copy --decryption-key KEY"
+    if "foreign" in media:
+        return "the layer is one of Windows, which does not run here; choose an image for linux"
+    return "hpcenv reads OCI's and docker's layers (tar, gzip, zstd); push the image again with docker or podman"
 
 
 def _run_time(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -142,15 +142,18 @@ def _find_in_layout(source: LocalImage, files: _Files, wanted: Platform) -> mani
     digest = _select(source, index, wanted) if source.digest is None else source.digest
     index_digest: str | None = None
     platforms: tuple[str, ...] = ()
-    body = _blob(source, files, digest, MANIFEST_LIMIT, "manifest")
-    document = manifests.read_document(body, origin=str(source), what="manifest")
+
+    def read(digest: str) -> tuple[bytes, Mapping[str, Any]]:
+        body = _blob(source, files, digest, MANIFEST_LIMIT, "manifest")
+        return body, manifests.read_document(body, origin=str(source), what="manifest")
+
+    body, document = read(digest)
     if manifests.kind(document) == "index":
         index_digest = digest
-        digest, platforms = manifests.choose(document, wanted, str(source))
-        body = _blob(source, files, digest, MANIFEST_LIMIT, "manifest")
-        document = manifests.read_document(body, origin=str(source), what="manifest")
+        chosen = manifests.choose(document, wanted, str(source), read)
+        body, document, platforms = chosen.body, chosen.document, chosen.platforms
     if manifests.kind(document) != "manifest":
-        raise manifests.unusable(str(source), manifests.why_no_manifest(document))
+        raise manifests.no_manifest(document, str(source))
     config = _blob(source, files, manifests.config_descriptor(document, str(source)), CONFIG_LIMIT, "configuration")
     return manifests.ImageDocuments(
         reference=str(source),
@@ -172,7 +175,7 @@ def _select(source: LocalImage, index: Mapping[str, Any], wanted: Platform) -> s
     digests = {str(entry.get("digest")): entry for entry in fitting}
     if len(digests) > 1 and all(isinstance(entry.get("platform"), dict) for entry in fitting):
         # The index of a layout may also be a multi-platform index.
-        return manifests.choose({"manifests": fitting}, wanted, str(source))[0]
+        return manifests.select_entry(fitting, wanted, str(source))
     if len(digests) != 1:
         raise _ambiguous(source, entries, found=len(digests))
     digest = next(iter(digests))

@@ -87,16 +87,17 @@ class Refusals:
 
     def unreachable(self, error: Exception) -> ImageUnavailable:
         """Return the error for a network fault."""
-        host, text = self.reference.api_host, str(error)
+        host, text = _asked(error) or self.reference.api_host, str(error)
         if isinstance(error, (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)):
-            return self._too_slow()
+            return self._too_slow(host)
         if isinstance(error, requests.exceptions.SSLError):
-            return self._tls_failed(text)
+            return self._tls_failed(host, text)
         if isinstance(error, requests.exceptions.ProxyError):
             what, why = "cannot be reached through the proxy", "http_proxy or https_proxy names a proxy"
             hint = "check the proxy, or add the host to no_proxy"
         elif isinstance(error, requests.TooManyRedirects):
-            what, why, hint = "redirects in a circle", "more than five redirects for one request", "try again later"
+            what, why = "redirects in a circle", "more than five redirects for one request"
+            hint = "its configuration is wrong; check the host in the reference, or ask the registry's administrators"
         elif "NameResolution" in text or "resolve" in text:
             what, why = "is not a known host", "its name does not resolve"
             hint = "check the spelling; compute nodes often cannot reach the internet, login nodes can"
@@ -106,10 +107,20 @@ class Refusals:
         else:
             what, why = "closed the connection too early", _cause(text)
             hint = "try again; check whether a firewall or proxy interferes"
-        return ImageUnavailable(f"the registry `{host}` {what}", why=why, hint=hint)
+        return ImageUnavailable(f"{self._named(host)} {what}", why=why, hint=hint)
 
-    def _tls_failed(self, text: str) -> ImageUnavailable:
-        host = self.reference.api_host
+    def _named(self, host: str) -> str:
+        """Return how a message names a host: the registry itself, or a server that it sent us to."""
+        own = self.reference.api_host
+        return f"the registry `{own}`" if host == own else f"`{host}`, which the registry `{own}` named,"
+
+    def _tls_failed(self, host: str, text: str) -> ImageUnavailable:
+        if host != self.reference.api_host:
+            return ImageUnavailable(
+                f"{self._named(host)} cannot be used with https",
+                why=_cause(text),
+                hint="report this to the administrators of the registry",
+            )
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return ImageUnavailable(
                 f"the certificate of `{host}` is not trusted",
@@ -128,10 +139,18 @@ class Refusals:
             ),
         )
 
-    def _too_slow(self) -> ImageUnavailable:
+    def _too_slow(self, host: str) -> ImageUnavailable:
         return ImageUnavailable(
-            f"the registry `{self.reference.api_host}` did not answer within {self.timeout:g} s",
+            f"{self._named(host)} did not answer within {self.timeout:g} s",
             hint="try again; a firewall that drops packets can be the cause",
+        )
+
+    def stalled(self) -> ImageUnavailable:
+        """Return the error for a layer that stopped arriving."""
+        return ImageUnavailable(
+            f"the registry `{self.reference.api_host}` sent no bytes for {self.timeout:g} s",
+            why="the connection is open, but a layer stopped arriving",
+            hint="try again: hpcenv continues the download; a firewall that drops packets can be the cause",
         )
 
     def too_large(self, limit: int) -> ImageUnavailable:
@@ -173,6 +192,13 @@ class Refusals:
             why=text or "the registry answered 404 for it",
             hint="push the image again; layers marked as not distributable have to be pushed explicitly",
         )
+
+
+def _asked(error: Exception) -> str:
+    """Return the host that a failed request was sent to; empty if the error does not tell it."""
+    request = getattr(error, "request", None)
+    url = getattr(request, "url", None)
+    return urlsplit(url).netloc.rpartition("@")[2] if isinstance(url, str) else ""
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import FileUnusable
 from hpcenv.image.reference import Platform, Reference, refuse_floating
@@ -74,17 +74,15 @@ def resolve(
 
 def _fetch_documents(client: Client, reference: Reference, wanted: Platform) -> ImageDocuments:
     """Fetch the manifest, through the index if there is one, and the configuration."""
-    digest, body = client.manifest(reference.digest or reference.tag or "latest")
-    document = manifests.read_document(body, origin=reference.registry, what="manifest")
+    digest, body, document = _fetch(client, reference, reference.digest or reference.tag or "latest")
     index_digest: str | None = None
     platforms: tuple[str, ...] = ()
     if manifests.kind(document) == "index":
         index_digest = digest
-        digest, platforms = manifests.choose(document, wanted, str(reference))
-        digest, body = client.manifest(digest)
-        document = manifests.read_document(body, origin=reference.registry, what="manifest")
+        chosen = manifests.choose(document, wanted, str(reference), lambda name: _fetch(client, reference, name)[1:])
+        body, document, platforms = chosen.body, chosen.document, chosen.platforms
     if manifests.kind(document) != "manifest":
-        raise manifests.unusable(str(reference), manifests.why_no_manifest(document))
+        raise manifests.no_manifest(document, str(reference))
     return ImageDocuments(
         reference=str(reference),
         registry=reference.registry,
@@ -95,6 +93,11 @@ def _fetch_documents(client: Client, reference: Reference, wanted: Platform) -> 
         manifest=body,
         config=client.config(manifests.config_descriptor(document, str(reference))),
     )
+
+
+def _fetch(client: Client, reference: Reference, name: str) -> tuple[str, bytes, Mapping[str, Any]]:
+    digest, body = client.manifest(name)
+    return digest, body, manifests.read_document(body, origin=reference.registry, what="manifest")
 
 
 def open_source(

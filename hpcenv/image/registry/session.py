@@ -6,6 +6,7 @@ Runs on: LOGIN NODE. Loads `requests`.
 from __future__ import annotations
 
 import email.utils
+import http.client
 import time
 from collections.abc import Iterator
 from http.cookiejar import DefaultCookiePolicy
@@ -14,12 +15,14 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
+import urllib3.exceptions
 
 from hpcenv.errors import ImageUnavailable
 
 __all__ = ["RegistrySession", "read_in_time", "retry_after"]
 
 _CONNECT_SECONDS = 15.0
+_CHUNK = 64 * 1024
 _MOST_REDIRECTS = 5
 
 
@@ -84,11 +87,25 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
     Raises:
         requests.ReadTimeout: the deadline has passed.
     """
-    # Small chunks: a server that sends a few bytes at a time cannot outlast the deadline.
-    for chunk in response.iter_content(16 * 1024):
+    for chunk in _arriving(response):
         yield chunk
         if time.monotonic() > deadline:
-            raise requests.ReadTimeout
+            raise requests.ReadTimeout(request=response.request)
+
+
+def _arriving(response: requests.Response) -> Iterator[bytes]:
+    """Yield what has arrived, not full chunks: a server that sends one byte at a time cannot outlast a deadline."""
+    raw = response.raw
+    if not hasattr(raw, "read1"):  # urllib3 before 2.1
+        yield from response.iter_content(256)
+        return
+    try:
+        while chunk := raw.read1(_CHUNK, decode_content=True):
+            yield bytes(chunk)
+    except urllib3.exceptions.ReadTimeoutError as error:
+        raise requests.ReadTimeout(error, request=response.request) from None
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        raise requests.ConnectionError(error, request=response.request) from None
 
 
 def retry_after(response: requests.Response) -> float | None:

@@ -187,6 +187,22 @@ class Store:
         with lease.lease(path, purpose=purpose, timeout=timeout, on_event=on_event) as held:
             yield held
 
+    @contextlib.contextmanager
+    def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
+        """Context manager: hold a lease of this process alone, so that `prune` removes nothing meanwhile.
+
+        Does nothing if the caller may only read the store; `prune` then spares what was used within a day.
+
+        Args:
+            purpose: what the process does, for messages: "compares X with its layers".
+            on_event: as for `lease.lease`.
+        """
+        if not self.writable:
+            yield
+            return
+        with self.lease(f"use-{secrets.token_hex(8)}", purpose=purpose, timeout=0, on_event=on_event):
+            yield
+
     # -- unfinished work --
 
     @contextlib.contextmanager

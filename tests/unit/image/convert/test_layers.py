@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 from blake3 import blake3
 from layer_cases import (
     CASES,
@@ -27,12 +28,15 @@ from layer_cases import (
     directory,
     file,
     from_folder,
+    header,
+    padded,
+    pax,
     tar,
     umoci_unpacks,
     whiteout,
 )
 
-from hpcenv.errors import FileUnusable, ImageMismatch, RecordInvalid, UsageError
+from hpcenv.errors import Command, FileUnusable, ImageMismatch, RecordInvalid, UsageError
 from hpcenv.image.convert import layer_stream, layers, tar_stream, tree
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
 from hpcenv.image.convert.tree import TreeEntry
@@ -520,11 +524,61 @@ def test_a_bomb_is_refused_early(tmp_path: Path) -> None:
         layers.index_layer(stream, diff_id=diff_id, limits=LayerLimits(ratio_from=1))
 
 
+def test_the_hint_for_a_limit_works_the_first_time(tmp_path: Path) -> None:
+    """Image trial 2: a limit was raised to the double of what had been seen so far, and refused again."""
+    (blob, diff_id) = bomb(96 * 1024 * 1024)[0]
+    path = tmp_path / "zeros"
+    path.write_bytes(blob)
+    limits = LayerLimits(ratio_from=1, ratio=2)
+    with layers.open_blob(path) as stream, pytest.raises(ImageMismatch, match="`ratio`") as refusal:
+        layers.index_layer(stream, diff_id=diff_id, limits=limits)
+    words = [part for part in refusal.value.hint_parts if isinstance(part, Command)]
+    assert words == [Command("hpcenv", "image", "build", "--limit", "ratio=none")]
+    with layers.open_blob(path) as stream:
+        assert layers.index_layer(stream, diff_id=diff_id, limits=limits.raised([words[0][-1]])).unpacked > 96 << 20
+
+
+def test_holes_of_sparse_files_are_no_data_for_the_ratio() -> None:
+    """Image trial 3: a legal sparse file of 6 GiB with 1 KiB of data."""
+    size = 64 << 20
+    records = [
+        (b"GNU.sparse.major", b"1"),
+        (b"GNU.sparse.minor", b"0"),
+        (b"GNU.sparse.name", b"big"),
+        (b"GNU.sparse.realsize", b"%d" % size),
+    ]
+    stored = padded(b"1\n%d\n%d\n" % (size - 1024, 1024)) + bytes(1024)
+    layer = pax(records) + header(b"GNUSparseFile.0/big", b"0", size=len(stored)) + stored + END
+    limits = LayerLimits(ratio_from=1 << 20, ratio=10)
+    index = layers.index_layer(io.BytesIO(layer), diff_id=digest_of(layer), compressed_size=300, limits=limits)
+    assert index.unpacked > size
+    with pytest.raises(ImageMismatch, match="`unpacked_bytes`"):  # they are packed as zeros
+        layers.index_layer(io.BytesIO(layer), diff_id=digest_of(layer), limits=LayerLimits(unpacked_bytes=size))
+
+
+@pytest.mark.parametrize("window", [27, 28, 31])
+def test_a_zstd_window_that_is_too_large_is_no_damage(window: int, tmp_path: Path) -> None:
+    """Image trial 4."""
+    layer = tar(file(b"a", b"content"))
+    parameters = zstandard.ZstdCompressionParameters(window_log=window, compression_level=1)
+    path = tmp_path / "layer"
+    engine = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path.write_bytes(engine.compress(layer) + engine.flush())
+    with layers.open_blob(path) as stream:
+        if window == 27:
+            assert stream.read(len(layer)) == layer
+            return
+        with pytest.raises(ImageMismatch, match="needs too much memory") as refusal:
+            stream.read(len(layer))
+    assert (refusal.value.why or "").startswith(f"its zstd window has {1 << (window - 20):,} MiB; ")
+    assert "--long=27" in (refusal.value.hint or "")
+
+
 def test_limits_hold_for_all_layers_together() -> None:
     each = [index(tar(*(file(b"%d-%d" % (layer, at)) for at in range(100)))) for layer in range(3)]
     with pytest.raises(ImageMismatch, match="`entries`") as refusal:
         layers.merge(each, limits=LayerLimits(entries=250))
-    assert "--limit entries=500" in str(refusal.value.hint)
+    assert "--limit entries=none" in str(refusal.value.hint)
     assert len(list(layers.merge(each, limits=LayerLimits(entries=300)).entries())) == 301
     with pytest.raises(ImageMismatch, match="`unpacked_bytes`"):
         layers.merge(each, limits=LayerLimits(unpacked_bytes=120_000))
@@ -544,8 +598,8 @@ def test_a_raised_limit_lets_an_image_through() -> None:
 
 
 def test_limits_travel_as_words() -> None:
-    changed = LayerLimits().raised(["entries=50", "ratio=100", "folder_entries=7"])
-    assert changed.words() == ["entries=50", "folder_entries=7"]
+    changed = LayerLimits().raised(["entries=50", "ratio=100", "folder_entries=7", "metadata_bytes=none"])
+    assert changed.words() == ["entries=50", "folder_entries=7", "metadata_bytes=none"]
     assert LayerLimits().raised(changed.words()) == changed
     assert LayerLimits().words() == []
 

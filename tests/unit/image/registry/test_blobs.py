@@ -282,7 +282,12 @@ def test_a_registry_that_falls_silent_in_the_middle(served, fetch):
 
     digest = served.blob(BIG, faults=[silent])
     begin = time.monotonic()
-    assert whole(fetch(BIG, limits=TransferLimits(stall=0.5, pauses=(0.01,))), BIG)
+    events = []
+    assert whole(fetch(BIG, limits=TransferLimits(stall=0.5, pauses=(0.01,)), on_event=events.append), BIG)
+    # Image trial 10: nothing was said of the silence.
+    assert [event.what for event in events if event.phase == "note"] == [
+        f"the registry `{served.host}` sent no bytes for 0.5 s: asking again for the layer {digest[:19]} (attempt 2 of 5)"
+    ]
     gate.set()
     assert time.monotonic() - begin < 5
     assert served.asked(digest)[1] == "bytes=1000-"

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from urllib.parse import parse_qs
 
@@ -237,7 +238,12 @@ def test_garbage(served, body):
     [
         ({"config": None}, "names no configuration"),
         ({"config": {"digest": 7, "mediaType": "x"}}, "names no configuration"),
-        ({"config": {"digest": D, "mediaType": "application/vnd.cncf.helm.config.v1+json"}}, "helm"),
+        ({"config": {"digest": D, "mediaType": "application/vnd.cncf.helm.config.v1+json"}}, "Helm chart"),
+        (
+            {"config": {"digest": D, "mediaType": "application/vnd.oci.empty.v1+json"}, "artifactType": "a/b"},
+            "type 'a/b'",
+        ),
+        ({"config": {"digest": D, "mediaType": "application/vnd.sylabs.sif.config.v1"}}, "it is a SIF in a registry"),
         ({"config": {"digest": "sha256:x", "mediaType": OCI + "config.v1+json"}}, "not a sha256 one"),
         ({"layers": []}, "no layers"),
         ({"layers": None}, "no layers"),
@@ -274,15 +280,103 @@ def test_schema_1_is_refused_with_a_reason(served):
     assert "schema 1" in refused(served).why
 
 
-def test_an_index_in_an_index_and_a_bad_entry(served):
-    inner = served.index([], tag="inner")
-    platform = {"os": "linux", "architecture": "amd64"}
-    served.index([{**inner, "platform": platform}])
-    assert refused(served).why == "its index lists another index"
-    served.index([{"digest": "x", "platform": platform}])
-    assert "no sha256 digest" in refused(served).why
+AMD = {"os": "linux", "architecture": "amd64"}
+
+
+@pytest.mark.parametrize("platform", [None, AMD], ids=["no platform", "the platform"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_index_in_an_index_is_followed(served, platform, depth):
+    """Image trial 5. image-spec 1.1 allows it, and an index in an index names no platform as a rule."""
+    other = {**served.image("arm", arch="arm64"), "platform": {"os": "linux", "architecture": "arm64"}}
+    image = {**served.image("amd"), "platform": AMD}
+    entry = served.index([{**other}, image], tag="inner")
+    for _ in range(depth):
+        outer = {**entry, "platform": platform} if platform else entry
+        entry = served.index([outer])
+    found = ask(served)
+    assert (found.manifest_digest, found.index_digest) == (image["digest"], entry["digest"])
+    if platform is None:
+        assert found.platforms == ("linux/amd64", "linux/arm64")
+
+
+def test_the_first_image_that_fits_counts_also_across_indexes(served):
+    first = {**served.image("a"), "platform": AMD}
+    second = {**served.image("b", config={"created": "2027-01-01T00:00:00Z"}), "platform": AMD}
+    empty = served.index(
+        [{**served.image("c", arch="arm64"), "platform": {"os": "linux", "architecture": "arm64"}}], "e"
+    )
+    inner = served.index([first], tag="inner")
+    served.index([empty, inner, second])
+    assert ask(served).manifest_digest == first["digest"]
+
+
+def test_indexes_that_never_end_are_refused(served):
+    entry = served.index([{**served.image("a"), "platform": AMD}], tag="0")
+    for _ in range(6):
+        entry = served.index([entry])
+    assert refused(served).why == "too many indexes are inside its index"
+    wide = [served.index([], tag=f"w{at}") | {"size": at} for at in range(1)]
+    served.index([*wide, *wide])
+    assert refused(served).why == "an index inside it names itself"
+
+
+def test_a_single_entry_without_a_platform_is_looked_at(served):
+    image = served.image("only")
+    served.index([image])
+    assert ask(served).manifest_digest == image["digest"]
+    served.index([image, served.image("other", arch="arm64")])
+    refusal = refused(served)
+    assert (refusal.why, refusal.hint) == (
+        "its index names no platform for any entry",
+        "check the name and the tag; registries hold more than images",
+    )
+
+
+def test_bad_entries_of_an_index(served):
+    served.index([{"digest": "x", "platform": AMD}])
+    assert "not a sha256 one" in refused(served).why
     served.index(None)
-    assert refused(served).why == "available platforms: none"
+    assert refused(served).why == "its index names no platform for any entry"
+
+
+def test_an_image_for_other_machines_is_offered_with_the_option(served):
+    """Image trial 9: the hint said "set platform to that", and no option has that name."""
+    served.image(arch="arm64")
+    hint = refused(served).hint
+    assert f"hpcenv image pull docker://{served.host}/lab/img:1 --platform linux/arm64" in hint
+    assert 'in hpcenv.toml: platform = "linux/arm64"' in hint
+
+
+@pytest.mark.parametrize(
+    ("media", "hint"),
+    [
+        (OCI + "layer.v1.tar+gzip+encrypted", "skopeo copy --decryption-key"),
+        (DOCKER + "image.rootfs.foreign.diff.tar.gzip", "choose an image for linux"),
+        ("application/vnd.example.layer.v1.tar+gzip", "push the image again"),
+    ],
+)
+def test_layers_of_another_type_have_a_hint_each(served, media, hint):
+    served.image(manifest={"layers": [{"digest": D, "size": 1, "mediaType": media}] * 3})
+    assert hint in refused(served).hint
+
+
+def test_a_manifest_that_drips_ends_at_the_deadline(served):
+    """Fault trial R3: one byte each second kept hpcenv waiting for hours."""
+    gate = threading.Event()
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while not gate.wait(0.05):
+                handler.wfile.write(b" ")
+
+    served.paths["/v2/lab/img/manifests/1"] = drip
+    begin = time.monotonic()
+    assert "did not answer within 0.5 s" in refused(served, timeout=0.5).what
+    gate.set()
+    assert time.monotonic() - begin < 3
 
 
 def test_too_large_documents_are_not_read_to_the_end(served):

@@ -82,7 +82,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def plan(store: Store, environ: Mapping[str, str] = NO_SLURM, **asked: Any) -> PrunePlan:
-    return plan_prune(PruneRequest(place=at(store.root), **asked), environ=environ)
+    return plan_prune(PruneRequest(place=at(store.root), **{"older_than": 0.0, **asked}), environ=environ)
 
 
 def letters(found: PrunePlan, kind: str = "image") -> str:
@@ -272,7 +272,7 @@ def test_only_what_nobody_needs_is_removed(store: Store, tmp_path: Path) -> None
     assert found.frees == 100 + 1000 + 1000
     assert why_kept(found, "a") == f"lockfile {lockfile}"
     assert gone.exists()  # a plan removes nothing
-    done = prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    done = prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert (len(done.removed), done.skipped, done.freed) == (3, (), 2100)
     assert (kept.exists(), gone.exists(), store.record_path(digest("b")).exists()) == (True, False, False)
     assert plan(store).removals == ()
@@ -312,7 +312,7 @@ def test_a_lockfile_that_is_gone_needs_nothing_and_its_note_goes_too(store: Stor
         "a",
         [f"lockfile {tmp_path / 'gone.lock.toml'} is gone"],
     )
-    prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert store.list_roots() == ()
 
 
@@ -456,7 +456,10 @@ def test_work_in_progress_keeps_everything_and_says_who(store: Store) -> None:
     put(store, "a")
     found = plan(store)
     with store.lease(digest("b"), purpose="converts docker://b", timeout=0):
-        for ask in (lambda: plan(store), lambda: prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)):
+        for ask in (
+            lambda: plan(store),
+            lambda: prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM),
+        ):
             with pytest.raises(FileUnusable, match="is in use") as caught:
                 ask()
             assert f"pid {os.getpid()} on {os.uname().nodename} converts docker://b" in (caught.value.why or "")
@@ -471,7 +474,7 @@ def test_what_is_needed_since_the_plan_stays(store: Store, tmp_path: Path) -> No
     (tmp_path / "x.lock.toml").write_text(digest("a"))
     store.add_root("lockfile", tmp_path / "x.lock.toml", [digest("a")])
     find_path(at(store.root), "bbbbbb")
-    done = prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    done = prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert [[item.name[7] for item in items] for items in (done.removed, done.skipped)] == [["c"], ["a", "b"]]
 
 
@@ -487,8 +490,29 @@ def test_leftovers_go(store: Store) -> None:
         os.utime(path, (1, 1))
     found = plan(store)
     assert sorted((item.path, item.size) for item in found.removals) == sorted([(left, 500), (part, 50)])
-    prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert (left.exists(), part.exists(), fresh.exists()) == (False, False, True)
+
+
+def test_what_was_used_within_a_day_is_spared(store: Store) -> None:
+    """Image trial 1: a colleague may run it without hpcenv."""
+    put(store, "a", layer="1", age=0.9 * DAY)
+    put(store, "b", layer="2", age=1.1 * DAY)
+    found = plan_prune(PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    assert (letters(found), letters(found, "layer")) == ("b", "2")
+    assert why_kept(found, "a") == "it was used a short time ago; --older-than 0 removes it too"
+    assert letters(plan_prune(PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)) == "ab"
+
+
+def test_nothing_is_removed_while_the_store_is_in_use(store: Store) -> None:
+    """Image trial 1: `verify` held no lease."""
+    put(store, "a", age=2 * DAY)
+    with store.in_use(purpose="compares it"), store.in_use(purpose="compares it too"):
+        with pytest.raises(FileUnusable, match="is in use") as caught:
+            plan(store)
+        assert caught.value.why is not None
+        assert caught.value.why.count("compares it") == 2
+    assert letters(plan(store)) == "a"
 
 
 def blob(store: Store, content: bytes) -> str:
@@ -516,7 +540,8 @@ def test_what_was_pulled_is_named_by_what_it_is(store: Store, hpcenv: Any, tmp_p
     named = {item.name[7:19]: item.kind for item in found.removals if item.kind not in ("image", "index")}
     assert named == kinds
     environ = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
-    lines = hpcenv("image", "prune", "--dry-run", "--store", "store", cwd=tmp_path, environ=environ).stdout.splitlines()
+    words = ("--dry-run", "--older-than", "0", "--store", "store")
+    lines = hpcenv("image", "prune", *words, cwd=tmp_path, environ=environ).stdout.splitlines()
     assert "manifest       aaaaaaaaaaaa  2 bytes    no kept image was made from it" in lines
     assert "index          111111111111  1.0 kB     no kept image was made from it" in lines
 
@@ -542,7 +567,7 @@ def test_work_of_another_machine_goes_as_soon_as_nobody_holds_a_lease(store: Sto
         plan(store)
     found = plan(store)
     assert [(item.path, item.kind, item.size) for item in found.removals] == [(killed, "unfinished", 500)]
-    prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert (killed.exists(), fresh.exists(), aside.exists()) == (False, True, True)
 
 
@@ -565,7 +590,7 @@ def test_a_plan_is_looked_at_again_before_anything_is_removed(store: Store, tmp_
     os.utime(left)
     store.image_path(digest("a")).unlink()
     put(store, "c", age=DAY)
-    done = prune(found, PruneRequest(place=at(store.root)), environ=NO_SLURM)
+    done = prune(found, PruneRequest(place=at(store.root), older_than=0), environ=NO_SLURM)
     assert [item.name[7] for item in done.removed if item.kind == "image"] == ["b"]
     assert {item.path for item in done.skipped} == {left, store.image_path(digest("a"))}
     assert (left.exists(), store.find_image(digest("c")) is not None) == (True, True)
@@ -696,7 +721,11 @@ def test_the_verbs_as_text_and_as_json(store: Store, hpcenv: Any, tmp_path: Path
     assert "`hpcenv image path` is now `hpcenv image inspect --path`\n" in old
     assert old.endswith("\nhint: hpcenv image inspect --path aaaaaa\n")
     assert path.exists()
-    done = run("prune", "--yes", "--json").envelope["data"]
+    assert (
+        "kept: aaaaaaaaaaaa 100 bytes: it was used a short time ago; --older-than 0 removes it too"
+        in run("prune").stderr
+    )
+    done = run("prune", "--yes", "--json", "--older-than", "0").envelope["data"]
     assert [item["name"] for item in done["done"]["removed"]] == [digest("a")]
     assert not path.exists()
     sif_file = make_sif(tmp_path / "x.sif", {"hpcenv.source.manifest-digest": digest("a")})
