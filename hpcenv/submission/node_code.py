@@ -28,11 +28,13 @@ def package_folder() -> Path:
 
 def node_files() -> list[str]:
     """Return the paths, relative to the package, of every file that travels to a node."""
-    package = package_folder()
-    modules = [path for path in package.glob("*.py") if path.name != "__main__.py"]
+    package = str(package_folder())
+    modules = [name for name in os.listdir(package) if name.endswith(".py") and name != "__main__.py"]
     for room in NODE_ROOMS:
-        modules += (package / room).rglob("*.py")
-    return sorted(str(path.relative_to(package)) for path in modules)
+        for folder, _, names in os.walk(os.path.join(package, room)):
+            below = os.path.relpath(folder, package)
+            modules += [os.path.join(below, name) for name in names if name.endswith(".py")]
+    return sorted(modules)
 
 
 def copy_node_code(run: RunFolder) -> None:
@@ -41,26 +43,26 @@ def copy_node_code(run: RunFolder) -> None:
     Files that Python has compiled are copied too: the steps on the nodes then compile nothing if their
     Python has this version. Python accepts such a file only with the time and size of its source.
     """
-    package = package_folder()
+    package, target = str(package_folder()), str(run.code / "hpcenv")
     names = node_files()
     for folder in dict.fromkeys(os.path.dirname(name) for name in names):
-        (run.code / "hpcenv" / folder / "__pycache__").mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.join(target, folder, "__pycache__"), exist_ok=True)
     for name in names:
-        _copy(package / name, run.code / "hpcenv" / name)
-        compiled = Path(cache_from_source(str(package / name))).relative_to(package)
+        _copy(f"{package}/{name}", f"{target}/{name}")
+        compiled = os.path.relpath(cache_from_source(f"{package}/{name}"), package)
         with suppress(FileNotFoundError, PermissionError):
-            _copy(package / compiled, run.code / "hpcenv" / compiled)
-    _copy(package / "node" / "step.py", run.step)
+            _copy(f"{package}/{compiled}", f"{target}/{compiled}")
+    _copy(f"{package}/node/step.py", str(run.step))
     for name in RANK_MODULES:
-        target = run.inside / "hpcenv" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _copy(package / name, target)
+        inside = run.inside / "hpcenv" / name
+        inside.parent.mkdir(parents=True, exist_ok=True)
+        _copy(f"{package}/{name}", str(inside))
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: str, target: str) -> None:
     """Copy a file with its time, not with its mode: a read-only installation must not make a read-only copy."""
-    with open(source, "rb") as file:
-        content, status = file.read(), os.fstat(file.fileno())
+    with open(source, "rb", buffering=0) as file:
+        content, status = file.readall(), os.fstat(file.fileno())
     with open(target, "wb") as file:
         file.write(content)
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
