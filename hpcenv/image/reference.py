@@ -209,7 +209,7 @@ def require_layers(source: Source) -> LayeredImage:
 def _guess(text: str) -> str:
     """Return a hint for a text without a scheme, which is most often the name of an image."""
     try:
-        return f"for an image in a registry, write {parse_reference(f'docker://{text}')}"
+        return f"for an image in a registry, write {parse_reference('docker://' + text.replace('#', '/'))}"
     except SpecError:
         return f"the forms are {_FORMS}"
 
@@ -294,6 +294,8 @@ def _check_host(reference: str, host: str) -> None:
 
 
 def _bad_reference(reference: str, why: str, hint: str | None = None) -> NoReturn:
+    if "#" in reference:  # enroot writes HOST#NAME:TAG
+        hint = f"write / for #: {reference.replace('#', '/')}"
     raise SpecError(
         f"`{reference[:300]}` is not an image reference",
         why=why,

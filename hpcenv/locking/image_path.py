@@ -34,12 +34,23 @@ def find_sif(name: str, cwd: Path, place: StorePlace) -> Path:
     Raises:
         ImageUnavailable: the name is neither a file nor an image in the store.
         FileUnusable: others could change the SIF in the store.
-        UsageError: the name fits several images in the store.
+        UsageError: the name is a folder, or fits several images in the store.
     """
     path = Path(os.path.abspath(cwd / name))
     if os.path.isfile(path) or name.endswith(".sif"):
         return path
+    if os.path.isdir(path):
+        raise _is_folder(name, path)
     return find_path(place, name)
+
+
+def _is_folder(name: str, path: Path) -> UsageError:
+    """Return the error for a folder where a SIF or an image of the store is expected."""
+    why = "expected: the path of a SIF, or an image of the store"
+    if not os.path.isfile(path / "oci-layout"):
+        return UsageError(f"`{name}` is a folder", why=why, hint=Command("hpcenv", "image", "list"))
+    pull = Command("hpcenv", "image", "pull", f"oci:{name}")
+    return UsageError(f"`{name}` is the folder of an OCI layout", why=why, hint=("to make a SIF of it: ", pull))
 
 
 def find_path(place: StorePlace, name: str) -> Path:
@@ -141,7 +152,7 @@ def _open(place: StorePlace, *, hint: Hint) -> Store:
 def _pull_command(name: str) -> Hint:
     if "://" in name or "/" in name:
         return Command("hpcenv", "image", "pull", name)
-    return (Command("hpcenv", "image", "list"), ", or ", Command("hpcenv", "image", "pull"))
+    return (Command("hpcenv", "image", "list"), ", or ", Command("hpcenv", "image", "pull", "REFERENCE"))
 
 
 def _fits(image: StoredImage, name: str) -> bool:

@@ -19,7 +19,8 @@ from hpcenv.errors import HpcenvError, SpecError, UsageError
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.convert.on_cluster import Allocation
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest
-from hpcenv.image.reference import LayeredImage, Platform, Reference, parse_platform, parse_reference
+from hpcenv.image.reference import LayeredImage, Platform, Reference, parse_layered, parse_platform, parse_reference
+from hpcenv.image.registry.oci_layout import local_form
 from hpcenv.image.registry.source import Access
 from hpcenv.project import duration
 
@@ -80,6 +81,22 @@ _plain_http_or_own = click.option(
 _ca_file = click.option("--ca-file", metavar="FILE", help="Certificates to trust for the registry, in PEM form.")
 
 
+def layered_image(text: str) -> LayeredImage:
+    """Parse the name of an image that hpcenv can convert; of a path without a scheme, tell the form.
+
+    Raises:
+        SpecError: it names no image, or an image without layers.
+    """
+    try:
+        return parse_layered(text)
+    except SpecError as error:
+        form = local_form(_render.cwd() / text)
+        if form is None:
+            raise
+        words = (f"{form}:{text}" if word == text else word for word in _render.command_line())
+        raise error.changed(why="it is a path without a scheme", hint=HintCommand(*words)) from error
+
+
 def image_options(command: _render.Command) -> _render.Command:
     """Add the options that describe an image and its registry; see `image_request`."""
     return platform(_plain_http_or_own(_ca_file(command)))
@@ -114,7 +131,7 @@ _limit = click.option(
     "limits",
     metavar="NAME=NUMBER",
     multiple=True,
-    help="Raise a limit for an image that you trust; NAME=none removes it. The error for a large image names the limit.",
+    help="Raise a limit for an image that you trust, or NAME=none; the error for a large image names the limit.",
 )
 
 

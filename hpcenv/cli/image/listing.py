@@ -31,7 +31,9 @@ def command(where: _render.Where, as_json: bool) -> None:
         return
     if not listing.exists:
         _render.tell(
-            where.text(f"{listing.store} has no store yet; ", Command("hpcenv", "image", "pull"), " creates one")
+            where.text(
+                f"{listing.store} has no store yet; ", Command("hpcenv", "image", "pull", "REFERENCE"), " creates one"
+            )
         )
         return
     now = time.time()

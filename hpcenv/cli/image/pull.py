@@ -14,7 +14,7 @@ import click
 from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.image.pull import BuiltImage, ImageRequest, pull
-from hpcenv.image.reference import Reference, parse_layered
+from hpcenv.image.reference import Reference
 from hpcenv.image.verify import request_options
 
 
@@ -33,7 +33,7 @@ def command(reference: str, as_json: bool, where: _render.Where, allow_floating:
     the store already has is not downloaded or converted again. For a digest,
     NAME@sha256:..., hpcenv then does not contact the registry.
     """
-    request = _conversion.image_request(parse_layered(reference), values, allow_floating=allow_floating)
+    request = _conversion.image_request(_conversion.layered_image(reference), values, allow_floating=allow_floating)
     with _progress.shown(as_json=as_json) as on_event:
         result = pull(request, _conversion.chosen(values), place=where.place(), environ=os.environ, on_event=on_event)
     return _conversion.show_result(

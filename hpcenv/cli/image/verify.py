@@ -14,7 +14,7 @@ import click
 from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.image.convert.layer_index import LayerLimits
-from hpcenv.image.reference import LayeredImage, parse_layered, require_layers
+from hpcenv.image.reference import LayeredImage, require_layers
 from hpcenv.image.verify import Proof, origin, refusal, verify
 from hpcenv.project.severities import severities
 from hpcenv.project.store_config import StorePlace
@@ -67,9 +67,9 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
 def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Path | None, LayeredImage]:
     """Return the SIF, or None for the store's, and the image to compare it with."""
     if "://" in what or not (what.endswith(".sif") or os.path.isfile(what)):
-        return None, parse_layered(what)
+        return None, _conversion.layered_image(what)
     path = _render.cwd() / what
-    return path, require_layers(origin(path, place)) if image is None else parse_layered(image)
+    return path, require_layers(origin(path, place)) if image is None else _conversion.layered_image(image)
 
 
 def _tree_severity() -> Severity:

@@ -28,18 +28,19 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcenv.errors import FileUnusable, ImageUnavailable
+from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable
 from hpcenv.image.reference import DIGEST, LocalImage, Platform
-from hpcenv.image.registry import manifests
+from hpcenv.image.registry import archive_bytes, manifests
+from hpcenv.image.registry.archive_bytes import MOST_RATIO, ArchiveBytes, pread_pieces
 from hpcenv.image.registry.blobs import Stream
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, ResolvedImage, digest_of
 
-__all__ = ["LocalBlobs", "open_source", "resolve"]
+__all__ = ["LocalBlobs", "local_form", "open_source", "resolve"]
 
 _CHUNK = 1024 * 1024
 _BLOCK = 512
@@ -48,15 +49,17 @@ _MOST_MEMBERS = 100_000
 # Limit for a pax header or long name of a member; real ones are far smaller.
 _HEADER_LIMIT = 1024 * 1024
 _MOST_LINKS = 8
-# Limit for the ratio of a compressed layer in a docker archive. Real layers reach 20, deflate allows
-# 1032.
-_UNPACKED_RATIO = 200
 _UNPACKED_LEAST = 64 * 1024 * 1024
 _DEFAULT_PLATFORM = Platform()
 _REF_NAME = "org.opencontainers.image.ref.name"
 # containerd and docker write the whole reference here.
 _IMAGE_NAME = "io.containerd.image.name"
-_COMPRESSED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bunzip2", b"\xfd7zXZ\x00": "unxz"}
+# The file by which each form is recognised.
+_MARKS = {
+    "oci": "oci-layout", "oci-archive": "oci-layout", "docker-archive": "manifest.json"
+}  # fmt: skip
+_FORMS = {"oci": "an OCI layout", "oci-archive": "an OCI archive", "docker-archive": "a docker archive"}
+_COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bunzip2", b"\xfd7zXZ\x00": "unxz"}
 
 
 def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> ResolvedImage:
@@ -78,6 +81,17 @@ def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> Re
         if source.kind == "docker-archive":
             return manifests.describe(_DockerArchive(source, files).find(), platform)
         return manifests.describe(_find_in_layout(source, files, platform), platform)
+
+
+def local_form(path: Path) -> str | None:
+    """Return the scheme for a path that exists: `oci`, `oci-archive` or `docker-archive`; None if it holds no image."""
+    if path.is_dir():
+        return "oci" if (path / "oci-layout").is_file() else None
+    if not path.is_file():
+        return None
+    with suppress(HpcenvError, OSError), closing(_open(LocalImage(kind="oci-archive", path=str(path)))) as files:
+        return next((kind for kind in ("oci-archive", "docker-archive") if files.find(_MARKS[kind]) is not None), None)
+    return None
 
 
 def open_source(source: LocalImage, resolved: ResolvedImage) -> LocalBlobs:
@@ -135,6 +149,7 @@ class LocalBlobs:
 
 
 def _find_in_layout(source: LocalImage, files: _Files, wanted: Platform) -> manifests.ImageDocuments:
+    _require_kind(source, files)
     layout = _document(source, files, "oci-layout", "oci-layout file")
     if not isinstance(layout.get("imageLayoutVersion"), str):
         raise _damaged(source, "its oci-layout file names no version")
@@ -239,6 +254,24 @@ def _small(source: LocalImage, files: _Files, name: str, limit: int, what: str) 
         return b"".join(files.read(member, 0))
 
 
+def _require_kind(source: LocalImage, files: _Files) -> None:
+    """Refuse files of another form than the scheme of the source says."""
+    with _explained(source):
+        found = {kind for kind, name in _MARKS.items() if files.find(name) is not None}
+    if source.kind in found:
+        return
+    why = f"it is not {_FORMS[source.kind]}: it has no file `{_MARKS[source.kind]}`"
+    hint = None
+    if source.kind == "oci" and found:
+        hint = f"if skopeo made it, copy it into a layout: skopeo copy dir:{source.path} oci:FOLDER2:TAG"
+    elif source.kind == "oci":
+        hint = "name the folder that `skopeo copy ... oci:FOLDER:TAG` made; an unpacked root file system is no image"
+    elif found:
+        other = "docker-archive" if source.kind == "oci-archive" else "oci-archive"
+        hint = f"it is {_FORMS[other]}: write {other}:{source.path}"
+    raise _damaged(source, why, hint)
+
+
 # --- docker archives -------------------------------------------------------------------
 
 
@@ -258,6 +291,7 @@ class _DockerArchive:
         self._files = files
 
     def find(self) -> manifests.ImageDocuments:
+        _require_kind(self._source, self._files)
         entry = self._entry()
         name = entry.get("Config")
         if not isinstance(name, str):
@@ -397,10 +431,10 @@ def _decompress(files: _Files, member: _Member, source: LocalImage) -> Iterator[
                 engine = zlib.decompressobj(31)
             chunk = engine.decompress(data, _CHUNK)
             size += len(chunk)
-            if size > _UNPACKED_LEAST + member.size * _UNPACKED_RATIO:
+            if size > _UNPACKED_LEAST + member.size * MOST_RATIO:
                 raise manifests.unusable(
                     str(source),
-                    f"a layer in it decompresses to more than {_UNPACKED_RATIO} times its size",
+                    f"a layer in it decompresses to more than {MOST_RATIO} times its size",
                     "if this is intended, save it uncompressed: docker save, or podman save",
                 )
             if chunk:
@@ -449,7 +483,8 @@ def _open(source: LocalImage) -> _Files:
             ) from None
         if source.kind == "oci":
             if not stat.S_ISDIR(status.st_mode):
-                raise _damaged(source, "it is not a folder", f"for a tar archive write oci-archive:{source.path}")
+                form = local_form(Path(source.path)) or "oci-archive"
+                raise _damaged(source, "it is not a folder", f"for a tar archive write {form}:{source.path}")
             return _Folder(Path(source.path))
         if not stat.S_ISREG(status.st_mode):
             hint = f"for a layout's folder write oci:{source.path}" if stat.S_ISDIR(status.st_mode) else None
@@ -476,30 +511,24 @@ class _Folder:
     def read(self, member: _Member, offset: int, *, most: int | None = None) -> Iterator[bytes]:
         fd = os.open(member.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb", buffering=0) as file:
-            yield from _pieces(file.fileno(), offset, member.size if most is None else min(offset + most, member.size))
+            yield from pread_pieces(
+                file.fileno(), offset, member.size if most is None else min(offset + most, member.size)
+            )
 
     def close(self) -> None:
         pass
 
 
-def _pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
-    while begin < end and (data := os.pread(fd, min(_CHUNK, end - begin), begin)):
-        begin += len(data)
-        yield data
-
-
 class _Archive:
-    """A tar archive: the positions of its members."""
+    """A tar archive, which may be compressed with gzip: the positions of its members."""
 
     def __init__(self, source: LocalImage) -> None:
-        self._source = source
-        self._fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._data = archive_bytes.open_archive(source.path)
         try:
-            self._size = os.fstat(self._fd).st_size
-            self._refuse_compressed()
-            self._members: dict[str, _Member | str] = dict(_scan(source, self._fd, self._size))
+            _refuse_compressed(source, self._data)
+            self._members: dict[str, _Member | str] = dict(_scan(source, self._data))
         except BaseException:
-            os.close(self._fd)
+            self._data.close()
             raise
 
     def find(self, name: str) -> _Member | None:
@@ -514,29 +543,27 @@ class _Archive:
         return None
 
     def read(self, member: _Member, offset: int, *, most: int | None = None) -> Iterator[bytes]:
-        begin = member.offset + offset
-        end = member.offset + member.size
-        # Duplicate the descriptor: `close` may be called while another thread still reads.
-        fd = os.dup(self._fd)
-        try:
-            yield from _pieces(fd, begin, end if most is None else min(begin + most, end))
-        finally:
-            os.close(fd)
+        begin, end = member.offset + offset, member.offset + member.size
+        return self._data.pieces(begin, end if most is None else min(begin + most, end))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._data.close()
 
-    def _refuse_compressed(self) -> None:
-        head = os.pread(self._fd, 6, 0)
-        for magic, program in _COMPRESSED.items():
-            if head.startswith(magic):
-                raise manifests.unusable(
-                    str(self._source),
-                    f"the whole archive is compressed ({program} decompresses it)",
-                    f"decompress it first: {program} < {self._source.path} > FILE.tar",
-                )
+
+def _refuse_compressed(source: LocalImage, data: ArchiveBytes) -> None:
+    head = _at(data, 6, 0)
+    for magic, program in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise manifests.unusable(
+                str(source),
+                f"the whole archive is compressed ({program} decompresses it); hpcenv reads plain and gzip archives",
+                f"decompress it first: {program} < {source.path} > FILE.tar",
+            )
+
+
+def _at(data: ArchiveBytes, count: int, position: int) -> bytes:
+    """Return at most `count` bytes at a position."""
+    return b"".join(data.pieces(position, position + count)) if data.reaches(position + 1) else b""
 
 
 def _plain(name: str, folder: str) -> str | None:
@@ -552,12 +579,12 @@ def _plain(name: str, folder: str) -> str | None:
     return "/".join(parts)
 
 
-def _scan(source: LocalImage, fd: int, size: int) -> Iterator[tuple[str, _Member | str]]:
+def _scan(source: LocalImage, data: ArchiveBytes) -> Iterator[tuple[str, _Member | str]]:
     """Yield a tar archive's files and links (POSIX.1-2017 pax, GNU long names). Later members win."""
     position, count = 0, 0
     extra: dict[str, str] = {}
-    while position + _BLOCK <= size:
-        header = os.pread(fd, _BLOCK, position)
+    while data.reaches(position + _BLOCK):
+        header = _at(data, _BLOCK, position)
         if header.count(0) == _BLOCK:
             return
         count += 1
@@ -572,13 +599,13 @@ def _scan(source: LocalImage, fd: int, size: int) -> Iterator[tuple[str, _Member
         begin = position + _BLOCK
         if kind in b"123456" and kind != b"":
             length = 0
-        if begin + length > size:
+        if not data.reaches(begin + length):
             raise _damaged(source, "it ends within a member: the copy is incomplete")
         position = begin + -(-length // _BLOCK) * _BLOCK
         if kind in (b"x", b"L", b"K"):
             if length > _HEADER_LIMIT:
                 raise _damaged(source, "a member's name has more than 1 MiB")
-            extra.update(_long(kind, os.pread(fd, length, begin)))
+            extra.update(_long(kind, _at(data, length, begin)))
             continue
         if kind == b"g":
             continue
@@ -645,7 +672,13 @@ def _explained(source: LocalImage) -> Iterator[None]:
     try:
         yield
     except zlib.error:
-        raise _damaged(source, "a layer in it cannot be decompressed: it is damaged") from None
+        raise _damaged(source, "its gzip data are damaged or incomplete") from None
+    except archive_bytes.TooMuchData:
+        raise manifests.unusable(
+            str(source),
+            f"it decompresses to more than {MOST_RATIO} times its size",
+            f"if this is intended, decompress it first: gunzip < {source.path} > FILE.tar",
+        ) from None
     except (OSError, ValueError) as error:
         raise FileUnusable(
             f"`{source.path}` cannot be read",

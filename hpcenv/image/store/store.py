@@ -379,7 +379,7 @@ class Store:
                 f"`{final}` already exists, with other bytes",
                 why=f"it was made from the same image with other tools:\nin the store: {_tools(known)}\n"
                 f"now: {_tools(record)}",
-                hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune")),
+                hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--older-than", "0")),
             )
         aside = self.tmp / f"damaged.{secrets.token_hex(8)}"
         # Rename it and do not remove it: a job may run from it.

@@ -85,7 +85,7 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
             hint = "name a folder that you can write to: --store DIR, or `store` under [paths] in hpcenv.toml"
             raise FileUnusable(f"no store can be created in `{root}`", why=why, hint=hint) from error
         raise FileUnusable(
-            f"`{root}` has no store", hint=(Command("hpcenv", "image", "pull"), " creates one")
+            f"`{root}` has no store", hint=(Command("hpcenv", "image", "pull", "REFERENCE"), " creates one")
         ) from error
     except OSError as error:
         raise filesystem.refused(Path(os.fsdecode(error.filename or root)), error, doing="used") from error

@@ -337,7 +337,7 @@ def test_hints_name_the_store_that_was_named(store: Store, registry: Served, hpc
     )
     assert missing.envelope["error"]["hint"] == "hpcenv image pull --store 'a b' docker://h:1/n:1"
     empty = hpcenv("image", "list", "--store", "none", cwd=tmp_path, environ=environ).stderr
-    assert empty.endswith("`hpcenv image pull --store none` creates one\n")
+    assert empty.endswith("`hpcenv image pull --store none REFERENCE` creates one\n")
 
 
 @pytest.mark.parametrize(

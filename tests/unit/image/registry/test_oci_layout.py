@@ -13,7 +13,7 @@ from http_server import DOCKER, OCI, sha
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable, SpecError
 from hpcenv.image import reference as references
-from hpcenv.image.registry import blobs, oci_layout
+from hpcenv.image.registry import archive_bytes, blobs, oci_layout
 from hpcenv.image.registry.blobs import BlobSpec
 
 TARS = (b"tar one" * 1000, b"tar two" * 3000)
@@ -364,7 +364,7 @@ def test_packed_layers_that_cannot_be_used(tmp_path, damage, monkeypatch):
     elif damage == "bzip2":
         files[name] = bz2.compress(TARS[0])
     why = refused(save(tmp_path / "it.tar", (files, entry))).why
-    said = {"cut": "is damaged", "other": "other bytes", "bomb": "200 times its size", "bzip2": "bunzip2"}
+    said = {"cut": "gzip data are damaged", "other": "other bytes", "bomb": "200 times its size", "bzip2": "bunzip2"}
     assert said[damage] in why
 
 
@@ -413,7 +413,71 @@ def test_names_longer_than_a_header(tmp_path):
         assert bodies(source, tmp_path) == list(TARS)
 
 
-@pytest.mark.parametrize(("magic", "program"), [(b"\x1f\x8b\x08\0", "gunzip"), (b"\x28\xb5\x2f\xfd", "zstd -d")])
+@pytest.mark.parametrize("form", ["docker", "docker, gzip layers", "oci"])
+@pytest.mark.parametrize("members", [1, 7])
+def test_an_archive_that_gzip_packed_as_a_whole(tmp_path, form, members, monkeypatch):
+    """Image trial 13: `docker save IMAGE | gzip`. pigz and bgzip write several members."""
+    monkeypatch.setattr(archive_bytes, "_KEEP_EVERY", 4096)  # many places to begin from
+    monkeypatch.setattr(archive_bytes, "_CHUNK", 1000)
+    if form == "oci":
+        layout = Layout()
+        layout.name(layout.image())
+        plain = layout.archive(tmp_path / "it.tar")
+    else:
+        plain = save(tmp_path / "it.tar", saved(packed=(0, 1) if "gzip" in form else ()))
+    data = (tmp_path / "it.tar").read_bytes()
+    step = -(-len(data) // members)
+    packed = b"".join(gzip.compress(data[at : at + step], mtime=0) for at in range(0, len(data), step))
+    (tmp_path / "it.tar.gz").write_bytes(packed + bytes(100))  # padding, as on a tape
+    source = references.parse_source(f"{plain.kind}:{tmp_path}/it.tar.gz")
+    assert oci_layout.resolve(source).manifest_digest == oci_layout.resolve(plain).manifest_digest
+    assert bodies(source, tmp_path) == bodies(plain, tmp_path / "plain")
+    assert oci_layout.local_form(tmp_path / "it.tar.gz") == plain.kind
+    for cut in (len(packed) // 2, 20):
+        (tmp_path / "it.tar.gz").write_bytes(packed[:cut])
+        refused(source)
+    (tmp_path / "it.tar.gz").write_bytes(packed[:100] + b"damage" + packed[106:])
+    refused(source)
+
+
+def test_a_packed_archive_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive_bytes, "_RATIO_FROM", 1 << 20)
+    files, entry = saved(tars=(b"\0" * 4_000_000,))
+    save(tmp_path / "it.tar", (files, entry))
+    (tmp_path / "it.tar.gz").write_bytes(gzip.compress((tmp_path / "it.tar").read_bytes()))
+    error = refused(references.parse_source(f"docker-archive:{tmp_path}/it.tar.gz"))
+    assert error.why == "it decompresses to more than 200 times its size"
+    assert error.hint == f"if this is intended, decompress it first: gunzip < {tmp_path}/it.tar.gz > FILE.tar"
+
+
+@pytest.mark.parametrize("given", ["oci", "oci-archive", "docker-archive"])
+@pytest.mark.parametrize("found", ["layout", "oci-archive", "docker-archive", "empty folder", "empty file"])
+def test_files_of_another_form_are_named_as_what_they_are(tmp_path, given, found):
+    """Image trial 9 and item 20: folders where files are expected, and the other way round."""
+    layout = Layout()
+    layout.name(layout.image())
+    path = tmp_path / "it"
+    if found == "layout":
+        layout.folder(path)
+    elif found == "oci-archive":
+        layout.archive(path)
+    elif found == "docker-archive":
+        save(path, saved())
+    elif found == "empty folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"")
+    source = references.parse_source(f"{given}:{path}")
+    right = {"layout": "oci", "oci-archive": "oci-archive", "docker-archive": "docker-archive"}.get(found)
+    assert oci_layout.local_form(path) == right
+    if right == given:
+        assert oci_layout.resolve(source)
+        return
+    hint = refused(source).hint
+    assert hint.endswith(f"{right}:{path}") or right is None
+
+
+@pytest.mark.parametrize(("magic", "program"), [(b"\xfd7zXZ\0", "unxz"), (b"\x28\xb5\x2f\xfd", "zstd -d")])
 def test_an_archive_that_is_packed_as_a_whole(tmp_path, magic, program):
     (tmp_path / "it.tar.gz").write_bytes(magic + b"x" * 100)
     error = refused(references.parse_source(f"docker-archive:{tmp_path}/it.tar.gz"))
