@@ -148,11 +148,13 @@ class Look:
         digest: over path, size and times of each file.
         newest: the latest change of all of them (ctime, ns).
         files: how many there are.
+        not_opened: those that could not be opened, for example links to nothing; at most 20.
     """
 
     digest: str
     newest: int
     files: int
+    not_opened: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

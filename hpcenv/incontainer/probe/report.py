@@ -54,7 +54,13 @@ def _look(env: ProbedEnvironment) -> dict[str, Any]:
     """Return a digest of how each hashed file is, to tell a later change."""
     lines = [f"{path}\0{size}\0{written}\0{changed}" for path, (size, written, changed) in env.looked.items()]
     newest = max((changed for _, _, changed in env.looked.values()), default=0)
-    return {"digest": digest_of_lines("hpcenv-look-v1", lines), "newest": newest, "files": len(lines)}
+    closed = sorted(path for path, (size, _, _) in env.looked.items() if size < 0)[:CHANGED_SHOWN]
+    return {
+        "digest": digest_of_lines("hpcenv-look-v1", lines),
+        "newest": newest,
+        "files": len(lines),
+        "not_opened": [printable(env.shown(path)) for path in closed],
+    }
 
 
 def second_look(env: ProbedEnvironment) -> dict[str, Any]:

@@ -446,7 +446,13 @@ def read_look(answer: Mapping[str, Any]) -> Look | None:
     look = answer.get("look")
     if not isinstance(look, dict):
         return None
-    return Look(digest=str(look.get("digest")), newest=int(look.get("newest", 0)), files=int(look.get("files", 0)))
+    closed = look.get("not_opened")
+    return Look(
+        digest=str(look.get("digest")),
+        newest=int(look.get("newest", 0)),
+        files=int(look.get("files", 0)),
+        not_opened=tuple(str(name) for name in closed) if isinstance(closed, list) else (),
+    )
 
 
 def run_probe(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hpcenv.errors import HpcenvError
 from hpcenv.node.check.facts import read_look, run_probe
 from hpcenv.node.check.probe_source import probe_source
-from hpcenv.records.facts import Facts
+from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest
 
 # The look itself takes a second or two; a job that ends sooner than this has better things to do.
@@ -67,7 +67,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
             raise ValueError("the probe's answer has no second look")
         if found.digest == facts.look.digest:
             return SecondLook()
-        return SecondLook(changed=_named(answer["look"], found.files - facts.look.files))
+        return SecondLook(changed=_named(answer["look"], facts.look, found.files - facts.look.files))
     except (HpcenvError, OSError, ValueError, TypeError, KeyError) as error:
         return SecondLook(skipped=str(error.what if isinstance(error, HpcenvError) else error))
 
@@ -79,11 +79,15 @@ def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
     return ()
 
 
-def _named(look: Mapping[str, object], added: int) -> tuple[str, ...]:
-    """Return the changed files, or that some are gone. None are named where each was only written again."""
+def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
+    """Return the changed files, or that some are gone. None are named where each was only written again.
+
+    A file that could not be opened the first time, either, did not change.
+    """
     names, count = look.get("changed"), look.get("count")
-    listed = [str(name) for name in names] if isinstance(names, list) else []
-    more = count - len(listed) if isinstance(count, int) else 0
+    told = [str(name) for name in names] if isinstance(names, list) else []
+    more = count - len(told) if isinstance(count, int) else 0
+    listed = [name for name in told if name not in first.not_opened]
     if not listed and added < 0:
         listed = [f"{-added} files are gone"]
     return (*listed, *([f"and {more} more"] if more > 0 else []))

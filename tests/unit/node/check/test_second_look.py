@@ -65,6 +65,13 @@ def test_a_file_that_is_gone_is_named(env: Venv, look: Callable[..., second_look
     assert [name.rpartition("site-packages/")[2] for name in look().changed] == ["demo/more.py"]
 
 
+def test_a_link_to_nothing_did_not_change(env: Venv, run: Any, request: pytest.FixtureRequest) -> None:
+    (env.site / "dangling.py").symlink_to("/nonexistent/dangling.py")
+    look = request.getfixturevalue("look")
+    (env.site / "demo/more.py").write_bytes(b"Y = 2\n")
+    assert [name.rpartition("site-packages/")[2] for name in look().changed] == ["demo/more.py"]
+
+
 def test_it_is_skipped_and_says_why(look: Callable[..., second_look.SecondLook]) -> None:
     assert look(asked=True).skipped == "the job was asked to end"
     assert look(SLURM_JOB_END_TIME=str(int(time.time()) + 30)).skipped == "the time limit is near"
