@@ -22,7 +22,7 @@ from hpcenv.progress import Event, OnEvent
 
 # In a log: the start of a phase, its end, and where it is every this many seconds.
 _EVERY_SECONDS = 10.0
-# As JSON: how often the place of one piece of work is told.
+# As JSON: seconds between two events of one piece of work.
 _EVENT_SECONDS = 1.0
 
 _WORDS = {

@@ -72,7 +72,7 @@ CONFIG_LIMIT = 8 * 1024 * 1024
 DigestOrigin = Literal["registry", "layout", "synthesised"]
 
 _CHECK_NAME = "check the name and the tag; registries hold more than images"
-# An index in an index is used to group images; more levels than this help nobody.
+# How deep indexes may be nested. No real image is known with more than one in another.
 _MOST_NESTED = 4
 _MOST_READ = 16
 # Bounds the memory that a manifest can use. Docker itself makes at most 127 layers.

@@ -189,7 +189,7 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
-        """Context manager: hold a lease of this process alone, so that `prune` removes nothing meanwhile.
+        """Context manager: hold a lease of this process alone, so that `prune` removes nothing during it.
 
         Does nothing if the caller may only read the store; `prune` then spares what was used within a day.
 
