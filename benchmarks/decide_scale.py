@@ -28,6 +28,8 @@ SIZES = (128, 256, 512, 1024)
 SECONDS = 1.0
 PEAK_MIB = 200
 GROWTH = 5.0  # 256 -> 1024, with what does not grow left in
+# Eight GPUs, ten adapters: what a large node reports of its network.
+MACHINE = Path(__file__).resolve().parents[1] / "tests" / "machines" / "ib-h100.json"
 SEEDS = Path(__file__).resolve().parents[1] / "tests" / "fuzz" / "seeds"
 
 
@@ -80,6 +82,7 @@ def _measure(rounds: int) -> dict[str, Any]:
 
 def _write(place: Path, size: int, *, broken: bool) -> None:
     """Write a run folder with the manifest and the facts of `size` nodes."""
+    from hpcenv.node.network.recording import MachineRecording, fabric_of
     from hpcenv.records.codec import encode_record
     from hpcenv.records.facts import Difference, Facts, Interface, Network, Route
     from hpcenv.records.files import load_record, write_text
@@ -103,6 +106,8 @@ def _write(place: Path, size: int, *, broken: bool) -> None:
     write_text(encode_record(manifest), run.manifest)
     run.facts.mkdir(parents=True, exist_ok=True)
     first = "10.1.0.0"
+    machine = load_record(MachineRecording, MACHINE)
+    fabric = fabric_of(machine)
     for number in range(size):
         own = f"10.1.{number // 256}.{number % 256}"
         network = Network(
@@ -115,7 +120,7 @@ def _write(place: Path, size: int, *, broken: bool) -> None:
         difference = Difference(field="packages.torch.content-sha256", locked="00", found="01", note="changed: x.py")
         node = f"n{number:04}"
         facts = replace(
-            seed, run=manifest.run, node=node, attempt=0, network=network, unknown=unknown,
+            seed, run=manifest.run, node=node, attempt=0, network=network, fabric=fabric, unknown=unknown,
             values={**values, "host.hostname": node}, differences=(difference,) if broken and number % 8 == 0 else (),
         )  # fmt: skip
         run.facts_of(node).write_text(encode_record(facts))

@@ -347,6 +347,7 @@ def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict
             local_address=choice.local_addresses[node],
             rendezvous=verdict.rendezvous,
             settings=choice.settings[node],
+            binds=choice.binds.get(node, ()),
         )
         save_record(settings, run.env_of(node))
 

@@ -13,6 +13,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from hpcenv.errors import RecordInvalid
+from hpcenv.records.network import Fabric
 
 SCHEMA = 1
 
@@ -102,6 +103,20 @@ def _plain_kinds(kind: Any) -> frozenset[type]:
 
 def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     _require(isinstance(data, dict), data, kind, path, origin)
+    if kind not in _ALIKE:
+        return _decode_keys(kind, data, path=path, origin=origin)
+    before = _decoded_before.get(kind)
+    if before is None or before[0] != data:
+        before = _decoded_before[kind] = (data, _decode_keys(kind, data, path=path, origin=origin))
+    return before[1]
+
+
+# Large records that are equal on most nodes of a job: decoded once where the next one is equal.
+_ALIKE = (Fabric,)
+_decoded_before: dict[Any, tuple[dict[str, Any], Any]] = {}
+
+
+def _decode_keys(kind: Any, data: dict[str, Any], *, path: str, origin: str) -> Any:
     values = {}
     for name, hint, plain, is_required in _keys(kind):
         if name in data:

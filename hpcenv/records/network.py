@@ -150,6 +150,10 @@ class Fabric:
     tuning: tuple[HostTuning, ...] = ()
     unknown: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        """Return a hash over a few parts: nodes are grouped by equal hardware, and all parts are many."""
+        return hash((self.gpu_vendor, self.product, len(self.gpus), len(self.ports), len(self.links), len(self.cxi)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRow:

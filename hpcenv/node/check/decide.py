@@ -88,6 +88,7 @@ def judge(
         inherited=_inherited(launched, reported, choice) if result == "match" else {},
         launched=launched if result == "match" else (),
         notes=_notes(manifest),
+        network=choice.network if result == "match" else None,
     )
     return verdict, choice
 
@@ -135,6 +136,7 @@ def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Seve
         settings={},
         inherited={},
         launched=(),
+        network=None,
     )
 
 

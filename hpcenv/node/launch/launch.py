@@ -186,7 +186,7 @@ def _prepare(
         passed=manifest.pass_env,
         image=f"/proc/self/fd/{descriptor}",
         home=str(home),
-        binds=[gate.bind, *_binds(manifest, tmp)],
+        binds=[gate.bind, *_binds(manifest, tmp), *settings.binds],
         data=data_binds(manifest, staged),
     )
     fuse = Path(outside, "fuse")

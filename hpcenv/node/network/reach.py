@@ -28,6 +28,11 @@ _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NU
 _COMMAND_SECONDS = 10.0
 
 
+def is_tuning(name: str) -> bool:
+    """Return whether a variable tunes the communication of the ranks."""
+    return _TUNING.match(name) is not None
+
+
 def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = ()) -> Network:
     """Return this node's network facts; what fails is named in `problem`, never raised.
 

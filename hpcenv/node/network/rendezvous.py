@@ -5,21 +5,27 @@ Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library 
 Each node uses the interface of its route to the first node. NCCL guesses the first interface
 by name, Gloo the address of the host name; these guesses are the most frequent cause of
 "Connection refused" at start (pytorch#38702, nccl#1105; Debian maps the host name to
-127.0.1.1).
+127.0.1.1). Where several interfaces reach the first node, the fastest one is used.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcenv.node.network.decision import SocketInterface, decide
+from hpcenv.node.network.profiles import NetworkProfile, find_profile
 from hpcenv.records.facts import Facts, Route
-from hpcenv.records.manifest import Manifest, Setting
+from hpcenv.records.manifest import Bind, Manifest, Setting
+from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Rendezvous
 
 # Used where several nodes are emulated on one machine, and for a single node.
 _LOOPBACK = "127.0.0.1"
+
+# How much faster a network must be that is not proved by a route to be taken instead of one that is.
+_MUCH_FASTER = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +37,16 @@ class Choice:
         settings: node -> its variables, each with origin and reason.
         local_addresses: node -> the own address that torchrun gives to other nodes.
         problems: node -> why there is no rendezvous.
+        binds: node -> files of the host that its container needs for the network.
+        network: the settings explained; None where there is no rendezvous.
     """
 
     rendezvous: Rendezvous | None
     settings: dict[str, tuple[Setting, ...]]
     local_addresses: dict[str, str]
     problems: dict[str, str]
+    binds: dict[str, tuple[Bind, ...]]
+    network: NetworkDecision | None = None
 
 
 def choose(
@@ -50,50 +60,124 @@ def choose(
         facts: what each node reported; nodes may be missing.
         job_id, attempt: make the rendezvous id unique to this start.
 
-    Precedence of a variable: user (flag) > project (hpcenv.toml) > environment of the job >
-    detected. With localhost on more than one node, each node would train alone (pith-train#91):
-    what is not known is a problem, and hpcenv does not guess.
+    With localhost on more than one node, each node would train alone (pith-train#91): what is not
+    known is a problem, and hpcenv does not guess.
     """
     first = nodes[0]
+    reported = {node: facts[node] for node in nodes if node in facts}
+    # Emulated nodes are one machine.
+    seen = list(reported.items())[: 1 if manifest.cluster == "local" else None]
+    profile = find_profile({node: found.fabric for node, found in seen}, backend=manifest.backend)
+    problems: dict[str, str] = {}
     if manifest.cluster == "local" or len(nodes) == 1:
         why = "nodes are emulated on this machine" if manifest.cluster == "local" else "the job has one node"
-        routes = {node: Route(target=_LOOPBACK, source=_LOOPBACK, interface="lo") for node in nodes}
-        problems: dict[str, str] = {}
+        loopback = Route(target=_LOOPBACK, source=_LOOPBACK, interface="lo")
+        path: _Path | None = _Path(routes=dict.fromkeys(nodes, loopback), why=why)
     else:
-        why = f"interface of the route to {first}"
-        routes, problems = _routes_to_first(nodes, facts)
+        path, problems = _path_to_first(nodes, facts, profile)
     port = facts[first].network.free_port if first in facts else None
     if port is None and first in facts:
         problems[first] = "no free TCP port for the rendezvous"
-    target = next((route.target for route in routes.values()), None)
-    if problems or port is None or target is None:
-        return Choice(rendezvous=None, settings={}, local_addresses={}, problems=problems)
+    if problems or port is None or path is None:
+        return Choice(rendezvous=None, settings={}, local_addresses={}, problems=problems, binds={})
+    interfaces = {node: SocketInterface(name=route.interface, why=path.why) for node, route in path.routes.items()}
+    made, network = decide(manifest, reported, interfaces, profile)
     return Choice(
-        rendezvous=Rendezvous(host=target, port=port, id=f"{job_id}.{attempt}"),
-        settings={node: _settings(manifest, facts[node], routes[node], why) for node in nodes if node in facts},
-        local_addresses={node: route.source for node, route in routes.items()},
+        rendezvous=Rendezvous(host=path.routes[first].target, port=port, id=f"{job_id}.{attempt}"),
+        settings={node: decided.settings for node, decided in made.items()},
+        local_addresses={node: route.source for node, route in path.routes.items()},
         problems={},
+        binds={node: decided.binds for node, decided in made.items()},
+        network=network,
     )
 
 
-def _routes_to_first(nodes: Sequence[str], facts: Mapping[str, Facts]) -> tuple[dict[str, Route], dict[str, str]]:
+@dataclass(frozen=True, kw_only=True)
+class _Path:
+    """How all nodes reach one address of the first node.
+
+    Attributes:
+        speed_mbit: of the slowest interface; None if it is not known of one of them.
+    """
+
+    routes: dict[str, Route]
+    why: str
+    speed_mbit: int | None = None
+
+
+def _path_to_first(
+    nodes: Sequence[str], facts: Mapping[str, Facts], profile: NetworkProfile
+) -> tuple[_Path | None, dict[str, str]]:
     """Return one route per node to one address of the first node, or what is missing.
 
     The address must be one that every other node reaches and that the first node owns:
     what its resolver answers for its name (often 127.0.1.1) does not count.
     """
     first, others = nodes[0], nodes[1:]
-    reported = [node for node in nodes if node in facts]
-    if len(reported) < len(nodes):
-        return {}, {node: "this node reported no facts" for node in nodes if node not in facts}
+    missing = {node: "this node reported no facts" for node in nodes if node not in facts}
+    if missing:
+        return None, missing
     owned = {a: i.name for i in facts[first].network.interfaces for a in i.addresses if not _is_loopback(a)}
+    proved = list(_routed(nodes, facts, owned))
+    if not proved:
+        return None, {node: _why_no_route(facts[node], first, tuple(owned)) for node in others}
+    best = max(proved, key=lambda path: path.speed_mbit or 0)
+    if profile.over_sockets and best.speed_mbit is not None:
+        shared = max(_shared_networks(nodes, facts), key=lambda path: path.speed_mbit or 0, default=None)
+        if shared is not None and (shared.speed_mbit or 0) >= _MUCH_FASTER * best.speed_mbit:
+            return shared, {}
+    return best, {}
+
+
+def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str, str]) -> Iterator[_Path]:
+    """Yield the addresses of the first node to which the kernel of every other node has a route."""
+    first, others = nodes[0], nodes[1:]
     for address in sorted(owned, key=lambda a: (":" in a, a)):
-        routes = {node: _route_from(facts[node], address) for node in others}
-        if all(routes.values()):
-            found = {node: route for node, route in routes.items() if route is not None}
-            found[first] = Route(target=address, source=address, interface=owned[address])
-            return found, {}
-    return {}, {node: _why_no_route(facts[node], first, tuple(owned)) for node in others}
+        routes = {node: route for node in others if (route := _route_from(facts[node], address)) is not None}
+        if len(routes) == len(others):
+            routes[first] = Route(target=address, source=address, interface=owned[address])
+            yield _Path(routes=routes, why=f"interface of the route to {first}", speed_mbit=_slowest(routes, facts))
+
+
+def _shared_networks(nodes: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[_Path]:
+    """Yield the networks in which every node has an own address, on a device that is up.
+
+    Bridges and other virtual interfaces do not count: each node has a docker0 with the same address.
+    """
+    first = nodes[0]
+    own = {node: dict(_addresses_on_devices(facts[node])) for node in nodes}
+    for network, (address, name) in own[first].items():
+        found = {node: own[node][network] for node in nodes if network in own[node]}
+        if len({where[0] for where in found.values()}) < len(nodes):
+            continue
+        routes = {node: Route(target=address, source=where[0], interface=where[1]) for node, where in found.items()}
+        speed = _slowest(routes, facts)
+        if speed is not None:
+            why = f"all nodes have an address in {network}, at {speed / 1000:g} Gb/s the fastest ({name} on {first})"
+            yield _Path(routes=routes, why=why, speed_mbit=speed)
+
+
+def _addresses_on_devices(facts: Facts) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield network, own address and interface of each device that is up."""
+    links = {} if facts.fabric is None else {link.name: link for link in facts.fabric.links}
+    for interface in facts.network.interfaces:
+        link = links.get(interface.name)
+        if link is None or link.state != "up" or not link.driver:
+            continue
+        for address, network in zip(interface.addresses, interface.networks, strict=False):
+            if not _is_loopback(address):
+                yield network, (address, interface.name)
+
+
+def _slowest(routes: Mapping[str, Route], facts: Mapping[str, Facts]) -> int | None:
+    speeds = [_speed(facts[node], route.interface) for node, route in routes.items()]
+    known = [speed for speed in speeds if speed is not None]
+    return min(known) if len(known) == len(speeds) else None
+
+
+def _speed(facts: Facts, interface: str) -> int | None:
+    links = () if facts.fabric is None else facts.fabric.links
+    return next((link.speed_mbit for link in links if link.name == interface), None)
 
 
 def _why_no_route(facts: Facts, first: str, owned: tuple[str, ...]) -> str:
@@ -117,38 +201,3 @@ def _is_loopback(address: str) -> bool:
     except ValueError:
         return True
     return parsed.is_loopback or parsed.is_link_local
-
-
-def _settings(manifest: Manifest, facts: Facts, route: Route, why: str) -> tuple[Setting, ...]:
-    """Return one node's variables; later layers win, and the table keeps the origin of each."""
-    threads, shared_by = _threads(manifest, facts)
-    detected = [
-        # torchrun's own prefix names the local rank, which is not unique (torch >= 2.3).
-        Setting(
-            name="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-            value="[${rank}] ",
-            origin="detected",
-            reason="the rank in front of each line",
-        ),
-        Setting(name="NCCL_DEBUG", value="WARN", origin="detected", reason="names the cause of a failure in the log"),
-        # "=" asks for exactly this name; NCCL reads a bare one as a prefix (env.rst, 2.29).
-        Setting(name="NCCL_SOCKET_IFNAME", value=f"={route.interface}", origin="detected", reason=why),
-        Setting(name="GLOO_SOCKET_IFNAME", value=route.interface, origin="detected", reason=why),
-        Setting(name="OMP_NUM_THREADS", value=str(threads), origin="detected", reason=shared_by),
-        Setting(
-            name="PYTHONUNBUFFERED", value="1", origin="detected", reason="lines reach the log as they are printed"
-        ),
-    ]
-    merged = {setting.name: setting for setting in (*detected, *facts.network.variables, *manifest.settings)}
-    return tuple(merged[name] for name in sorted(merged))
-
-
-def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
-    """Return threads per rank and the reason; without --cpus, the CPUs that Slurm gave are shared."""
-    seen = facts.values.get("host.cpus")
-    cpus = manifest.cpus_per_task or (seen if isinstance(seen, int) else 1)
-    if manifest.cluster == "local":
-        ranks, where = manifest.nproc_per_node * manifest.nodes, "on this machine"
-    else:
-        ranks, where = manifest.nproc_per_node, "on a node"
-    return max(1, cpus // ranks), f"{cpus} CPUs for {ranks} ranks {where}"

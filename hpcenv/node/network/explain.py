@@ -1,0 +1,65 @@
+"""Decide for recorded machines, or for this node, without a run. Pure.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from hpcenv.node.network import rendezvous
+from hpcenv.node.network.recording import MachineRecording, fabric_of, networks_of
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Environment, Manifest, Setting, Value
+from hpcenv.records.network import NetworkDecision
+
+Backend = Literal["nccl", "gloo"]
+
+
+def explain_machine(
+    recording: MachineRecording,
+    *,
+    nodes: int,
+    backend: Backend,
+    settings: Sequence[Setting] = (),
+    values: dict[str, Value] | None = None,
+    container: bool = True,
+) -> NetworkDecision | None:
+    """Return what would be decided for a job on several nodes of one kind; None where they cannot reach each other.
+
+    Args:
+        recording: of one node.
+        nodes: how many nodes of this kind the job has.
+        backend: of torch.distributed.
+        settings: variables that are given, with their origins.
+        values: more facts, for example the image's `libs.nccl.version`.
+        container: whether the ranks run in a SIF.
+    """
+    names = tuple(f"n{rank}" for rank in range(1, nodes + 1))
+    fabric = fabric_of(recording)
+    networks = networks_of(recording, names)
+    gpus = max(1, len(fabric.gpus))
+    facts = {
+        name: Facts(
+            schema=SCHEMA, run="explain", node=name, attempt=0, values={"host.cpus": 8 * gpus, **(values or {})},
+            unknown={}, network=networks[name], fabric=fabric,
+        )
+        for name in names
+    }  # fmt: skip
+    manifest = _manifest(nodes, backend, gpus if backend == "nccl" else 0, gpus, tuple(settings), container=container)
+    return rendezvous.choose(manifest, names, facts, job_id="0", attempt=0).network
+
+
+def _manifest(
+    nodes: int, backend: Backend, gpus: int, nproc: int, settings: tuple[Setting, ...], *, container: bool
+) -> Manifest:
+    """Return the manifest of a run that has nothing but its shape."""
+    return Manifest(
+        schema=SCHEMA, run="explain", run_folder="", cluster="slurm", nodes=nodes, nproc_per_node=nproc,
+        gpus_per_node=gpus, cpus_per_task=0, backend=backend,
+        environment=Environment(kind="sif" if container else "host", python="python3"),
+        script="", script_sha256="", args=(), workdir="", settings=settings, expectations=(), packages=(),
+        probe_level="record", lockfile="", lockfile_sha256="", hpcenv_version="",
+    )  # fmt: skip

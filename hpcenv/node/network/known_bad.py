@@ -1,0 +1,99 @@
+"""Versions that are known to fail: dated data with sources.
+
+Runs on: COMPUTE NODE; the login node explains with it. Standard library only. A new entry is a row in KNOWN_BAD.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadVersion:
+    """A range of versions of one component.
+
+    Attributes:
+        where: `host`, or `image` for what the environment itself has.
+        first, before: the range; `before` is the first version that works again, empty while there is no such one.
+        profiles: network profiles in which it matters; empty for all.
+        machine: `uname -m` of the nodes where it matters; empty for all.
+        date: of the source, or when it was read.
+    """
+
+    id: str
+    component: str
+    where: Literal["host", "image"]
+    first: str
+    before: str
+    what: str
+    todo: str
+    source: str
+    date: str
+    profiles: tuple[str, ...] = ()
+    machine: str = ""
+
+
+KNOWN_BAD = (
+    BadVersion(
+        id="ofi-1.8.1",
+        component="aws-ofi-nccl",
+        where="host",
+        first="1.8.1",
+        before="1.8.2",
+        profiles=("slingshot",),
+        what="deadlocks on Slingshot; no variable cures it (15 were tried)",
+        todo="use aws-ofi-nccl 1.17 or newer",
+        source="geodesic, docs/investigations/slingshot-fix-results.md (research notes; not read again)",
+        date="2026-11-22",
+    ),
+    BadVersion(
+        id="ofi-tree-connect",
+        component="aws-ofi-nccl",
+        where="host",
+        first="1.19.2",
+        before="",
+        profiles=("slingshot",),
+        what="jobs with more than about 2,000 connections hang while trees are connected (seen with 1.19.2 and 1.20.0)",
+        todo="set NCCL_MAX_NCHANNELS=20, as the report did",
+        source="aws/aws-ofi-nccl#1379",
+        date="2026-08-27",
+    ),
+    BadVersion(
+        id="nccl-2.27.0-net-id",
+        component="nccl",
+        where="image",
+        first="2.27",
+        before="2.27.3",
+        what="ends with `Could not find NET with id 0` on some InfiniBand systems",
+        todo="use a torch with NCCL 2.27.3 or newer",
+        source="NeMo/Speech#13996 (from the project's research notes; not read again)",
+        date="2026-11-20",
+    ),
+    BadVersion(
+        id="nccl-proxy-aarch64",
+        component="nccl",
+        where="image",
+        first="2.28",
+        before="2.29.3",
+        machine="aarch64",
+        what="loses slots of its proxy on Grace, and long runs hang without a message (seen with 2.28.9)",
+        todo="use a torch with NCCL 2.29.3 or newer",
+        source="marin-community/marin#7344, NVIDIA/nccl 25368a7",
+        date="2026-08-07",
+    ),
+)
+
+
+def matches(entry: BadVersion, version: str) -> bool:
+    """Return whether a version is in the range of an entry; a version that is no number is not."""
+    number = _number(version)
+    if not number:
+        return False
+    return _number(entry.first) <= number and (not entry.before or number < _number(entry.before))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found.group(0).split(".")) if found else ()

@@ -1,0 +1,65 @@
+"""A decision on the network as text. Pure.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Plain ASCII, 100 columns at most where words allow it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from hpcenv.node.check.verdict_table import visible
+from hpcenv.node.this_node import fold_hostlist
+from hpcenv.records.network import NetworkDecision, NetworkRow
+
+WIDTH = 100
+
+_WORDS = {"set": "SET", "host": "HOST", "given": "GIVEN", "skip": "SKIP"}
+
+
+def render(decision: NetworkDecision) -> str:
+    """Return profile, variables, warnings and what else is needed."""
+    parts = [_wrap(f"profile  {decision.profile}  ({visible(decision.why)})", indent=9)]
+    parts += [line for row in decision.rows for line in _row(row)]
+    for one in decision.binds:
+        parts.append(_wrap(f"BIND   {one.bind.target}  [{one.rule}]", indent=7))
+        parts.append(_detail(one.reason))
+    for option in decision.step_options:
+        parts.append(_wrap(f"SRUN   {option.option}  [{option.rule}]", indent=7))
+        parts.append(_detail(f"{option.reason}; put it into [srun] of hpcenv.toml or the site profile"))
+        parts.append(_detail(f"source: {option.source}"))
+    for warning in decision.warnings:
+        where = _on(warning.nodes)
+        parts.append(_wrap(f"WARN   {visible(warning.what)}{where}  [{warning.rule}]", indent=7))
+        parts += [_detail(f"do: {warning.todo}")] if warning.todo else []
+        parts += [_detail(f"source: {warning.source}")] if warning.source else []
+    return "\n".join(parts) + "\n"
+
+
+def _row(row: NetworkRow) -> list[str]:
+    value = f" = {visible(row.value)}" if row.action != "skip" else ""
+    rule = f", {row.rule}" if row.rule else ""
+    lines = [
+        _wrap(f"{_WORDS[row.action]:<5}  {row.name}{value}{_on(row.nodes)}  [{visible(row.origin)}{rule}]", indent=7)
+    ]
+    lines.append(_detail(row.reason))
+    if row.evidence:
+        lines.append(_detail(f"seen: {row.evidence}"))
+    if row.source:
+        lines.append(_detail(f"source: {row.source}"))
+    return lines
+
+
+def _on(nodes: Sequence[str]) -> str:
+    return f" on {fold_hostlist(visible(node) for node in nodes)}" if nodes else ""
+
+
+def _detail(text: str) -> str:
+    return _wrap(f"         {visible(text)}", indent=11)
+
+
+def _wrap(text: str, *, indent: int) -> str:
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip

@@ -1,0 +1,446 @@
+"""The rules: which variable is set, when, why, and where that comes from.
+
+Runs on: COMPUTE NODE (the batch node); the login node explains with them. Standard library only. Pure.
+
+NCCL's authors advise against most tuning variables ("should not be used in production nor retained in scripts",
+env.rst). So there are few rules; each has a source with its date, and a variable that is left out on purpose has a
+row with the reason too. docs/reference/network-rules.md is made from RULES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hpcenv.node.network.profiles import data_ports
+from hpcenv.records.network import Fabric, RdmaPort, StepOption
+
+NCCL_ENV = "NCCL user guide, env.rst, NVIDIA/nccl 5067397, 2026-06-11"
+HPE = "HPE shs-ccl-docs 438fcce, ccl_env.sh, 2026-04-30"
+OLCF = "OLCF user documentation 2745903, pytorch_frontier.rst, 2026-07-22"
+CSCS = "CSCS documentation 80abed1, nccl_env_vars, 2026-08-20"
+OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
+
+
+# The hash leaves out the hardware, which is the largest part; equal values have equal hashes all the same.
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the rules know of one node and its job; equal for nodes that are alike.
+
+    Attributes:
+        profile, rdma: see `node.network.profiles.NetworkProfile`.
+        interface, why_interface: the socket interface of this node.
+        threads, shared_by: CPU threads for each rank, and how they were counted.
+        in_container: whether the ranks run in a SIF.
+    """
+
+    profile: str
+    rdma: str
+    fabric: Fabric | None = field(hash=False)
+    nodes: int
+    backend: str
+    interface: str
+    why_interface: str
+    threads: int
+    shared_by: str
+    in_container: bool
+
+    @property
+    def over_network(self) -> bool:
+        """Whether NCCL connects several nodes whose network hardware is known."""
+        return self.backend == "nccl" and self.nodes > 1 and self.fabric is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A variable with its value; None to leave it out on purpose."""
+
+    name: str
+    value: str | None
+    reason: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRule:
+    """One rule.
+
+    Attributes:
+        id: stable name.
+        when, why: for the page of all rules.
+        source: with commit or version, and date.
+        propose: the rule itself.
+    """
+
+    id: str
+    sets: str
+    when: str
+    why: str
+    source: str
+    propose: Callable[[Situation], Iterator[Proposal]]
+
+
+# -- every job ------------------------------------------------------------------------------
+
+
+def _log_prefix(_: Situation) -> Iterator[Proposal]:
+    # torchrun's own prefix names the local rank, which is not unique (torch >= 2.3).
+    yield Proposal(
+        name="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", value="[${rank}] ", reason="the rank in front of each line"
+    )
+
+
+def _unbuffered(_: Situation) -> Iterator[Proposal]:
+    yield Proposal(name="PYTHONUNBUFFERED", value="1", reason="lines reach the log as they are printed")
+
+
+def _debug(_: Situation) -> Iterator[Proposal]:
+    yield Proposal(name="NCCL_DEBUG", value="WARN", reason="names the cause of a failure in the log")
+
+
+def _threads(situation: Situation) -> Iterator[Proposal]:
+    yield Proposal(name="OMP_NUM_THREADS", value=str(situation.threads), reason=situation.shared_by)
+
+
+def _socket_interface(situation: Situation) -> Iterator[Proposal]:
+    # "=" asks for exactly this name; NCCL reads a bare one as a prefix.
+    yield Proposal(name="NCCL_SOCKET_IFNAME", value=f"={situation.interface}", reason=situation.why_interface)
+    yield Proposal(name="GLOO_SOCKET_IFNAME", value=situation.interface, reason=situation.why_interface)
+
+
+# -- one node -------------------------------------------------------------------------------
+
+
+def _single_node(situation: Situation) -> Iterator[Proposal]:
+    if situation.backend == "nccl" and situation.nodes == 1:
+        yield Proposal(name="NCCL_NET", value=None, reason="one node: the GPUs reach each other without a network")
+
+
+# -- InfiniBand and RoCE --------------------------------------------------------------------
+
+
+def _verbs_network(situation: Situation) -> Iterator[Proposal]:
+    if situation.over_network and situation.rdma:
+        fabric = situation.fabric
+        assert fabric is not None
+        if _imported_plugin(situation):
+            yield Proposal(name="NCCL_NET", value=None, reason="a file of the host names a plugin")
+            return
+        yield Proposal(
+            name="NCCL_NET",
+            value="IB",
+            reason="an error instead of a silent fall back to TCP, if the image lacks libibverbs or its providers",
+            evidence=f"{len(data_ports(fabric, situation.rdma))} active {situation.rdma} ports on this node",
+        )
+
+
+def _imported_plugin(situation: Situation) -> str:
+    """Return the network that a file of the host asks for."""
+    fabric = situation.fabric
+    found = [] if fabric is None else [s for t in fabric.tuning for s in t.variables]
+    return next((s.value for s in found if s.name in ("NCCL_NET", "NCCL_NET_PLUGIN")), "")
+
+
+def _adapters(situation: Situation) -> Iterator[Proposal]:
+    if not (situation.over_network and situation.rdma):
+        return
+    assert situation.fabric is not None
+    used, left = split_ports(situation.fabric, situation.rdma)
+    if not left or not used:
+        return
+    yield Proposal(
+        name="NCCL_IB_HCA",
+        value="=" + ",".join(f"{port.device}:{port.port}" for port in used),
+        reason="NCCL would use every active port; these carry the training's data",
+        evidence="left out: " + ", ".join(_in_words(port) for port in left),
+    )
+
+
+def split_ports(fabric: Fabric, layer: str) -> tuple[tuple[RdmaPort, ...], tuple[RdmaPort, ...]]:
+    """Return the active ports that carry data, and the other active ones.
+
+    A port of the other link layer, or one with half of the fastest rate or less, belongs to storage or management.
+    """
+    fastest = max((port.rate_gbit or 0 for port in data_ports(fabric, layer)), default=0)
+    used = tuple(port for port in data_ports(fabric, layer) if 2 * (port.rate_gbit or 0) > fastest)
+    return used, tuple(port for port in fabric.ports if port.state == "ACTIVE" and port not in used)
+
+
+def _in_words(port: RdmaPort) -> str:
+    rate = "unknown rate" if port.rate_gbit is None else f"{port.rate_gbit:g} Gb/s"
+    return f"{port.device}:{port.port} ({port.layer}, {rate})"
+
+
+def _gid_index(situation: Situation) -> Iterator[Proposal]:
+    if situation.over_network and situation.rdma == "Ethernet":
+        why = "NCCL 2.21 and newer find the GID of RoCE v2 themselves"
+        yield Proposal(name="NCCL_IB_GID_INDEX", value=None, reason=why)
+        why = "depends on the switches: only a site profile or a file of the host can know it"
+        yield Proposal(name="NCCL_IB_TC", value=None, reason=why)
+
+
+def _mnnvl(situation: Situation) -> Iterator[Proposal]:
+    if situation.over_network and situation.profile == "mnnvl":
+        yield Proposal(name="NCCL_MNNVL_ENABLE", value=None, reason="NCCL finds NVLink across nodes by itself (2)")
+
+
+# -- TCP ------------------------------------------------------------------------------------
+
+_FAST_MBIT = 100_000
+# NCCL itself uses more sockets there.
+_OWN_DEFAULT = ("ena", "gve")
+
+
+def _socket_threads(situation: Situation) -> Iterator[Proposal]:
+    if not (situation.over_network and situation.profile == "tcp"):
+        return
+    assert situation.fabric is not None
+    link = next((link for link in situation.fabric.links if link.name == situation.interface), None)
+    if link is None or (link.speed_mbit or 0) < _FAST_MBIT or link.driver in _OWN_DEFAULT:
+        return
+    evidence = f"{link.name}: {(link.speed_mbit or 0) / 1000:g} Gb/s, {link.driver or 'no driver'}"
+    why = "one socket and one thread do not fill a link of 100 Gb/s"
+    yield Proposal(name="NCCL_SOCKET_NTHREADS", value="4", reason=why, evidence=evidence)
+    yield Proposal(name="NCCL_NSOCKS_PERTHREAD", value="4", reason=why, evidence=evidence)
+
+
+# -- libfabric ------------------------------------------------------------------------------
+
+
+def _libfabric_network(situation: Situation) -> Iterator[Proposal]:
+    if situation.over_network and situation.profile in ("efa", "slingshot"):
+        why = "an error instead of a silent fall back to TCP, if the libfabric plugin is not found"
+        yield Proposal(name="NCCL_NET", value="AWS Libfabric", reason=why)
+
+
+def _efa_provider(situation: Situation) -> Iterator[Proposal]:
+    if situation.over_network and situation.profile == "efa":
+        why = "the plugin selects EFA itself, and sets what the instance type needs"
+        yield Proposal(name="FI_PROVIDER", value=None, reason=why)
+
+
+def _on_slingshot(situation: Situation) -> bool:
+    return situation.over_network and situation.profile == "slingshot"
+
+
+def _slingshot_registration(situation: Situation) -> Iterator[Proposal]:
+    if _on_slingshot(situation):
+        why = "the monitor memhooks can deadlock with the libfabric plugin, this one does not"
+        yield Proposal(name="FI_MR_CACHE_MONITOR", value="userfaultfd", reason=why)
+        why = "the vendor and the sites set it; sites report hangs without it"
+        yield Proposal(name="FI_CXI_DISABLE_HOST_REGISTER", value="1", reason=why)
+
+
+def _slingshot_queues(situation: Situation) -> Iterator[Proposal]:
+    if _on_slingshot(situation):
+        yield Proposal(
+            name="FI_CXI_DEFAULT_CQ_SIZE",
+            value="131072",
+            reason="the plugin takes libfabric's default, which is small for collectives",
+        )
+        yield Proposal(name="FI_CXI_DEFAULT_TX_SIZE", value="2048", reason="as the vendor recommends")
+        why = "matching goes on in software where the adapter's list is full, instead of an error"
+        yield Proposal(name="FI_CXI_RX_MATCH_MODE", value="hybrid", reason=why)
+
+
+_RENDEZVOUS = (
+    ("FI_CXI_RDZV_PROTO", "alt_read"),
+    ("FI_CXI_RDZV_EAGER_SIZE", "0"),
+    ("FI_CXI_RDZV_THRESHOLD", "0"),
+    ("FI_CXI_RDZV_GET_MIN", "0"),
+)
+
+
+def _slingshot_rendezvous(situation: Situation) -> Iterator[Proposal]:
+    """Set alt_read only where the adapters allow it: elsewhere libfabric ignores it without a word."""
+    if not _on_slingshot(situation):
+        return
+    assert situation.fabric is not None
+    states = {device.rendezvous_get for device in situation.fabric.cxi}
+    evidence = "rdzv_get_en: " + ", ".join(sorted(states))
+    if states == {"no"}:
+        for name, value in _RENDEZVOUS:
+            why = "the adapters answer rendezvous reads in software, as the vendor recommends"
+            yield Proposal(name=name, value=value, reason=why, evidence=evidence)
+    else:
+        why = "has no effect without srun --network=disable_rdzv_get"
+        yield Proposal(name=_RENDEZVOUS[0][0], value=None, reason=why, evidence=evidence)
+
+
+def _slingshot_nics(situation: Situation) -> Iterator[Proposal]:
+    if not _on_slingshot(situation):
+        return
+    assert situation.fabric is not None
+    yield Proposal(name="NCCL_CROSS_NIC", value="1", reason="all adapters of a node are on one network")
+    if situation.fabric.gpu_vendor == "nvidia":
+        yield Proposal(name="NCCL_NET_GDR_LEVEL", value="PHB", reason="GPUDirect RDMA up to the same PCIe host bridge")
+    else:
+        why = "PHB hangs jobs of several nodes with ROCm 6.2 and newer (laifs-container-recipes#30)"
+        yield Proposal(name="NCCL_NET_GDR_LEVEL", value=None, reason=why)
+
+
+def _slingshot_mpich(situation: Situation) -> Iterator[Proposal]:
+    if _on_slingshot(situation):
+        why = "GPU support of Cray MPICH can deadlock beside NCCL"
+        yield Proposal(name="MPICH_GPU_SUPPORT_ENABLED", value="0", reason=why)
+
+
+RULES = (
+    NetworkRule(
+        id="base.log-prefix",
+        sets="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        when="always",
+        why="the rank in front of each line of the log",
+        source="torch 2.3 to 2.15, distributed/elastic/multiprocessing",
+        propose=_log_prefix,
+    ),
+    NetworkRule(
+        id="base.unbuffered",
+        sets="PYTHONUNBUFFERED",
+        when="always",
+        why="lines reach the log as they are printed",
+        source="Python 3.13 documentation, command line and environment",
+        propose=_unbuffered,
+    ),
+    NetworkRule(
+        id="base.debug",
+        sets="NCCL_DEBUG",
+        when="always",
+        why="NCCL says nothing of a failure's cause by default",
+        source=NCCL_ENV,
+        propose=_debug,
+    ),
+    NetworkRule(
+        id="base.threads",
+        sets="OMP_NUM_THREADS",
+        when="always",
+        why="torchrun sets 1 where it is not set",
+        source="torch 2.15, distributed/run.py",
+        propose=_threads,
+    ),
+    NetworkRule(
+        id="base.socket-interface",
+        sets="NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
+        when="always, for each node by itself",
+        why="NCCL prefers names that begin with `ib`, then takes any name; Gloo takes what the host name leads to",
+        source=f"{NCCL_ENV}; Gloo: torch documentation, distributed, 2.15",
+        propose=_socket_interface,
+    ),
+    NetworkRule(
+        id="single.net",
+        sets="NCCL_NET (left out)",
+        when="NCCL on one node",
+        why="a forced network adds cost, or an error, where no network is needed",
+        source=HPE,
+        propose=_single_node,
+    ),
+    NetworkRule(
+        id="verbs.net",
+        sets="NCCL_NET=IB",
+        when="profiles ib, roce2 and mnnvl, unless a file of the host names a plugin",
+        why="a fall back to TCP is 5 to 70 times slower and says nothing",
+        source=NCCL_ENV,
+        propose=_verbs_network,
+    ),
+    NetworkRule(
+        id="verbs.adapters",
+        sets="NCCL_IB_HCA",
+        when="profiles ib, roce2 and mnnvl, where active ports have another link layer, or half of the rate or less",
+        why="NCCL uses every active port, also those of storage and management",
+        source=NCCL_ENV,
+        propose=_adapters,
+    ),
+    NetworkRule(
+        id="roce.left-out",
+        sets="NCCL_IB_GID_INDEX, NCCL_IB_TC (left out)",
+        when="profile roce2",
+        why="NCCL 2.21 selects the GID; a traffic class belongs to the switches",
+        source=NCCL_ENV,
+        propose=_gid_index,
+    ),
+    NetworkRule(
+        id="mnnvl.left-out",
+        sets="NCCL_MNNVL_ENABLE (left out)",
+        when="profile mnnvl",
+        why="the default is automatic",
+        source=NCCL_ENV,
+        propose=_mnnvl,
+    ),
+    NetworkRule(
+        id="tcp.threads",
+        sets="NCCL_SOCKET_NTHREADS=4, NCCL_NSOCKS_PERTHREAD=4",
+        when="profile tcp, interface of 100 Gb/s or more, not AWS's or Google's adapter",
+        why="one socket does not fill such a link",
+        source=NCCL_ENV,
+        propose=_socket_threads,
+    ),
+    NetworkRule(
+        id="libfabric.net",
+        sets="NCCL_NET=AWS Libfabric",
+        when="profiles efa and slingshot",
+        why="a fall back to TCP is silent; the plugin answers to this name in every version",
+        source=OFI,
+        propose=_libfabric_network,
+    ),
+    NetworkRule(
+        id="efa.left-out",
+        sets="FI_PROVIDER (left out)",
+        when="profile efa",
+        why="the plugin sets what the instance type needs",
+        source="aws-ofi-nccl 2daf7d3, platform-aws.cpp, 2026-08-21",
+        propose=_efa_provider,
+    ),
+    NetworkRule(
+        id="slingshot.registration",
+        sets="FI_MR_CACHE_MONITOR=userfaultfd, FI_CXI_DISABLE_HOST_REGISTER=1",
+        when="profile slingshot",
+        why="other values can hang",
+        source=f"{HPE}; {OLCF}",
+        propose=_slingshot_registration,
+    ),
+    NetworkRule(
+        id="slingshot.queues",
+        sets="FI_CXI_DEFAULT_CQ_SIZE, FI_CXI_DEFAULT_TX_SIZE, FI_CXI_RX_MATCH_MODE",
+        when="profile slingshot",
+        why="the defaults are for MPI jobs",
+        source=HPE,
+        propose=_slingshot_queues,
+    ),
+    NetworkRule(
+        id="slingshot.rendezvous",
+        sets="FI_CXI_RDZV_PROTO=alt_read and its three sizes",
+        when="profile slingshot, and `rdzv_get_en` is 0 on every adapter",
+        why="without --network=disable_rdzv_get libfabric ignores it silently",
+        source=HPE,
+        propose=_slingshot_rendezvous,
+    ),
+    NetworkRule(
+        id="slingshot.nics",
+        sets="NCCL_CROSS_NIC=1; NCCL_NET_GDR_LEVEL=PHB on NVIDIA",
+        when="profile slingshot",
+        why="adapters and GPUs are attached in pairs, on one network",
+        source=f"{HPE}; {CSCS}",
+        propose=_slingshot_nics,
+    ),
+    NetworkRule(
+        id="slingshot.mpich",
+        sets="MPICH_GPU_SUPPORT_ENABLED=0",
+        when="profile slingshot",
+        why="it can deadlock beside NCCL",
+        source="CSCS documentation 80abed1, access/jupyterlab.md, 2026-08-20",
+        propose=_slingshot_mpich,
+    ),
+)
+
+
+def step_options(situation: Situation) -> Iterator[StepOption]:
+    """Yield what srun's launch step needs and a variable cannot give."""
+    if _on_slingshot(situation):
+        assert situation.fabric is not None
+        if any(device.rendezvous_get != "no" for device in situation.fabric.cxi):
+            yield StepOption(
+                option="--network=disable_rdzv_get",
+                reason="HPE requires it with NCCL; rdzv_get_en is not 0 on this job's adapters",
+                rule="slingshot.rendezvous",
+                source=HPE,
+            )

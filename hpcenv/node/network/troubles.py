@@ -1,0 +1,119 @@
+"""What the network of these nodes will suffer from: differences, missing parts, known-bad versions. Pure.
+
+Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from hpcenv.node.network.known_bad import KNOWN_BAD, matches
+from hpcenv.node.network.profiles import NetworkProfile
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.network import Fabric, NetworkWarning
+
+
+def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile) -> tuple[NetworkWarning, ...]:
+    """Return all warnings; those of several nodes name the nodes, those of all nodes name none."""
+    groups: dict[Fabric, list[str]] = {}
+    for node, one in facts.items():
+        if one.fabric is not None:
+            groups.setdefault(one.fabric, []).append(node)
+    found = [*_mixed(profile), *_active_ports(groups, len(facts))]
+    per_fabric: dict[NetworkWarning, list[str]] = {}
+    for fabric, nodes in groups.items():
+        for check in _CHECKS:
+            for warning in check(fabric, manifest, profile):
+                per_fabric.setdefault(warning, []).extend(nodes)
+    found += [_on(warning, nodes, len(facts)) for warning, nodes in per_fabric.items()]
+    return tuple(found)
+
+
+def _on(warning: NetworkWarning, nodes: Sequence[str], count: int) -> NetworkWarning:
+    return NetworkWarning(
+        rule=warning.rule,
+        what=warning.what,
+        todo=warning.todo,
+        source=warning.source,
+        nodes=() if len(nodes) == count else tuple(nodes),
+    )
+
+
+def _mixed(profile: NetworkProfile) -> Iterator[NetworkWarning]:
+    usual = max(profile.kinds.values(), key=len, default=())
+    for kind, nodes in sorted(profile.kinds.items()):
+        if nodes != usual:
+            yield NetworkWarning(
+                rule="profile.differs",
+                what=f"these nodes offer `{kind}`, the others something else, so that the job uses TCP",
+                todo="leave them out with --exclude, or ask for one kind of node with --constraint",
+                nodes=nodes,
+            )
+
+
+def _active_ports(groups: Mapping[Fabric, Sequence[str]], count: int) -> Iterator[NetworkWarning]:
+    """Name the nodes that have fewer active RDMA ports than most: NCCL ends with `mixed local Net device counts`."""
+    if count < 2:
+        return
+    numbers: dict[int, list[str]] = {}
+    for fabric, nodes in groups.items():
+        numbers.setdefault(sum(port.state == "ACTIVE" for port in fabric.ports), []).extend(nodes)
+    usual = max(numbers, key=lambda number: len(numbers[number]), default=0)
+    for number, nodes in sorted(numbers.items()):
+        if number != usual:
+            yield NetworkWarning(
+                rule="ports.differ",
+                what=f"{number} active RDMA ports, where most nodes have {usual}",
+                todo="tell the site's support; leave the node out with --exclude",
+                source="NVIDIA/nccl 5067397, init.cc: `Detected mixed local Net device counts`",
+                nodes=tuple(nodes),
+            )
+
+
+def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:
+    if fabric.gpu_vendor == "unknown" and manifest.gpus_per_node:
+        reason = next((text for text in fabric.unknown if text.startswith("gpus")), "the GPUs could not be read")
+        yield NetworkWarning(rule="gpus.unknown", what=reason, todo="see the driver's state on the node: nvidia-smi")
+
+
+def _no_gpudirect(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator[NetworkWarning]:
+    if profile.rdma and fabric.gpu_vendor == "nvidia" and not fabric.gpudirect:
+        yield NetworkWarning(
+            rule="gpudirect.missing",
+            what="no GPUDirect RDMA: neither nvidia_peermem nor the open kernel module of the driver is loaded",
+            todo="ask the site to load nvidia_peermem, or for the open kernel module",
+            source="NVIDIA/nccl 5067397, troubleshooting, 2026-06-11",
+        )
+
+
+def _scripts(fabric: Fabric, _: Manifest, __: NetworkProfile) -> Iterator[NetworkWarning]:
+    for file in fabric.tuning:
+        if file.unread:
+            yield NetworkWarning(
+                rule="host.unread",
+                what=f"{file.path}: {file.unread} settings are computed by a script, and hpcenv runs no script",
+                todo="put their values into [env] or a site profile",
+            )
+
+
+def _known_bad(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator[NetworkWarning]:
+    for version in fabric.versions:
+        for entry in KNOWN_BAD:
+            if entry.where == "host" and entry.component == version.name and matches(entry, version.version):
+                if entry.profiles and profile.name not in entry.profiles:
+                    continue
+                yield NetworkWarning(
+                    rule=f"known-bad.{entry.id}",
+                    what=f"{version.name} {version.version} ({version.path}): {entry.what}",
+                    todo=entry.todo,
+                    source=f"{entry.source}, {entry.date}",
+                )
+
+
+_CHECKS: tuple[Callable[[Fabric, Manifest, NetworkProfile], Iterator[NetworkWarning]], ...] = (
+    _unknown_gpus,
+    _no_gpudirect,
+    _scripts,
+    _known_bad,
+)
