@@ -10,7 +10,7 @@ access can work from a store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, ImageUnavailable
@@ -138,7 +138,7 @@ def _stored_sif(request: ImageRequest, options: ConvertOptions, store: Store) ->
         return None
     # Without the reference: we do not know whether that registry has this digest.
     store.remember(stored.digest)
-    return BuiltImage(path=stored.path, record=stored.record, reused=True, read=False)
+    return BuiltImage(path=stored.path, record=stored.record, reused=True, read=False, notes=stored.record.notes)
 
 
 def convert_image(
@@ -156,6 +156,8 @@ def convert_image(
         FileUnusable: the store has no room for the layers and the SIF.
         HpcenvError: see `convert` and `convert_on_cluster`.
     """
+    if options.allocation is not None:
+        image = replace(image, layout=None)  # the node may not see the layout: its layers are copied into the store
     free_space.require_room(image, store)
     if options.allocation is not None:
         return convert_on_cluster(

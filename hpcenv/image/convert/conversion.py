@@ -41,10 +41,11 @@ from hpcenv.image.convert import (
 from hpcenv.image.convert.layer_index import FileSink
 from hpcenv.image.convert.layer_stream import Ahead, GuessedWrong
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
+from hpcenv.image.convert.mount_points import unusable_mount_points
 from hpcenv.image.convert.runtime_files import Member, RuntimeFiles, additions, runtime_files
 from hpcenv.image.convert.squashfs import Packer, PackResult
 from hpcenv.image.convert.tree import TreeEntry
-from hpcenv.image.registry import blobs
+from hpcenv.image.registry import blobs, oci_layout
 from hpcenv.image.registry.blobs import BlobSource, BlobSpec
 from hpcenv.image.registry.manifests import Layer, ResolvedImage
 from hpcenv.image.store.lease import Lease
@@ -163,7 +164,7 @@ def ready(image: ResolvedImage, store: Store, prove: bool) -> Converted | None:
     store.remember(image.manifest_digest, reference=image.reference, index_digest=image.index_digest)
     if store.writable:
         store.clean_leftovers()  # of a process that was killed just after it published
-    return Converted(image=image, path=stored.path, record=stored.record, reused=True)
+    return Converted(image=image, path=stored.path, record=stored.record, reused=True, notes=stored.record.notes)
 
 
 # -- the layers -----------------------------------------------------------------------------
@@ -179,14 +180,15 @@ def merged_layers(
 
 
 def fetch(image: ResolvedImage, open_blobs: OpenBlobs, store: Store, on_event: OnEvent) -> None:
-    """Fetch the image's manifest, configuration and layers into the store.
+    """Fetch the image's manifest, configuration and layers into the store; layers of a local layout stay there.
 
     Raises:
         ImageUnavailable, FileUnusable: see `blobs.fetch_all`.
     """
     for digest, data in ((image.manifest_digest, image.manifest), (image.config_digest, image.config_bytes)):
         blobs.put(store.blobs, digest, data)
-    wanted = [BlobSpec(digest=layer.digest, size=layer.size) for layer in image.layers]
+    missing = [layer for layer in image.layers if oci_layout.layer_file(image, layer) is None]
+    wanted = [BlobSpec(digest=layer.digest, size=layer.size) for layer in missing]
     if all(blobs.cached(store.blobs, spec) for spec in wanted):
         return
     source = open_blobs()
@@ -217,7 +219,7 @@ class _Layers:
     def open(self, position: int) -> AbstractContextManager[BinaryIO]:
         """Open a layer's uncompressed stream."""
         layer = self.image.layers[position]
-        return layers.open_blob(blobs.blob_path(self.store.blobs, layer.digest), layer.media_type)
+        return layers.open_blob(layer_path(self.image, layer, self.store), layer.media_type)
 
     def known(self, position: int) -> LayerIndex | None:
         """Return the stored index of a layer; None if there is no valid one."""
@@ -287,12 +289,35 @@ class _Layers:
 
     def _discard(self, wanted: Sequence[Layer], error: HpcenvError) -> bool:
         folder = self.store.blobs
-        damaged = [layer for layer in wanted if _sha256(blobs.blob_path(folder, layer.digest)) != layer.digest]
+        damaged = [layer for layer in wanted if self._in_store(layer) and self._is_damaged(layer)]
         for layer in damaged:
             blobs.discard(blobs.blob_path(folder, layer.digest))
             note = f"the stored layer {layer.digest[:19]} is damaged ({error.what}); fetching it again"
             self.on_event(Event(phase="note", what=note))
         return bool(damaged)
+
+    def _in_store(self, layer: Layer) -> bool:
+        """Tell whether a layer is read from the store, not from a layout of the user."""
+        stored = blobs.blob_path(self.store.blobs, layer.digest)
+        return os.path.realpath(layer_path(self.image, layer, self.store)) == os.path.realpath(stored)
+
+    def _is_damaged(self, layer: Layer) -> bool:
+        return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
+
+    def require_same_bytes(self) -> None:
+        """Hash those layers of a local layout that have an index, and so are not hashed while they are read.
+
+        Raises:
+            ImageMismatch: somebody changed a layer.
+        """
+        for position, layer in enumerate(self.image.layers):
+            if self._in_store(layer) or self.known(position) is None or not self._is_damaged(layer):
+                continue
+            raise ImageMismatch(
+                f"the layer {layer.digest} of `{self.image.reference}` has other bytes",
+                why=f"{layer_path(self.image, layer, self.store)} does not have the digest in its name",
+                hint="make the layout again, for example with skopeo copy",
+            )
 
 
 def _sha256(path: Path) -> str | None:
@@ -344,12 +369,14 @@ class _Job:
             return None
         record = dataclasses.replace(stored.record, tree_sha256=digest)
         store.update_record(record)
-        return Converted(image=image, path=stored.path, record=record, reused=True)
+        return Converted(image=image, path=stored.path, record=record, reused=True, notes=record.notes)
 
     def work(self, held: Lease) -> Converted:
         """Make the SIF, prove it, and publish it."""
         image, store = self._image, self.source.store
         self.source.fetch()
+        if not self.prove:
+            self.source.require_same_bytes()
         need = sum(layer.size for layer in image.layers) + _SLACK
         with store.scratch(need) as folder:
             finished = folder / "image.sif"
@@ -394,7 +421,8 @@ class _Job:
             proof = None
             if self.prove or made.warnings:
                 proof = _prove(finished, merged, made.extra, made.builder, self._on_event)
-            return made, proof, whole.result()
+            notes = (*made.notes, *unusable_mount_points(merged.find))
+            return dataclasses.replace(made, notes=notes), proof, whole.result()
 
     def _make(self, finished: Path) -> tuple[MergedTree, _UnpublishedSif]:
         if self.builder != "apptainer":
@@ -545,8 +573,13 @@ class _Job:
 
 def stored_blobs(image: ResolvedImage, store: Store) -> dict[str, Path]:
     """Return the files of all blobs of a fetched image, by digest."""
-    digests = (image.manifest_digest, image.config_digest, *(layer.digest for layer in image.layers))
-    return {digest: blobs.blob_path(store.blobs, digest) for digest in digests}
+    own = {digest: blobs.blob_path(store.blobs, digest) for digest in (image.manifest_digest, image.config_digest)}
+    return own | {layer.digest: layer_path(image, layer, store) for layer in image.layers}
+
+
+def layer_path(image: ResolvedImage, layer: Layer, store: Store) -> Path:
+    """Return the file of a fetched layer: in the folder of a local layout, or else in the store."""
+    return oci_layout.layer_file(image, layer) or blobs.blob_path(store.blobs, layer.digest)
 
 
 def _files(image: ResolvedImage) -> RuntimeFiles:
@@ -698,6 +731,7 @@ def _record(
             user=_user(),
             host=machine.node(),
         ),
+        notes=made.notes,
     )
 
 

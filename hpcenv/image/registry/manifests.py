@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.errors import Command, Hint, ImageUnavailable
@@ -112,6 +113,7 @@ class ResolvedImage:
             archive), or hpcenv itself (`synthesised`, see `oci_layout`).
         manifest: the bytes whose digest is `manifest_digest`.
         config_bytes: the bytes whose digest is `config_digest`.
+        layout: the folder of a local layout, whose layers are read where they are.
     """
 
     reference: str
@@ -132,6 +134,7 @@ class ResolvedImage:
     digest_origin: DigestOrigin = "registry"
     manifest: bytes = field(default=b"", repr=False)
     config_bytes: bytes = field(default=b"", repr=False)
+    layout: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,7 @@ class ImageDocuments:
     digest_origin: DigestOrigin = "registry"
     manifest: bytes = field(repr=False)
     config: bytes = field(repr=False)
+    layout: Path | None = None
 
 
 def digest_of(data: bytes) -> str:
@@ -426,6 +430,7 @@ def describe(documents: ImageDocuments, wanted: Platform) -> ResolvedImage:
         digest_origin=documents.digest_origin,
         manifest=documents.manifest,
         config_bytes=documents.config,
+        layout=documents.layout,
     )
 
 

@@ -38,9 +38,9 @@ from hpcenv.image.reference import DIGEST, LocalImage, Platform
 from hpcenv.image.registry import archive_bytes, manifests
 from hpcenv.image.registry.archive_bytes import MOST_RATIO, ArchiveBytes, pread_pieces
 from hpcenv.image.registry.blobs import Stream
-from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, ResolvedImage, digest_of
+from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, Layer, ResolvedImage, digest_of
 
-__all__ = ["LocalBlobs", "local_form", "open_source", "resolve"]
+__all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
 
 _CHUNK = 1024 * 1024
 _BLOCK = 512
@@ -81,6 +81,18 @@ def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> Re
         if source.kind == "docker-archive":
             return manifests.describe(_DockerArchive(source, files).find(), platform)
         return manifests.describe(_find_in_layout(source, files, platform), platform)
+
+
+def layer_file(image: ResolvedImage, layer: Layer) -> Path | None:
+    """Return the file of a layer in the folder of a local layout; None if the layer must be fetched."""
+    if image.layout is None:
+        return None
+    path = image.layout / _blob_name(layer.digest)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return path if stat.S_ISREG(status.st_mode) and status.st_size == layer.size else None
 
 
 def local_form(path: Path) -> str | None:
@@ -178,6 +190,7 @@ def _find_in_layout(source: LocalImage, files: _Files, wanted: Platform) -> mani
         digest_origin="layout",
         manifest=body,
         config=config,
+        layout=Path(os.path.abspath(source.path)) if source.kind == "oci" else None,
     )
 
 

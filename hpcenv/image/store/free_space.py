@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcenv import filesystem, size
 from hpcenv.errors import Command, FileUnusable
-from hpcenv.image.registry import blobs
+from hpcenv.image.registry import blobs, oci_layout
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 
@@ -33,7 +33,8 @@ def sif_size(image: ResolvedImage) -> int:
 
 def missing(image: ResolvedImage, store: Store) -> int:
     """Return how many bytes of layers must still be downloaded; partial downloads are subtracted."""
-    sizes = {layer.digest: layer.size for layer in image.layers}
+    fetched = (layer for layer in image.layers if oci_layout.layer_file(image, layer) is None)
+    sizes = {layer.digest: layer.size for layer in fetched}
     arrived = {digest: _arrived(blobs.blob_path(store.blobs, digest)) for digest in sizes}
     return sum(max(count - arrived[digest], 0) for digest, count in sizes.items())
 
@@ -77,7 +78,7 @@ def require_room(image: ResolvedImage, store: Store) -> None:
     available = f"your quota leaves {size.shown(space.usable)} (according to `{space.origin}`)"
     if not by_quota:
         available = f"the file system has {size.shown(space.usable)} free"
-    download = f"{size.shown(layers)} must be downloaded" if layers else "all layers are in the store"
+    download = f"{size.shown(layers)} must be downloaded" if layers else "all layers are there"
     raise FileUnusable(
         f"there is not enough space in `{store.root}` for `{image.reference}`",
         why=f"{download}, and the SIF needs up to {size.shown(made)}\n{available}; nothing was downloaded",

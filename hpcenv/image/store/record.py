@@ -105,6 +105,7 @@ class ImageRecord:
         tree_sha256: digest of the file tree, `sha256:HEX`; None if the tree was not compared
             with the layers.
         layers: digests of the layers as downloaded; `diff_ids` of their uncompressed content.
+        notes: what the user should know of the image: what was left out, and what cannot work.
     """
 
     schema: int = SCHEMA
@@ -120,6 +121,7 @@ class ImageRecord:
     diff_ids: tuple[str, ...] = ()
     sif: SifFacts
     made: Provenance
+    notes: tuple[str, ...] = ()
 
 
 def with_reference(record: ImageRecord, reference: str, index_digest: str | None) -> ImageRecord:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from layer_cases import CASES, base, digest_of, directory, file, tar, whiteout, write_layout
 
-from hpcenv.errors import ImageMismatch, ToolFailed
+from hpcenv.errors import ImageMismatch, ImageUnavailable, ToolFailed
 from hpcenv.image.pull import ConvertOptions, ImageRequest, pull
 from hpcenv.image.reference import parse_layered
 from hpcenv.image.store.store import Store
@@ -53,6 +54,13 @@ class World:
     def image(self, layers: list[bytes], **more: object) -> str:
         layout = self.folder / "layout"
         return f"oci:{layout}@{write_layout(layout, layers, **more)}"
+
+    def archive(self, layers: list[bytes], **more: object) -> str:
+        """Return an image in an archive; its layers are copied into the store."""
+        digest = write_layout(self.folder / "in-archive", layers, **more)
+        with tarfile.open(self.folder / "image.tar", "w") as out:
+            out.add(self.folder / "in-archive", arcname=".")
+        return f"oci-archive:{self.folder}/image.tar@{digest}"
 
     def pull(self, reference: str) -> bytes:
         """Pull without proof: what this packer makes is no file system."""
@@ -138,7 +146,7 @@ def test_nothing_is_published_of_layers_that_are_not_what_the_config_says(world:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_layer_that_the_disk_lost_is_fetched_again(world: World, wrong: int) -> None:
     each = [base(), TOP]
-    reference = world.image(each, packed=("plain",))
+    reference = world.archive(each, packed=("plain",))
     first = world.pull(reference)
     world.forget_sifs()
     for layer in each:
@@ -154,3 +162,36 @@ def test_a_layer_that_the_disk_lost_is_fetched_again(world: World, wrong: int) -
     assert any("fetching it again" in note for note in world.notes)
     assert digest_of(kept.read_bytes()) == digest_of(each[wrong])
     assert os.listdir(world.store.tmp) == []
+
+
+def test_a_local_layout_is_read_where_it_is(world: World) -> None:
+    """Image trial 12: the store had a copy of each layer."""
+    each = [base(), TOP]
+    reference = world.image(each, packed=("gzip",))
+    first = world.pull(reference)
+    manifest, config = sorted(path.stat().st_size for path in (world.store.blobs / "sha256").iterdir())
+    assert max(manifest, config) < 1000
+    assert world.pull(world.archive(each, packed=("gzip",))) == first
+    world.forget_sifs()
+    assert world.pull(reference) == first  # from the indexes
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["read for the first time", "with indexes"])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_layout_that_somebody_changed_gives_no_sif(world: World, wrong: int, known: bool) -> None:
+    each = [base(), TOP]
+    reference = world.image(each, packed=("plain",))
+    if known:
+        world.pull(reference)
+        world.forget_sifs()
+    changed = world.folder / "layout" / "blobs" / "sha256" / digest_of(each[wrong])[7:]
+    with changed.open("r+b") as blob:
+        blob.seek(-600, os.SEEK_END)
+        blob.write(b"\xff")
+    with pytest.raises(ImageMismatch, match="has other bytes" if known else "has the digest"):
+        world.pull(reference)
+    changed.write_bytes(changed.read_bytes()[:-512])
+    with pytest.raises(ImageUnavailable, match="not an image that hpcenv can use") as refusal:
+        world.pull(reference)
+    assert "bytes in it, not" in (refusal.value.why or "")
+    assert list((world.store.root / "images").iterdir()) == []

@@ -1,0 +1,80 @@
+"""Name the folders of an image at which Apptainer cannot mount what it must.
+
+Runs on: LOGIN NODE. Pure. Seen with Apptainer 1.4.5 on a Debian 12 node, 2026-11-23; the cases are in
+tests/cluster/test_image_trial.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcenv.image.convert.layer_index import shown
+from hpcenv.image.convert.tree import TreeEntry
+
+__all__ = ["unusable_mount_points"]
+
+Find = Callable[[bytes], "TreeEntry | None"]
+
+# Apptainer mounts these folders of the host, or new ones, in every container.
+_MOUNTED = (b"dev", b"proc", b"sys", b"tmp", b"var/tmp")
+# Programs live well without it.
+_OPTIONAL = b"var/tmp"
+_MOST_LINKS = 40
+
+
+def unusable_mount_points(find: Find) -> tuple[str, ...]:
+    """Return one sentence for each folder that the image has in a form that cannot work.
+
+    A folder that the image does not have is no fault: hpcenv adds it. A link to a folder inside the image works.
+
+    Args:
+        find: returns the image's entry at a path without following links, or None.
+    """
+    notes = []
+    for path in _MOUNTED:
+        name = "/" + path.decode()
+        if (entry := _blocking(path, find)) is None:
+            continue
+        if entry.kind != "symlink":
+            what = f"/{shown(entry.path)} of the image is no directory but a {entry.kind}"
+            notes.append(f"{what}: Apptainer cannot mount {name}, so this image cannot be started")
+        elif path != _OPTIONAL:
+            notes.append(f"{_link(entry)}: what Apptainer mounts there will be missing, or the image cannot be started")
+    entry = _blocking(b"etc", find)
+    if entry is not None:
+        what = f"/etc of the image is no directory but a {entry.kind}" if entry.kind != "symlink" else _link(entry)
+        writes = "; Apptainer can create files there" if entry.target.startswith(b"/") else ""
+        notes.append(f"{what}: programs in it will find no /etc/passwd, /etc/hosts and /etc/resolv.conf{writes}")
+    return tuple(notes)
+
+
+def _link(entry: TreeEntry) -> str:
+    return f"/{shown(entry.path)} of the image is a link to `{shown(entry.target)}`, which is no directory of the image"
+
+
+def _blocking(path: bytes, find: Find) -> TreeEntry | None:
+    """Return what stands in the place of a directory: a file or a link that leads to none; None if nothing does."""
+    done: list[bytes] = []
+    todo = path.split(b"/")[::-1]
+    first: TreeEntry | None = None
+    for _ in range(_MOST_LINKS * 16):
+        if not todo:
+            return None
+        part = todo.pop()
+        if part in (b"", b"."):
+            continue
+        if part == b"..":
+            done = done[:-1]
+            continue
+        entry = find(b"/".join([*done, part]))
+        if entry is None:
+            return first  # without a link on the way it is just missing
+        if entry.kind == "symlink":
+            first = first or entry
+            done = [] if entry.target.startswith(b"/") else done
+            todo += entry.target.split(b"/")[::-1]
+        elif entry.kind == "directory":
+            done.append(part)
+        else:
+            return first or entry
+    return first
