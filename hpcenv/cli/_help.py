@@ -24,6 +24,7 @@ VERBS = {
     "rerun": "Submit a run again, with the same inputs or changed flags.",
     "clean": "Remove old run folders; says first which.",
     "diff": "Say what differs between lockfiles and runs.",
+    "net": "Explain and compare the network settings of runs.",
     "export": "Write the lockfile in another tool's format.",
 }
 

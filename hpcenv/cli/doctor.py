@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import time
+from pathlib import Path
 
 import click
 
@@ -10,6 +13,7 @@ from hpcenv.cli import _render
 from hpcenv.cli.submit import context_of
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
+from hpcenv.errors import UsageError
 
 
 @click.command("doctor")
@@ -21,14 +25,31 @@ from hpcenv.doctor.site_profile import write
     metavar="[PATH]",
     help="Write this cluster's site profile.",
 )
-@click.option("--force", is_flag=True, help="Replace a profile that is there.")
+@click.option(
+    "--record",
+    "record_to",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Write what network and GPUs this machine has, instead.",
+)
+@click.option("--force", is_flag=True, help="Replace a profile or a recording that is there.")
 @_render.json_option
-def command(write_to: str | None, force: bool, as_json: bool) -> None:
+def command(write_to: str | None, record_to: str | None, force: bool, as_json: bool) -> None:
     """Say what this cluster is like, what will get in the way, and what to do.
 
     With --write the answers become a site profile, by default in
     ~/.config/hpcenv/sites, which every later submit on this cluster uses.
+
+    With --record the files that hpcenv reads of network and GPUs are written into one file,
+    by default machine.json, without serial numbers and addresses. Run it on a compute node:
+    srun hpcenv doctor --record. `hpcenv net explain --from FILE` decides for such a machine.
     """
+    if record_to is not None:
+        if write_to is not None:
+            raise UsageError("--record and --write exclude each other", hint="give one of them")
+        _record(_render.cwd() / (record_to or "machine.json"), force=force, as_json=as_json)
+        return
     context = context_of()
     found = doctor(context, store=_render.Where().place().root)
     written = None
@@ -43,6 +64,22 @@ def command(write_to: str | None, force: bool, as_json: bool) -> None:
         _render.say(f"\nwrote {written}: edit it as you like")
     else:
         _render.tell("\nnext: hpcenv doctor --write")
+
+
+def _record(path: Path, *, force: bool, as_json: bool) -> None:
+    """Write a recording of this machine."""
+    from hpcenv.doctor.machine import record_this_machine, write_recording  # what only this needs
+
+    date = time.strftime("%Y-%m-%d", _render.local_time())
+    recording = record_this_machine(os.environ, name=path.stem, date=date)
+    write_recording(recording, path, force=force)
+    if as_json:
+        _render.success("doctor", {"recorded": str(path), "files": len(recording.files)})
+        return
+    _render.say(
+        f"wrote {path}: {len(recording.files)} files, without serial numbers and addresses; read it, then share it"
+    )
+    _render.tell(f"next: hpcenv net explain --from {path}")
 
 
 _WIDTH = 80

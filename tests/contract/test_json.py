@@ -10,6 +10,7 @@ import pytest
 
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.net import VERBS as NET_VERBS
 
 KEYS = {"schema", "command", "ok", "data", "error"}
 ERROR_KEYS = {"code", "what", "why", "hint", "exit_status"}
@@ -33,6 +34,8 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "verify": (("verify",), "spec-invalid"),
     "explain": (("explain", "torch.vresion"), "usage"),
     "diff": (("diff", "a", "b"), "usage"),
+    "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
+    "net diff": (("net", "diff", "a", "b"), "run-not-found"),
     "image pull": (("image", "pull", "docker://UPPER CASE"), "spec-invalid"),
     "image build": (("image", "build"), "spec-invalid"),
     "image verify": (("image", "verify", "nosuch.sif"), "environment-unreadable"),
@@ -56,7 +59,8 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
     return envelope
 
 
-EVERY = [verb for verb in VERBS if verb != "image"] + [f"image {verb}" for verb in IMAGE_VERBS]
+EVERY = [verb for verb in VERBS if verb not in ("image", "net")]
+EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
 
 
 @pytest.mark.parametrize("verb", EVERY)

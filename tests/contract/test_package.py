@@ -16,6 +16,7 @@ import hpcenv
 from hpcenv.cli._command_line import cli
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.net import VERBS as NET_VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,13 +59,21 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
     assert "--json" in [word for option in command.params for word in option.opts]
 
 
+@pytest.mark.parametrize("verb", NET_VERBS)
+def test_every_net_command_is_a_file_in_cli(verb: str) -> None:
+    command = importlib.import_module(f"hpcenv.cli.net.{verb}").command
+    assert command.name == verb
+    assert command.help
+    assert "--json" in [word for option in command.params for word in option.opts]
+
+
 def command_of(verb: str) -> click.Command:
     found = cli.get_command(click.Context(cli), verb)
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "image"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("image", "net")])
 def test_every_command_is_a_file_in_cli(verb: str) -> None:
     command = command_of(verb)
     assert command.name == verb

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from hpcenv.node.this_node import fold_hostlist
 from hpcenv.records.facts import CheckedSif
+from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
 
 WIDTH = 80
@@ -38,6 +39,8 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
         parts.append("\n".join(_wrap(shorten(note)) for note in verdict.notes))
     if settings and verdict.rendezvous is not None:
         parts.append(_settings(verdict))
+    if verdict.network is not None and (verdict.network.warnings or verdict.network.step_options):
+        parts.append(_network(verdict.network))
     return "\n\n".join(parts) + "\n"
 
 
@@ -159,6 +162,20 @@ def _settings(verdict: Verdict) -> str:
             lines.append(_wrap(f"  {name} = {shorten(value)}{where}  ({origin}{why})", indent=4))
         more = sum(map(len, list(nodes.values())[_ROWS_OF_A_FIELD:]))
         lines += [f"  and {name} on {more} more; verdict.json has all"] if more else []
+    return "\n".join(lines)
+
+
+def _network(decision: NetworkDecision) -> str:
+    """What is wrong with the network or its settings; `hpcenv net explain` has the rest."""
+    lines = [_wrap(f"network: {decision.profile} ({visible(decision.why)})")]
+    for warning in decision.warnings:
+        where = f" on {_names(warning.nodes)}" if warning.nodes else ""
+        todo = f"; do: {visible(warning.todo)}" if warning.todo else ""
+        lines.append(_wrap(f"  warning: {visible(warning.what)}{where}{todo}", indent=4))
+    lines += [
+        _wrap(f"  missing: srun {option.option}: {option.reason}; put it into [srun]", indent=4)
+        for option in decision.step_options
+    ]
     return "\n".join(lines)
 
 

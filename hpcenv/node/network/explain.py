@@ -6,20 +6,52 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.node.network import rendezvous
-from hpcenv.node.network.recording import MachineRecording, fabric_of, networks_of
+from hpcenv.node.network.recording import MachineRecording, addressed_of, fabric_of, networks_of
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Environment, Manifest, Setting, Value
-from hpcenv.records.network import NetworkDecision
+from hpcenv.records.network import Fabric, NetworkDecision
 
 Backend = Literal["nccl", "gloo"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeenMachine:
+    """One node to decide for.
+
+    Attributes:
+        label: where it was seen: `recorded`, `synthesised`, `facts of a run` or `this node`.
+        addressed: see `MachineRecording`.
+    """
+
+    name: str
+    label: str
+    fabric: Fabric
+    addressed: tuple[str, ...]
+
+
+def seen_in_recording(recording: MachineRecording) -> SeenMachine:
+    """Return the machine of a recording."""
+    return SeenMachine(
+        name=recording.name, label=recording.label, fabric=fabric_of(recording), addressed=recording.addressed
+    )
+
+
+def seen_in_facts(facts: Facts) -> SeenMachine | None:
+    """Return the machine that a node of a run reported; None in facts without network hardware."""
+    if facts.fabric is None:
+        return None
+    first = next((route.interface for route in facts.network.routes if route.interface != "lo"), "")
+    addressed = addressed_of(facts.network.interfaces, first=first)
+    return SeenMachine(name=facts.node, label="facts of a run", fabric=facts.fabric, addressed=addressed)
+
+
 def explain_machine(
-    recording: MachineRecording,
+    machine: SeenMachine,
     *,
     nodes: int,
     backend: Backend,
@@ -30,7 +62,7 @@ def explain_machine(
     """Return what would be decided for a job on several nodes of one kind; None where they cannot reach each other.
 
     Args:
-        recording: of one node.
+        machine: one node.
         nodes: how many nodes of this kind the job has.
         backend: of torch.distributed.
         settings: variables that are given, with their origins.
@@ -38,8 +70,8 @@ def explain_machine(
         container: whether the ranks run in a SIF.
     """
     names = tuple(f"n{rank}" for rank in range(1, nodes + 1))
-    fabric = fabric_of(recording)
-    networks = networks_of(recording, names)
+    fabric = machine.fabric
+    networks = networks_of(machine.addressed, names)
     gpus = max(1, len(fabric.gpus))
     facts = {
         name: Facts(

@@ -92,6 +92,8 @@ def _single(fabric: Fabric) -> NetworkProfile:
         kind = "xGMI" if fabric.gpu_vendor == "amd" else "NVLink"
         why = f"one node, {len(counts)} GPUs {'with' if linked else 'without'} {kind}"
         return NetworkProfile(name="single-nvlink" if linked else "single-pcie", why=why, kinds={})
+    if fabric.gpu_vendor == "none":
+        return NetworkProfile(name="single", why="one node without GPUs", kinds={})
     reason = next((text for text in fabric.unknown if text.startswith("gpus")), "the GPUs' links could not be read")
     return NetworkProfile(name="single", why=f"one node; {reason}", kinds={})
 

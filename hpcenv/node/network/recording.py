@@ -7,7 +7,7 @@ Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -61,21 +61,35 @@ def record(
         first: the interface that the node's name leads to; empty if that is not known.
     """
     detect(tree, {}, gpus=gpus)
-    addressed = sorted(
-        (one.name for one in interfaces if any(_is_global(address) for address in one.addresses)),
-        key=lambda found: (found != first, found),
-    )
+    addressed = addressed_of(interfaces, first=first)
+    named = _NumberedNames()
     return MachineRecording(
         schema=SCHEMA,
         name=name,
         label="recorded",
         what="a machine of a user, recorded by hpcenv doctor --record",
         date=date,
-        files={path: _cleaned(path, text) for path, text in sorted(tree.files.items())},
-        links=dict(sorted(tree.links.items())),
+        files={named(path): named(_cleaned(path, text)) for path, text in sorted(tree.files.items())},
+        links={named(path): name for path, name in sorted(tree.links.items())},
         gpus=_numbered_cliques(gpus),
-        addressed=tuple(addressed),
+        addressed=tuple(map(named, addressed)),
     )
+
+
+class _NumberedNames:
+    """Replaces names of interfaces that are made of a MAC address (`enx0a1b2c3d4e5f`) by numbered ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> str:
+        return re.sub(r"enx[0-9a-f]{12}", lambda m: f"enx{self._numbers.setdefault(m[0], len(self._numbers))}", text)
+
+
+def addressed_of(interfaces: Sequence[Interface], *, first: str) -> tuple[str, ...]:
+    """Return the interfaces that have an address which other machines may reach, `first` before the others."""
+    found = [one.name for one in interfaces if any(_is_global(address) for address in one.addresses)]
+    return tuple(sorted(found, key=lambda name: (name != first, name)))
 
 
 def _is_global(address: str) -> bool:
@@ -120,22 +134,22 @@ def _cleaned(path: str, text: str) -> str:
 # -- several nodes of this kind --------------------------------------------------------------
 
 
-def fabric_of(recording: MachineRecording, environ: Mapping[str, str] | None = None) -> Fabric:
+def fabric_of(recording: MachineRecording) -> Fabric:
     """Return what the detection finds on the recorded machine."""
-    return detect(RecordedTree(recording.files, recording.links), environ or {}, gpus=recording.gpus)
+    return detect(RecordedTree(recording.files, recording.links), {}, gpus=recording.gpus)
 
 
-def networks_of(recording: MachineRecording, nodes: Sequence[str]) -> dict[str, Network]:
+def networks_of(addressed: Sequence[str], nodes: Sequence[str]) -> dict[str, Network]:
     """Return the network of several nodes of this kind, with invented addresses: interface K is in 10.K.0.0/16."""
     made = {}
     for rank, node in enumerate(nodes, 1):
-        own = {name: f"10.{at}.{rank >> 8}.{rank & 255}" for at, name in enumerate(recording.addressed)}
+        own = {name: f"10.{at}.{rank >> 8}.{rank & 255}" for at, name in enumerate(addressed)}
         interfaces = tuple(
             Interface(name=name, addresses=(address,), networks=(f"10.{at}.0.0/16",))
             for at, (name, address) in enumerate(own.items())
         )
         # The name of a node leads to its first interface only.
-        first = recording.addressed[:1]
+        first = addressed[:1]
         routes = tuple(Route(target="10.0.0.1", source=own[name], interface=name) for name in first)
         made[node] = Network(
             first_node=nodes[0],

@@ -77,6 +77,17 @@ def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iter
         yield NetworkWarning(rule="gpus.unknown", what=reason, todo="see the driver's state on the node: nvidia-smi")
 
 
+def _no_active_port(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:
+    """Name InfiniBand that is there and down. One port of a card with two may be unused: that is no trouble."""
+    states = {port.state for port in fabric.ports if port.layer == "InfiniBand"}
+    if states and "ACTIVE" not in states and manifest.backend == "nccl":
+        yield NetworkWarning(
+            rule="ports.not-active",
+            what=f"InfiniBand is there, and no port of it is active: {', '.join(sorted(states))}",
+            todo="tell the site's support; leave the node out with --exclude",
+        )
+
+
 def _no_gpudirect(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator[NetworkWarning]:
     if profile.rdma and fabric.gpu_vendor == "nvidia" and not fabric.gpudirect:
         yield NetworkWarning(
@@ -113,6 +124,7 @@ def _known_bad(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator
 
 _CHECKS: tuple[Callable[[Fabric, Manifest, NetworkProfile], Iterator[NetworkWarning]], ...] = (
     _unknown_gpus,
+    _no_active_port,
     _no_gpudirect,
     _scripts,
     _known_bad,

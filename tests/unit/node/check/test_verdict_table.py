@@ -4,6 +4,7 @@ import dataclasses
 
 from hpcenv.node.check import verdict_table
 from hpcenv.records.manifest import Setting
+from hpcenv.records.network import NetworkDecision, NetworkWarning, StepOption
 from hpcenv.records.verdict import Finding, NodeVerdict, Rendezvous, Verdict
 
 
@@ -66,6 +67,26 @@ def test_a_match_says_so_and_lists_the_settings_with_reasons():
         "  NCCL_DEBUG = WARN  (detected; names the cause)\n"
     )
     assert "settings" not in verdict_table.render(given, lockfile="l", settings=False)
+
+
+def test_what_is_wrong_with_the_network_follows_the_settings():
+    decision = NetworkDecision(
+        profile="slingshot", why="4 adapters",
+        warnings=(NetworkWarning(rule="ports.differ", what="3 ports", todo="tell support", nodes=("n2",)),),
+        step_options=(StepOption(option="--network=disable_rdzv_get", reason="HPE requires it", rule="r"),),
+    )  # fmt: skip
+    given = verdict(
+        nodes={"n1": "match", "n2": "match"},
+        result="match",
+        rendezvous=Rendezvous(host="10.0.0.1", port=23456, id="77.0"),
+        settings={"n1": (), "n2": ()},
+        network=decision,
+    )
+    assert render(given).endswith(
+        "\n\nnetwork: slingshot (4 adapters)\n"
+        "  warning: 3 ports on n2; do: tell support\n"
+        "  missing: srun --network=disable_rdzv_get: HPE requires it; put it into [srun]\n"
+    )
 
 
 def test_how_the_sif_was_checked_is_told_per_node():

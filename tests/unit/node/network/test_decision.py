@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.node.network import page, rendezvous
-from hpcenv.node.network.explain import explain_machine
+from hpcenv.node.network.explain import explain_machine, seen_in_recording
 from hpcenv.node.network.profiles import PROFILES
 from hpcenv.node.network.recording import MachineRecording, fabric_of
 from hpcenv.node.network.rules import RULES
@@ -29,6 +29,7 @@ PAGES = {path.stem: (path.stem, 2, "nccl") for path in (TESTS / "machines").glob
     "ib-v100-gloo": ("ib-v100", 2, "gloo"),
     "pcie-4090": ("pcie-4090", 1, "nccl"),
     "cpu-node": ("cpu-node", 2, "gloo"),
+    "vm-virtio": ("vm-virtio", 2, "gloo"),
 }
 
 
@@ -37,7 +38,7 @@ def machine(name):
 
 
 def decided(name, nodes=2, backend="nccl", **given):
-    found = explain_machine(machine(name), nodes=nodes, backend=backend, **given)
+    found = explain_machine(seen_in_recording(machine(name)), nodes=nodes, backend=backend, **given)
     assert found is not None
     return found
 
@@ -242,6 +243,14 @@ def test_a_node_that_lost_a_port_is_named(make_manifest, make_facts):
     assert {row.nodes for row in decision.rows if row.name == "NCCL_IB_HCA"} == {("n1",), ("n2",)}
 
 
+def test_infiniband_that_is_down_on_all_nodes_is_named(make_manifest, make_facts):
+    whole = fabric_of(machine("ib-h100"))
+    down = replace(whole, ports=tuple(replace(p, state="DOWN") if p.layer == "InfiniBand" else p for p in whole.ports))
+    assert "ports.not-active" in rules(mixed(make_manifest, make_facts, down, down))
+    one = replace(whole, ports=(replace(whole.ports[0], state="DOWN"), *whole.ports[1:]))
+    assert "ports.not-active" not in rules(mixed(make_manifest, make_facts, one, one))
+
+
 def test_without_facts_of_the_hardware_only_the_base_is_set(make_manifest, make_facts):
     decision = mixed(make_manifest, make_facts, fabric_of(machine("ib-h100")), None)
     assert decision.profile == "unknown"
@@ -261,7 +270,7 @@ def test_a_known_bad_plugin_is_named_on_the_network_where_it_fails(make_manifest
     for name, expected in (("slingshot-gh200", True), ("efa-p5", False)):
         given_machine = machine(name)
         changed = replace(given_machine, files={**given_machine.files, **text})
-        found = explain_machine(changed, nodes=2, backend="nccl")
+        found = explain_machine(seen_in_recording(changed), nodes=2, backend="nccl")
         assert ("known-bad.ofi-1.8.1" in rules(found)) == expected
 
 

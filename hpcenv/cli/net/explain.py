@@ -1,0 +1,81 @@
+"""`hpcenv net explain`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.cli._terminal import escape_control
+from hpcenv.doctor.machine import decide_for, given_settings, seen_here, seen_in_file
+from hpcenv.errors import UsageError
+from hpcenv.node.network import page
+from hpcenv.node.network.explain import Backend
+from hpcenv.runs.network import NetworkExplanation, explain_run
+
+
+@click.command("explain")
+@_render.run_argument
+@click.option("--here", is_flag=True, help="Decide for nodes like this one, instead of a run.")
+@click.option(
+    "--from", "file", metavar="FILE", help="Decide for nodes like a recorded one: doctor --record, or facts/NODE.json."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="With --here or --from: number of nodes.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    default="nccl",
+    show_default=True,
+    help="With --here or --from: what the ranks talk with.",
+)
+@click.option("--env", "pairs", metavar="NAME=VALUE", multiple=True, help="With --here or --from: a given variable.")
+@click.option("--host", is_flag=True, help="With --here or --from: the ranks run without a container.")
+@_render.json_option
+def command(
+    run: str | None,
+    runs: str | None,
+    here: bool,
+    file: str | None,
+    nodes: int,
+    backend: Backend,
+    pairs: tuple[str, ...],
+    host: bool,
+    as_json: bool,
+) -> None:
+    """Say which network settings a run gets: value, origin, rule, reason, source, and what was seen.
+
+    RUN is a run folder, a run name or a job id; the default is the latest run. With --here or
+    --from, the settings are computed, as if a job ran on several nodes of one kind.
+
+    SET is chosen by hpcenv, HOST comes from a file of the node, GIVEN from you, your project,
+    the site profile or the job, SKIP is left at the library's default on purpose.
+    """
+    if (run is not None) + here + (file is not None) > 1:
+        raise UsageError("RUN, --here and --from exclude each other", hint="give one of them")
+    if here or file is not None:
+        machine = seen_here(os.environ, date=_today()) if file is None else seen_in_file(_render.cwd() / Path(file))
+        settings = given_settings(os.environ if here else {}, pairs)
+        decision = decide_for(machine, nodes=nodes, backend=backend, settings=settings, container=not host)
+        result = NetworkExplanation(of=f"{machine.name} ({machine.label})", how="computed", decision=decision)
+    else:
+        result = explain_run(_render.cwd(), run, runs=runs)
+    if as_json:
+        _render.success("net explain", result)
+        return
+    _render.say(f"{escape_control(result.of)}: {result.how}")
+    for line in page.render(result.decision).splitlines():
+        _render.say(line)
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", _render.local_time())

@@ -1,0 +1,118 @@
+"""This machine as a recording, and machines from files, for `hpcenv doctor --record` and `hpcenv net explain`.
+
+Runs on: LOGIN NODE or COMPUTE NODE.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcenv.errors import RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.node.check import gpus
+from hpcenv.node.network import reach
+from hpcenv.node.network.explain import (
+    Backend,
+    SeenMachine,
+    explain_machine,
+    seen_in_facts,
+    seen_in_recording,
+)
+from hpcenv.node.network.recording import MachineRecording, record
+from hpcenv.node.network.tree import TracedTree
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record, read_json, save_record
+from hpcenv.records.manifest import Setting
+from hpcenv.records.network import NetworkDecision
+
+
+def record_this_machine(environ: Mapping[str, str], *, name: str, date: str) -> MachineRecording:
+    """Return a recording of this machine, without serial numbers and addresses.
+
+    Args:
+        environ: environment of the programs that are asked (ip).
+        name: what to call the machine.
+        date: of today.
+    """
+    seen = reach.observe(socket.gethostname(), environ)
+    first = next((route.interface for route in seen.routes if route.interface != "lo"), "")
+    found = gpus.read(environ=environ)
+    return record(TracedTree(), name=name, date=date, gpus=found.places, interfaces=seen.interfaces, first=first)
+
+
+def write_recording(recording: MachineRecording, path: Path, *, force: bool) -> None:
+    """Write a recording to a file.
+
+    Raises:
+        WouldOverwrite: the file is there.
+        FileUnusable: it cannot be written.
+    """
+    if path.exists() and not force:
+        raise WouldOverwrite(f"`{path}` is there", hint="name another file, or add --force")
+    save_record(recording, path)
+
+
+def seen_here(environ: Mapping[str, str], *, date: str) -> SeenMachine:
+    """Return this node as `net explain` needs it."""
+    recording = record_this_machine(environ, name="this node", date=date)
+    found = seen_in_recording(recording)
+    return SeenMachine(name=found.name, label="this node", fabric=found.fabric, addressed=found.addressed)
+
+
+def seen_in_file(path: Path) -> SeenMachine:
+    """Return the machine in a recording, or the node in a file `facts/NODE.json` of a run.
+
+    Raises:
+        RecordInvalid: the file is neither of the two.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RecordInvalid(f"`{path}` cannot be read", why=str(error)) from error
+    if isinstance(data, dict) and "files" in data:
+        return seen_in_recording(load_record(MachineRecording, path))
+    found = seen_in_facts(load_record(Facts, path))
+    if found is None:
+        raise RecordInvalid(
+            f"`{path}` says nothing of the node's network hardware",
+            why="it was written by an hpcenv that did not record it",
+        )
+    return found
+
+
+def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Setting, ...]:
+    """Return the variables that tune the network: of an environment, and `NAME=VALUE` from --env, which win.
+
+    Raises:
+        UsageError: a pair has no `=`.
+    """
+    found = {
+        name: Setting(name=name, value=value, origin="environment")
+        for name, value in environ.items()
+        if reach.is_tuning(name)
+    }
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UsageError(f"`--env {pair}` is not NAME=VALUE")
+        found[name] = Setting(name=name, value=value, origin="--env")
+    return tuple(found[name] for name in sorted(found))
+
+
+def decide_for(
+    machine: SeenMachine, *, nodes: int, backend: Backend, settings: Sequence[Setting], container: bool
+) -> NetworkDecision:
+    """Return what would be decided for a job on several nodes of this kind.
+
+    Raises:
+        RecordInvalid: these nodes could not reach each other.
+    """
+    decision = explain_machine(machine, nodes=nodes, backend=backend, settings=settings, container=container)
+    if decision is None:
+        raise RecordInvalid(
+            f"{machine.name} has no interface with an address",
+            why="several nodes of this kind could not reach each other",
+            hint="add --nodes 1",
+        )
+    return decision
