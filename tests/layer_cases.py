@@ -657,6 +657,8 @@ CASES: dict[str, Case] = {
     ),
     "pax-records": Case(layers=_pax),
     "no-end-blocks": Case(layers=_no_end),
+    # Image trial 8: umoci and apptainer build take it.
+    "end-in-the-padding": Case(layers=lambda: [base(), tar(file(b"last", b"x" * 700))[: 512 + 700]], packed=("plain",)),
     "bytes-after-the-end": Case(layers=lambda: [base() + b"rest of the last record".ljust(512, b"\0")]),
     "sparse-gnu": Case(
         layers=_sparse("gnu"),

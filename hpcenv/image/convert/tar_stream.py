@@ -114,7 +114,8 @@ class Reader:
     """Reads the members of an archive that arrives in chunks.
 
     `next_member` skips unread data of the previous member. After the last member the
-    rest of the stream is read to its end, because the digest of the layer covers it.
+    rest of the stream is read to its end, because the digest of the layer covers it. The stream may end
+    inside the padding of its last member.
 
     Args:
         chunks: the uncompressed stream in pieces of any size.
@@ -151,8 +152,10 @@ class Reader:
         Raises:
             ImageMismatch: see `__iter__`.
         """
-        self._skip(self._left + self._pad)
-        self._left = self._pad = 0
+        self._skip(self._left)
+        self._left = 0
+        if not self._skip_padding():
+            return None
         extended = _Extended()
         while True:
             block = self._block(may_end=extended.empty)
@@ -227,6 +230,17 @@ class Reader:
             count -= len(self._buffer) - self._at
             self._fill()
         self._at += count
+
+    def _skip_padding(self) -> bool:
+        """Skip the padding of a member; False if the stream ends in it, which Go's archive/tar and GNU tar accept."""
+        while self._pad > len(self._buffer) - self._at:
+            self._pad -= len(self._buffer) - self._at
+            if not self._more():
+                self._pad = 0
+                return False
+        self._at += self._pad
+        self._pad = 0
+        return True
 
     def _block(self, *, may_end: bool) -> bytes | None:
         """Return the next header block; None if the stream ends without the two zero blocks."""

@@ -134,6 +134,17 @@ def _info(name: bytes, size: int) -> tarfile.TarInfo:
     return info
 
 
+def test_an_archive_may_end_in_the_padding_of_its_last_member() -> None:
+    """Image trial 8: Go's archive/tar, umoci and apptainer build accept it."""
+    data = tar((_info(b"a", 3), b"aaa"), (_info(b"b", 700), b"b" * 700))
+    end = 512 + 512 + 512 + 700
+    for length in (end, end + 1, end + 323, end + 324):
+        assert [member.name for member in Reader(chunked(data[:length], 100))] == [b"a", b"b"]
+    for length in (end - 1, end - 700, 512 + 2):
+        with pytest.raises(ImageMismatch, match="truncated"):
+            list(Reader(chunked(data[:length], 100)))
+
+
 def test_go_to_finds_data_again() -> None:
     data = tar(*((_info(b"%d" % at, at * 700), bytes([at]) * at * 700) for at in range(10)))
     places = [(member.offset, member.stored) for member in Reader([data])]
