@@ -94,11 +94,11 @@ class Client:
         status = response.status_code
         if status not in (200, 401, 403, 404):
             self._refusals.raise_for_status(response, self._error_text(response))
-        if status == 401:
-            # A failed login is no error yet: the image itself may be public.
-            with contextlib.suppress(LoginRefused):
-                self._translated(lambda: self.login.renew(response, None), deadline)
-        response.close()
+        with contextlib.closing(response):
+            if status == 401:
+                # A failed login is no error yet: the image itself may be public.
+                with contextlib.suppress(LoginRefused):
+                    self._translated(lambda: self.login.renew(response, None), deadline)
         if status == 401 and self.login.needs_password(response):
             raise self._refusals.denied("the registry requires a user name and a password, and none is known for it")
 

@@ -360,6 +360,18 @@ def test_layers_of_another_type_have_a_hint_each(served, media, hint):
     assert hint in refused(served).hint
 
 
+def test_a_token_server_without_tls_is_named_and_not_the_registry(served):
+    """Fault trial R3: the registry was blamed for not speaking https."""
+    other = Served()
+    challenge = f'Bearer realm="https://{other.host}/token",service="x"'
+    served.paths["/v2/"] = (401, {"WWW-Authenticate": challenge}, b"{}")
+    served.image()
+    error = refused(served)
+    other.close()
+    assert error.what == f"`{other.host}`, which the registry `{served.host}` named, cannot be used with https"
+    assert error.hint == "report this to the administrators of the registry"
+
+
 def test_a_manifest_that_drips_ends_at_the_deadline(served):
     """Fault trial R3: one byte each second kept hpcenv waiting for hours."""
     gate = threading.Event()
