@@ -15,6 +15,7 @@ from hpcenv.cli import _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.reference import LayeredImage, require_layers
+from hpcenv.image.registry.oci_layout import local_form
 from hpcenv.image.verify import Proof, origin, refusal, verify
 from hpcenv.project.severities import severities
 from hpcenv.project.store_config import StorePlace
@@ -66,7 +67,8 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
 
 def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Path | None, LayeredImage]:
     """Return the SIF, or None for the store's, and the image to compare it with."""
-    if "://" in what or not (what.endswith(".sif") or os.path.isfile(what)):
+    is_sif = what.endswith(".sif") or (os.path.isfile(what) and local_form(Path(what)) is None)
+    if "://" in what or not is_sif:
         return None, _conversion.layered_image(what)
     path = _render.cwd() / what
     return path, require_layers(origin(path, place)) if image is None else _conversion.layered_image(image)

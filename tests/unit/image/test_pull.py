@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_server import Served, sha
+from layer_cases import base, write_layout
 
 from hpcenv.errors import FileUnusable, ImageUnavailable
 from hpcenv.image.convert.layer_index import LayerLimits
@@ -312,6 +314,59 @@ def test_a_hint_asks_for_an_image_as_it_was_asked_for(registry: Served, hpcenv: 
     assert (
         done.stderr.splitlines()[-1] == f"hint: hpcenv image pull --store none {reference} --plain-http {registry.host}"
     )
+
+
+def test_the_hint_of_a_limit_is_the_users_own_command(hpcenv: Any, tmp_path: Path) -> None:
+    """Image trial 2: the command of the hint had no reference, so it ended in another error."""
+    write_layout(tmp_path / "lay", [base()])
+    environ = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
+
+    def hint(*words: str, **more: str) -> str:
+        done = hpcenv("image", *words, cwd=tmp_path, environ={**environ, **more})
+        assert done.status == 11, done.stderr
+        return str(done.stderr.splitlines()[-1])
+
+    pull = ("pull", "oci:lay", "--allow-floating", "--store", "a b", "--limit", "entries=1")
+    said = "hint: if you trust this image: `hpcenv image "
+    assert hint(*pull) == f"{said}pull oci:lay --allow-floating --store 'a b' --limit entries=1 --limit entries=none`"
+    after = hpcenv("image", *pull, "--limit", "entries=none", cwd=tmp_path, environ=environ)
+    assert "limit" not in after.stderr.splitlines()[-4]
+    assert after.status == 8, after.stderr  # neither mksquashfs nor apptainer is on PATH
+
+
+def test_the_hint_for_another_platform_is_the_users_own_command(registry: Served, hpcenv: Any, tmp_path: Path) -> None:
+    registry.image(arch="arm64")
+    words = ("image", "pull", f"docker://{registry.host}/lab/img:1", "--plain-http")
+    done = hpcenv(*words, cwd=tmp_path, environ={"PATH": "/nonexistent", "HOME": str(tmp_path)})
+    assert done.status == 10
+    assert f"`hpcenv {' '.join(words)} --platform linux/arm64`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("lay", "oci"), ("./lay", "oci"), ("lay.tar", "oci-archive"), ("lay.tar.gz", "oci-archive")]
+)
+@pytest.mark.parametrize("verb", ["pull", "verify"])
+def test_a_path_without_a_scheme_leads_to_the_command_with_one(
+    hpcenv: Any, tmp_path: Path, verb: str, name: str, form: str
+) -> None:
+    write_layout(tmp_path / "lay", [base()])
+    for suffix, mode in (("tar", "w"), ("tar.gz", "w:gz")):
+        with tarfile.open(tmp_path / f"lay.{suffix}", mode) as out:
+            out.add(tmp_path / "lay", ".")
+    words = ("image", verb, name, "--store", "s")
+    done = hpcenv(*words, cwd=tmp_path, environ={"PATH": "/nonexistent", "HOME": str(tmp_path)})
+    assert done.status == 3, done.stderr
+    assert done.stderr.splitlines()[-1] == f"hint: hpcenv image {verb} {form}:{name} --store s"
+
+
+def test_inspect_of_a_folder_leads_to_the_command_that_works(hpcenv: Any, tmp_path: Path) -> None:
+    """Image trial 9: `image inspect FOLDER` named a pull that was refused."""
+    write_layout(tmp_path / "lay", [base()])
+    (tmp_path / "empty").mkdir()
+    environ = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
+    done = hpcenv("image", "inspect", "lay", cwd=tmp_path, environ=environ)
+    assert done.stderr.splitlines()[-1] == "hint: to make a SIF of it: `hpcenv image pull oci:lay`"
+    assert "`empty` is a folder" in hpcenv("image", "inspect", "empty", cwd=tmp_path, environ=environ).stderr
 
 
 def test_a_store_that_cannot_be_made_wants_another_place(registry: Served, hpcenv: Any, tmp_path: Path) -> None:
