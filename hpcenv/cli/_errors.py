@@ -1,7 +1,7 @@
 """Errors as text or JSON, and the JSON envelope of every command.
 
 The envelope has exactly these keys: `schema`, `command`, `ok`, `data`, `error`; `error` is null
-or has `code`, `what`, `why`, `hint`, `exit_status`.
+or has `code`, `what`, `why`, `hint`, `commands` (those of the hint, each as a list of words), `exit_status`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from hpcenv import filesystem
-from hpcenv.cli import _old_names, _terminal
+from hpcenv.cli import _foreign_options, _old_names, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
 
 ENVELOPE_SCHEMA = 1
@@ -61,6 +61,7 @@ def _body(problem: HpcenvError) -> dict[str, Any]:
         "what": problem.what,
         "why": problem.why,
         "hint": problem.hint,
+        "commands": [list(part) for part in problem.hint_parts if isinstance(part, Command)],
         "exit_status": problem.exit_status,
     }
 
@@ -103,11 +104,19 @@ def _no_such_option(typed: str, context: click.Context) -> UsageError:
     near = names[close[0]] if close else None
     what = f"no such option `{typed}`" + (f", perhaps you meant `{near}`" if near else "")
     if context.info_name != "submit":
-        return UsageError(what, hint=_with(context, near or "--help"))
-    after = ("an option of the script goes after `--`: ", Command("hpcenv", "submit", "SCRIPT", "...", "--", typed))
+        return UsageError(what, hint=_with(context, "--help") if near is None else _corrected(typed, near))
+    script = (
+        "an option of the script goes after `--`: ",
+        Command("hpcenv", "submit", "SCRIPT", "OPTIONS", "--", typed),
+    )
     if near is None:
-        return UsageError(what, hint=after)
-    return UsageError(what, why=render_hint(after), hint=Command("hpcenv", "submit", "SCRIPT", "...", near))
+        return UsageError(what, hint=script)
+    return UsageError(what, why=render_hint(script), hint=_corrected(typed, near))
+
+
+def _corrected(typed: str, near: str) -> Command:
+    """Return the command line with the name of the option that was probably meant."""
+    return Command("hpcenv", *_foreign_options.replaced(sys.argv[1:], typed, near))
 
 
 def _with(context: click.Context, option: str) -> Command:
@@ -118,7 +127,7 @@ def _from_os(problem: OSError) -> HpcenvError:
     """Return what the operating system refused in our own form."""
     reason = problem.strerror or str(problem)
     if problem.filename is None and problem.errno == errno.ENOENT and not _has_folder():
-        return FileUnusable("the current folder no longer exists", why=reason, hint=Command("cd", "~"))
+        return FileUnusable("the current folder no longer exists", why=reason, hint="cd ~")
     if problem.filename is None:
         hint = "df -h . $HOME /tmp shows which file system is full" if problem.errno in filesystem.FULL else None
         return FileUnusable("a file cannot be read or written", why=reason, hint=hint)

@@ -117,7 +117,7 @@ def _check(name: str, as_json: bool, pins: Path | None) -> int:
         problem = LockfileStale(
             f"`{workspace.shown(result.path)}` is stale",
             why="\n".join(str(reason) for reason in result.reasons),
-            hint=stale.remedy(result.reasons, path=workspace.shown(result.path), name=name),
+            hint=stale.remedy(result.reasons, path=result.path, name=name),
         )
     if as_json:
         data = {"path": result.path, "reasons": result.reasons, "notes": result.notes}

@@ -104,21 +104,22 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
     if root is not None and isinstance(source, SifFile):
         return _project_file(root / Path(source.path).expanduser(), locked.container, origin)
     digest, expected = locked.container.digest, locked.container.sif
-    pull = _pull_command(locked.container.reference)
-    store = _open(place, hint=pull)
+    # A pull by the tag may bring another image than the locked one.
+    build = Command("hpcenv", "image", "build", "--lock", str(origin))
+    store = _open(place, hint=build)
     image = store.find_image(digest)
     if image is None or image.record is None:
         raise ImageUnavailable(
             f"the SIF that `{origin}` names is not in the store `{store.root}`",
             why=f"it would be {store.image_path(digest)}",
-            hint=pull,
+            hint=build,
         )
     if (image.record.sif.sha256, image.size) != (expected.sha256, expected.size):
         raise ImageMismatch(
             f"`{image.path}` is not the SIF that `{origin}` names",
             why=f"the store has sha256 {image.record.sif.sha256}, {image.size} bytes\n"
             f"the lockfile has sha256 {expected.sha256}, {expected.size} bytes",
-            hint=("to make the locked SIF: ", Command("hpcenv", "image", "build")),
+            hint=("to make the locked SIF: ", build),
         )
     store.remember(image.digest)
     return image.path

@@ -79,7 +79,7 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
         raise NodesUnknown(
             f"this step does not run inside a {'Slurm job' if cluster == 'slurm' else 'local run'}",
             why=why,
-            hint=("start it with ", Command("hpcenv", "submit")),
+            hint=("start it with ", Command("hpcenv", "submit", "SCRIPT")),
         ) from error
     if this_node.nodes.count(this_node.node) != 1:
         raise NodesUnknown(

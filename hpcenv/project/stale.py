@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import Command, Hint
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
 from hpcenv.project.spec import Project
-from hpcenv.project.workspace import DEFAULT_LOCK
+from hpcenv.project.workspace import DEFAULT_LOCK, to_restore
 from hpcenv.records.facts import Difference
 from hpcenv.records.variables import recorded_value
 
@@ -42,11 +43,11 @@ class StaleReason:
 _ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
 
 
-def remedy(reasons: Sequence[StaleReason], *, path: str, name: str) -> Hint:
+def remedy(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
     """Return what to do about a stale lockfile: never to overwrite it where it still says what is wanted.
 
     Args:
-        path: of the lockfile, as it is shown.
+        path: of the lockfile.
         name: of the lockfile.
     """
     lock = Command("hpcenv", "lock", *(() if name == DEFAULT_LOCK else ("--lock", name)))
@@ -55,7 +56,7 @@ def remedy(reasons: Sequence[StaleReason], *, path: str, name: str) -> Hint:
         build = Command("hpcenv", "image", "build", *(() if name == DEFAULT_LOCK else ("--lock", name)))
         return ("to make the SIF that is locked: ", build)
     if "edited" in names:
-        return ("to get the locked content back: ", Command("git", "checkout", "--", path), "; to lock anew: ", lock)
+        return to_restore(path)
     if "environment-differs" in names or "environment-unreadable" in names:
         return ("install what is locked, as the lockfile says; to lock what is installed now: ", lock)
     return lock

@@ -99,8 +99,14 @@ def open_workspace(
 _LONGEST_LOCKFILE = 4 << 20
 
 
-def _remedy(path: Path) -> Hint:
-    return ("restore it from version control: ", Command("git", "checkout", "--", str(path)))
+def to_restore(path: Path) -> Hint:
+    """Return how to get the content of a lockfile back: from git, where there is one."""
+    folders = Path(os.path.abspath(path)).parents
+    lock = _lock_command(path)
+    if any(os.path.lexists(folder / ".git") for folder in folders):
+        checkout = Command("git", "checkout", "--", str(path))
+        return ("restore it from version control: ", checkout, "; if it was never committed, lock anew: ", lock)
+    return ("bring it from where it was made; it is not under git here. To lock anew: ", lock)
 
 
 def _to_read(path: Path) -> Hint:
@@ -128,7 +134,7 @@ def lockfile_bytes(path: Path) -> bytes:
         raise LockfileMissing(f"there is no lockfile `{path}`", hint=_lock_command(path)) from error
     except OSError as error:
         raise LockfileInvalid(f"cannot read `{path}`", why=error.strerror, hint=_to_read(path)) from error
-    hint = _remedy(path) if os.access(path, os.R_OK) else _to_read(path)
+    hint = to_restore(path) if os.access(path, os.R_OK) else _to_read(path)
     return toml_files.read_bytes(path, error=LockfileInvalid, hint=hint, most=_LONGEST_LOCKFILE)
 
 
@@ -153,11 +159,11 @@ def parse_lockfile(content: bytes, path: Path) -> Lockfile:
     Raises:
         LockfileNewer, LockfileInvalid: as `read_lockfile`.
     """
-    data = toml_files.loads(content, path, error=LockfileInvalid, hint=_remedy(path))
+    data = toml_files.loads(content, path, error=LockfileInvalid, hint=to_restore(path))
     schema, revision = data.get("schema"), data.get("revision", 0)
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         found = "no `schema`" if schema is None else f"schema {schema!r}"
-        raise LockfileInvalid(f"`{path}` has {found}, expected the number {lockfile.SCHEMA}", hint=_remedy(path))
+        raise LockfileInvalid(f"`{path}` has {found}, expected the number {lockfile.SCHEMA}", hint=to_restore(path))
     if schema > lockfile.SCHEMA:
         raise LockfileNewer(
             f"`{path}` has schema {schema}, this hpcenv reads schema {lockfile.SCHEMA}",
@@ -168,7 +174,7 @@ def parse_lockfile(content: bytes, path: Path) -> Lockfile:
         data = lockfile.known_part(data)
     locked, problems = document.parse(Lockfile, lockfile.from_data(data))
     if locked is None:
-        raise LockfileInvalid(f"`{path}` is not a valid lockfile", why="\n".join(problems), hint=_remedy(path))
+        raise LockfileInvalid(f"`{path}` is not a valid lockfile", why="\n".join(problems), hint=to_restore(path))
     return locked
 
 
@@ -188,7 +194,7 @@ def notes_on(locked: Lockfile, path: Path) -> tuple[str, ...]:
 def _notes_on_newer(locked: Lockfile, path: Path) -> tuple[str, ...]:
     if locked.revision <= lockfile.REVISION:
         return ()
-    data = toml_files.loads(lockfile_bytes(path), path, error=LockfileInvalid, hint=_remedy(path))
+    data = toml_files.loads(lockfile_bytes(path), path, error=LockfileInvalid, hint=to_restore(path))
     names = sorted(lockfile.unknown_keys(data, lockfile.known_part(data)))
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     keys = ("1 key is" if len(names) == 1 else f"{len(names)} keys are") + " not known here"

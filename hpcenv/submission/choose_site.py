@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcenv.cluster import node_types
-from hpcenv.errors import Command, HpcenvError, SpecError
+from hpcenv.errors import Command, Hint, HpcenvError, SpecError
 from hpcenv.project import site_files
 from hpcenv.project.context import Context
 from hpcenv.project.site import Profile, profile
@@ -85,10 +85,13 @@ def by_name(named: str, origin: str, workspace: Workspace, context: Context) -> 
     raise SpecError(
         f"there is no site profile `{named}`",
         why=f"{origin} names it; looked in " + ", ".join(str(folder) for folder in places),
-        hint=f"--site {near[0]}"
-        if near
-        else (Command("hpcenv", "doctor", "--write"), " makes one for this cluster; --site none uses none"),
+        hint=f"--site {near[0]}" if near else _instead(known),
     )
+
+
+def _instead(known: Sequence[str]) -> Hint:
+    """Return what else the user can name; hpcenv brings some profiles."""
+    return (Command("hpcenv", "doctor"), f" shows which one fits; --site none uses none. There are: {', '.join(known)}")
 
 
 def _load(path: Path, *, trusted: bool = False) -> Profile:

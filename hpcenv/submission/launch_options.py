@@ -102,7 +102,7 @@ def _check_option(word: str, name: str, torch: str) -> None:
         raise _refused(word, "torchrun would use it as the script", "write option and value as one argument: --a=b")
     if not plain:
         why = "torchrun would use what follows as the script" if word == "--" else "torchrun has no such option for you"
-        raise _refused(word, why, "arguments of the script go after `--`: hpcenv submit SCRIPT ... -- ARGS")
+        raise _refused(word, why, "arguments of the script go after `--`: hpcenv submit SCRIPT OPTIONS -- ARGS")
     if plain in _WITH_VALUE or plain in _WITHOUT_VALUE:
         return
     meant = next((ours for ours in _OURS if ours.startswith(plain)), None)

@@ -24,7 +24,7 @@ from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.site import Profile
 from hpcenv.project.store_config import StorePlace
-from hpcenv.project.workspace import Workspace
+from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
 from hpcenv.records.manifest import (
     Bind,
     Environment,
@@ -45,9 +45,18 @@ def default_level(environment: Environment) -> Level:
 
 
 def environment_of(
-    workspace: Workspace, locked: Lockfile, request: Request, profile: Profile | None, environ: Mapping[str, str]
+    workspace: Workspace,
+    locked: Lockfile,
+    request: Request,
+    profile: Profile | None,
+    environ: Mapping[str, str],
+    *,
+    lock: str,
 ) -> Environment:
     """Return what the ranks run in.
+
+    Args:
+        lock: name or path of the lockfile, for a hint.
 
     Raises:
         SpecError: a bind's source does not exist.
@@ -58,7 +67,7 @@ def environment_of(
         return host_environment(workspace, environ)
     image = locked_sif(workspace, locked.container)
     if not image.exists():
-        hint = _command_to_make(locked.container)
+        hint = _command_to_make(locked.container, lock)
         raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
     # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
@@ -125,11 +134,12 @@ class LockedSif:
 
 
 def identify_sif(
-    environment: Environment, locked: Lockfile, place: StorePlace, cache: Path | None, notes: list[str]
+    environment: Environment, locked: Lockfile, place: StorePlace, cache: Path | None, notes: list[str], *, lock: str
 ) -> LockedSif:
     """Return the SIF's hash and identity.
 
     Args:
+        lock: name or path of the lockfile, for a hint.
         place: the store that may have made it again.
         cache: the user's folder for hashes of earlier runs.
 
@@ -140,7 +150,7 @@ def identify_sif(
     if locked.container is None:
         return LockedSif()
     image, wanted = environment.sif, locked.container.sif
-    hint = _command_to_make(locked.container)
+    hint = _command_to_make(locked.container, lock)
     records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(image))
     try:
         descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -167,9 +177,10 @@ def identify_sif(
     return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
 
 
-def _command_to_make(container: ContainerTable) -> Command:
+def _command_to_make(container: ContainerTable, lock: str) -> Command:
     """Return the command that makes a missing SIF: the same one from a locked image, otherwise a new one to lock."""
-    return Command("hpcenv", *(("lock",) if container.manifest_digest is None else ("image", "build")))
+    verb = ("lock",) if container.manifest_digest is None else ("image", "build")
+    return Command("hpcenv", *verb, *(() if lock == DEFAULT_LOCK else ("--lock", lock)))
 
 
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:

@@ -257,8 +257,9 @@ def _gpus_of_cpu_torch(options: SubmitOptions, shape: _Shape, locked: Lockfile) 
 
 def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
     options, context, request = wanted.options, wanted.context, shape.request
-    environment = environment_of(wanted.workspace, locked, request, shape.profile, context.environ)
-    sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes)
+    lock = options.lock if options.lockfile is None else str(options.lockfile)
+    environment = environment_of(wanted.workspace, locked, request, shape.profile, context.environ, lock=lock)
+    sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes, lock=lock)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,
@@ -581,7 +582,7 @@ def _run_folder(wanted: _Wanted, run: str) -> Path:
         )
     folder = parent / run
     if os.path.lexists(folder):
-        raise WouldOverwrite(f"the run folder `{folder}` exists", hint="choose another --name")
+        raise WouldOverwrite(f"the run folder `{folder}` exists", hint="choose another name: --name NAME")
     return folder
 
 

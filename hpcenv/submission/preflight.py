@@ -110,10 +110,10 @@ def refuse_stale(
 
         reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
     if reasons:
-        path = workspace.shown(workspace.lockfile_path(options.lock))
+        path = workspace.lockfile_path(options.lock)
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.remedy(reasons, path=path, name=options.lock)
-        raise LockfileStale(f"`{path}` is stale", why=why, hint=hint)
+        raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
 def require_shared(run_folder: Path, options: SubmitOptions, context: Context, environment: Environment) -> list[str]:

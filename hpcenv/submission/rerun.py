@@ -196,7 +196,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
             why="\n".join(f"{one.what} was {_shown(one.before)} and is {_shown(one.now)}" for one in changed),
             hint=(
                 "add --allow-changed, or restore the former inputs; ",
-                Command("hpcenv", "diff"),
+                Command("hpcenv", "diff", before.run, "NEW_RUN"),
                 " compares the runs afterwards",
             ),
         )

@@ -114,7 +114,7 @@ def make_folder(path: Path) -> None:
         # A submission that is killed later leaves this folder; `runs/entries.py` recognises it.
         (RunFolder(path).code / "hpcenv").mkdir(parents=True)
     except FileExistsError as error:
-        raise WouldOverwrite(f"the run folder `{path}` exists", hint="choose another --name") from error
+        raise WouldOverwrite(f"the run folder `{path}` exists", hint="choose another name: --name NAME") from error
     except OSError as error:
         hint = "--runs-dir DIR, or `runs` under [paths] in hpcenv.toml, names a folder that you can write to"
         raise FileUnusable(f"cannot make the run folder `{path}`", why=error.strerror, hint=hint) from error

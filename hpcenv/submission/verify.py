@@ -85,7 +85,7 @@ def verify(
     reasons = stale.compare_spec(workspace.project, locked)
     if reasons:
         why = "\n".join(str(reason) for reason in reasons)
-        remedy = stale.remedy(reasons, path=workspace.shown(path), name=lock)
+        remedy = stale.remedy(reasons, path=path, name=lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=remedy)
     profile = _profile(workspace, environ)
     count, origin = (_gpus(workspace, profile), f"[submit] in {workspace.spec}") if gpus is None else (gpus, "--gpus")

@@ -13,7 +13,7 @@ from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
 KEYS = {"schema", "command", "ok", "data", "error"}
-ERROR_KEYS = {"code", "what", "why", "hint", "exit_status"}
+ERROR_KEYS = {"code", "what", "why", "hint", "commands", "exit_status"}
 
 # How each verb fails in an empty folder, and with which status.
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -131,11 +131,9 @@ class Refusals:
             f"`{host}` does not use https",
             why=_cause(text),
             hint=(
-                f"if it is a plain http registry that you trust: --plain-http {host} for ",
-                Command("hpcenv", "image"),
-                ",\nfor ",
-                Command("hpcenv", "lock"),
-                f' add "{host}" to plain-http in hpcenv.toml',
+                "if it is a plain http registry that you trust: ",
+                Command("hpcenv", "image", "pull", "--plain-http", host, str(self.reference)),
+                f';\nin a project, add "{host}" to plain-http in hpcenv.toml',
             ),
         )
 

@@ -49,9 +49,9 @@ def test_the_example_of_submit_stands_on_a_line_of_its_own(hpcenv: Any, tmp_path
     [
         ((), "error[usage]: which command?", "hint: hpcenv --help"),
         (("submti",), "error[usage]: No such command 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
-        (("status", "--rnus-dir", "x"), "error[usage]: no such option `--rnus-dir`, perhaps you meant `--runs-dir`", "hint: hpcenv status --runs-dir"),
-        (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit SCRIPT ... --partition"),
-        (("submit", "t.py", "--lr", "3"), "error[usage]: no such option `--lr`\n", "goes after `--`: `hpcenv submit SCRIPT ... -- --lr`"),
+        (("status", "--rnus-dir", "x"), "error[usage]: no such option `--rnus-dir`, perhaps you meant `--runs-dir`", "hint: hpcenv status --runs-dir x"),
+        (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit t.py --partition x"),
+        (("submit", "t.py", "--lr", "3"), "error[usage]: no such option `--lr`\n", "goes after `--`: `hpcenv submit SCRIPT OPTIONS -- --lr`"),
         (("submit",), "error[usage]: Missing argument 'SCRIPT'", "hint: hpcenv submit --help"),
         (("submit", "t.py", "--nodes", "0"), "error[usage]: Invalid value for '--nodes'", "hint: hpcenv submit --help"),
         (("submit", "t.py", "--env", "A"), "  why: `env`: `A` has no value: use A=VALUE (from --env)", "hint: hpcenv submit --help"),

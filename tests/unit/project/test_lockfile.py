@@ -131,6 +131,7 @@ def test_the_same_keys_are_refused_in_our_own_revision(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schema", ["x", 0, -1, True, 1.0, None])
 def test_a_schema_that_is_no_number_is_invalid(schema: Any, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
     data = {key: value for key, value in {**DATA, "schema": schema}.items() if value is not None}
     with pytest.raises(LockfileInvalid, match="schema") as caught:
         read_lockfile(written(data, tmp_path))
@@ -157,7 +158,13 @@ def test_what_is_no_lockfile_says_so(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(LockfileInvalid) as caught:
         read_lockfile(path)
     assert str(path) in caught.value.what
-    assert caught.value.hint == f"restore it from version control: `git checkout -- {path}`"
+    lock = "`hpcenv lock`"
+    assert caught.value.hint == f"bring it from where it was made; it is not under git here. To lock anew: {lock}"
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(LockfileInvalid) as caught:
+        read_lockfile(path)
+    restore = f"restore it from version control: `git checkout -- {path}`"
+    assert caught.value.hint == f"{restore}; if it was never committed, lock anew: {lock}"
 
 
 def test_a_folder_in_its_place_says_so(tmp_path: Path) -> None:

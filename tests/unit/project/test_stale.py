@@ -75,5 +75,9 @@ def test_submit_refuses_what_can_be_seen_without_looking_inside(
     with pytest.raises(LockfileStale) as caught:
         plan_job(open_workspace(FOLDERS / reason), SubmitOptions(script="train.py", nproc=1, cluster="local"), context)
     assert SAYS[reason] in str(caught.value.why)
-    wanted = "git checkout -- lockfiles/default.lock.toml" if reason == "edited" else "hpcenv lock"
+    wanted = (
+        f"git checkout -- {FOLDERS / reason / 'lockfiles' / 'default.lock.toml'}"
+        if reason == "edited"
+        else "hpcenv lock"
+    )
     assert wanted in str(caught.value.hint)

@@ -253,7 +253,7 @@ def test_the_image_of_a_lockfile(store: Store, tmp_path: Path) -> None:
     for root in (store.root, tmp_path / "none"):
         with pytest.raises(ImageUnavailable) as missing:
             find_locked(at(root), locked_to("b", sha256), origin=origin)
-        assert missing.value.hint == "hpcenv image pull docker://x:1"
+        assert missing.value.hint == f"hpcenv image build --lock {origin}"
     with pytest.raises(UsageError, match="not an image"):
         find_locked(at(store.root), replace(locked_to("b", sha256), container=None), origin=origin)
 

@@ -1,0 +1,332 @@
+"""Errors whose hint a script can follow, and the commands of hints that no script here can follow, with the reason.
+
+A case is provoked as a user would: some shell, then a command line. `places` names the commands of hints in the code
+that the case follows (tests/contract/test_hints.py compares them with the code); the hint of a case without places is
+text that names an option, a word or a command in backticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ONE = ("--nodes", "1", "--gpus", "0", "--nproc", "1")
+LOCAL = ("--nproc", "1", "--cluster", "local")
+GIT = "git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm one"
+LOCK = "lockfiles/default.lock.toml"
+RUN = "hpcenv submit train.py --nodes 1 --gpus 0 --nproc 1 --name a --wait >/dev/null 2>&1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One error and its hint.
+
+    Attributes:
+        argv: after `hpcenv`.
+        setup: shell in a locked project with a train.py.
+        places: `file: words` in hpcenv/ of the commands that are followed.
+        fills: word in capitals that the hint asks the reader to replace -> what the reader writes.
+        adds: options that the reader has to know from elsewhere: a reason stands beside them.
+        wrong: the word that "perhaps you meant `WORD`" replaces.
+        statuses: that a followed command may end with: the status of a run is no error of the command.
+        ended: it needs a project with an ended run `a` and an ended sweep `s`, and changes neither.
+        tidy: shell afterwards.
+        long: why it takes long.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    setup: str = ""
+    places: tuple[str, ...] = ()
+    fills: Mapping[str, str] = field(default_factory=dict)
+    adds: tuple[str, ...] = ()
+    wrong: str = ""
+    statuses: tuple[int, ...] = (0,)
+    ended: bool = False
+    tidy: str = ""
+    long: str = ""
+
+
+FILLED = {"SCRIPT": "train.py", "N": "1", "G": "1"}
+# The testbed's torch has no CUDA; nobody else needs these words.
+FOR_CPU = ("--allow-cpu-torch", "--dry-run")
+
+CASES: tuple[Case, ...] = (
+    Case("a run that does not exist", ("status", "nosuch"), ended=True, places=("runs/find.py: hpcenv list *",)),
+    Case(
+        "no runs at all",
+        ("status",),
+        "mkdir -p runs",
+        ("runs/find.py: hpcenv submit SCRIPT --nodes N --gpus G",),
+        FILLED,
+        FOR_CPU,
+    ),
+    Case("a sweep where one run is needed", ("logs", "s"), ended=True, places=("runs/find.py: hpcenv list *",)),
+    Case("no hpcenv.toml", ("lock",), "rm hpcenv.toml", ("project/workspace.py: hpcenv init",)),
+    Case(
+        "no lockfile of that name",
+        ("submit", "train.py", *LOCAL, "--lock", "paper"),
+        places=("project/workspace.py: hpcenv lock *",),
+    ),
+    Case(
+        "a damaged lockfile under git",
+        ("submit", "train.py", *LOCAL),
+        f"{GIT} && echo 'kind = 3' > {LOCK}",
+        ("project/workspace.py: git checkout -- *", "project/workspace.py: hpcenv lock *"),
+    ),
+    Case(
+        "a damaged lockfile without git",
+        ("submit", "train.py", *LOCAL),
+        f"echo 'kind = 3' > {LOCK}",
+        ("project/workspace.py: hpcenv lock *",),
+    ),
+    Case(
+        "a lockfile edited by hand, seen from a deeper folder",
+        ("lock", "--check"),
+        f"{GIT} && sed -i 's/^version = .*/version = \"0\"/' {LOCK}; mkdir deeper; cd deeper",
+        ("project/workspace.py: git checkout -- *", "project/workspace.py: hpcenv lock *"),
+    ),
+    Case(
+        "a stale lockfile",
+        ("submit", "train.py", *LOCAL),
+        "printf '[env]\\nX = \"1\"\\n' >> hpcenv.toml",
+        ("project/stale.py: hpcenv lock *",),
+    ),
+    Case("no command", (), places=("cli/_errors.py: hpcenv --help",)),
+    Case(
+        "an option with a misspelt name",
+        ("submit", "train.py", "--nodez", "1", "--gpus", "0", "--nproc", "1"),
+        places=("cli/_errors.py: hpcenv *",),
+    ),
+    Case("an option that no command has", ("status", "--xyzzy"), places=("cli/_errors.py: * *",)),
+    Case(
+        "an option of the script",
+        ("submit", "train.py", "--xyzzy", *ONE),
+        fills={"SCRIPT": "train.py", "OPTIONS": "--nproc 1"},
+        places=("cli/_errors.py: hpcenv submit SCRIPT OPTIONS -- *",),
+    ),
+    Case("a misspelt option of another command", ("list", "--jsno"), places=("cli/_errors.py: hpcenv *",)),
+    Case(
+        "an option of sbatch in its short form",
+        ("submit", "train.py", "-N", "1", "--gpus", "0", "--nproc", "1"),
+        places=("cli/_foreign_options.py: hpcenv *",),
+    ),
+    Case(
+        "an option of sbatch that is passed on",
+        ("submit", "train.py", *ONE, "--mail-type", "END"),
+        places=("cli/_foreign_options.py: hpcenv *",),
+    ),
+    Case(
+        "an option of torchrun that hpcenv sets",
+        ("submit", "train.py", *ONE, "--rdzv_id", "x"),
+        places=("cli/_foreign_options.py: hpcenv submit --help",),
+    ),
+    Case("an old option", ("submit", "train.py", *ONE, "--no-snapshot"), places=("cli/_old_names.py: hpcenv *",)),
+    Case(
+        "an old command", ("export", "sbatch", "train.py", *ONE, "-o", "out"), places=("cli/_old_names.py: hpcenv * *",)
+    ),
+    Case(
+        "a shell script",
+        ("submit", "job.sh", "--nproc", "1"),
+        "printf '#!/bin/bash\\nsrun torchrun --nproc_per_node 8 train.py --lr 1\\n' > job.sh",
+        ("submission/shell_script.py: hpcenv submit * --nodes N --gpus G *",),
+        FILLED,
+        FOR_CPU,
+    ),
+    Case(
+        "the file of a module",
+        ("submit", "-m", "package/train.py", *ONE),
+        "mkdir package && cp train.py package/",
+        ("submission/module_file.py: *",),
+    ),
+    Case(
+        "a run that has ended", ("attach", "a", "--", "true"), ended=True, places=("runs/attach.py: hpcenv status *",)
+    ),
+    Case(
+        "a run that does not end in time",
+        ("wait", "a", "--timeout", "1"),
+        "echo 'import time; time.sleep(4)' > train.py; " + RUN.replace("--wait", ""),
+        ("runs/wait.py: hpcenv logs -f *",),
+    ),
+    Case(
+        "a damaged record",
+        ("status", "a"),
+        "mkdir -p runs/a && echo '{' > runs/a/submission.json",
+        ("runs/entries.py: hpcenv list",),
+    ),
+    Case(
+        "a folder that was never submitted",
+        ("report", "a"),
+        f"{RUN}; rm runs/a/submission.json",
+        ("runs/entries.py: hpcenv status *",),
+    ),
+    Case("no run is named", ("cancel",), RUN.replace("--wait", ""), ("cli/cancel.py: hpcenv cancel *",)),
+    Case(
+        "one run of a sweep",
+        ("clean", "s/0000", "--yes"),
+        ended=True,
+        places=("runs/clean.py: hpcenv clean *",),
+        adds=("--dry-run",),
+    ),
+    Case(
+        "a log before the job starts",
+        ("logs", "a"),
+        RUN.replace("--wait", "--sbatch begin=now+1hour"),
+        ("runs/logs.py: hpcenv status *",),
+        tidy="hpcenv cancel a",
+    ),
+    Case("a log that is gone", ("logs", "a"), f"{RUN}; rm runs/a/job.log", ("runs/logs.py: hpcenv logs --err *",)),
+    Case(
+        "neither a lockfile nor a run",
+        ("diff", "nosuch", "a"),
+        ended=True,
+        places=("locking/diff.py: hpcenv diff lockfiles/default.lock.toml RUN",),
+        fills={"RUN": "a"},
+    ),
+    Case("a field that does not exist", ("explain", "xyzzy"), places=("locking/explain.py: hpcenv explain",)),
+    Case(
+        "values that are not valid",
+        ("submit", "train.py", "--nproc", "1", "--time", "soon"),
+        places=("submission/request.py: hpcenv submit --help",),
+    ),
+    Case(
+        "an option that the run did not have",
+        ("rerun", "a", "--without", "xyzzy"),
+        ended=True,
+        places=("submission/rerun.py: hpcenv rerun --help",),
+    ),
+    Case(
+        "inputs that have changed",
+        ("rerun", "a"),
+        f"{RUN}; echo >> train.py",
+        ("submission/rerun.py: hpcenv diff * NEW_RUN",),
+        {"NEW_RUN": "a"},
+    ),
+    Case(
+        "an option that srun does not have",
+        ("submit", "train.py", *ONE, "--srun", "xyzzy=1"),
+        places=("submission/preflight.py: srun --help",),
+    ),
+    Case(
+        "a script that cannot be read",
+        ("submit", "train.py", *ONE),
+        "chmod 000 train.py",
+        ("submission/preflight.py: ls -l *",),
+    ),
+    Case(
+        "a lockfile that cannot be read",
+        ("submit", "train.py", *ONE),
+        f"chmod 000 {LOCK}",
+        ("project/workspace.py: ls -ld *",),
+    ),
+    Case(
+        "a site profile that does not exist",
+        ("submit", "train.py", *ONE, "--site", "xyzzy"),
+        places=("submission/choose_site.py: hpcenv doctor",),
+    ),
+    Case(
+        "a store without images",
+        ("image", "inspect", "docker://registry:5000/hpcenv/torch:2.13.0-cpu", "--path", "--store", "my store"),
+        places=("locking/image_path.py: hpcenv image pull *",),
+        # Whether a registry can be trusted without TLS is the user's own decision.
+        adds=("--plain-http", "registry:5000"),
+        long="an image is converted",
+    ),
+    Case(
+        "an image and a lockfile",
+        ("image", "inspect", "x", "--lock", "default"),
+        places=("cli/image/inspect.py: hpcenv image inspect --help",),
+    ),
+    Case(
+        "an image by an unknown digest",
+        ("image", "inspect", "sha256:0123456789", "--path"),
+        places=("locking/image_path.py: hpcenv image list", "locking/image_path.py: hpcenv image pull IMAGE"),
+        fills={"IMAGE": "--plain-http registry:5000 docker://registry:5000/hpcenv/torch:2.13.0-cpu"},
+        long="an image is converted",
+    ),
+    Case(
+        "a folder of runs that is gone",
+        ("rerun", "a"),
+        f"mkdir deep && cp train.py deep && cd deep && {RUN}; cd .. && rm -r deep",
+        ("submission/rerun.py: *",),
+    ),
+    # -- text ---------------------------------------------------------------------------------
+    Case("a misspelt script", ("submit", "trian.py", *ONE), wrong="trian.py"),
+    Case(
+        "a misspelt module",
+        ("submit", "-m", "package.trian", *ONE),
+        "mkdir package && cp train.py package/",
+        wrong="-m package.trian",
+    ),
+    Case("a module in place of a script", ("submit", "package.train", *ONE), "mkdir package && cp train.py package/"),
+    Case("a misspelt partition", ("submit", "train.py", *ONE, "--partition", "debgu")),
+    Case("a partition like no other", ("submit", "train.py", *ONE, "--partition", "xyzzy")),
+    Case("more nodes than there are", ("submit", "train.py", "--nodes", "99", "--gpus", "0", "--nproc", "1")),
+    Case("a node that does not exist", ("submit", "train.py", *ONE, "--nodelist", "n7")),
+    Case("how many ranks", ("submit", "train.py"), fills={"N": "1", "G": "1", "R": "1"}, adds=FOR_CPU),
+    Case("code that is not committed", ("submit", "train.py", *ONE), f"{GIT}; echo >> train.py"),
+    Case("GPUs for a torch that cannot use them", ("submit", "train.py", "--gpus", "1"), fills={"R": "1"}),
+    Case("which runs", ("clean",), ended=True, adds=("--dry-run",)),
+    Case("an account that does not exist", ("submit", "train.py", *ONE, "--account", "xyzzy")),
+    Case("a sweep twice", ("submit", "train.py", *ONE, "--sweep", "a=1", "--sweep", "a=2")),
+    Case("a secret that is not set", ("submit", "train.py", *ONE, "--secret", "T=env:XYZZY")),
+    Case("a run name that is taken", ("submit", "train.py", *ONE, "--name", "a"), ended=True, fills={"NAME": "b"}),
+)
+
+_NETWORK = "it needs a package index"
+_FAULT = "it needs a failure of Slurm in the middle of a submission; tests/cluster/test_flaky_slurm.py makes them"
+_KEYS = "somebody has to press ^C"
+_DISK = "it needs a full disk, so root"
+_DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
+
+NOT_FOLLOWED: dict[str, str] = {
+    "api/function_job.py: hpcenv report *": "it is raised in Python; tests/unit/api follows it",
+    "cli/_render.py: * * *": "it adds --store to a command of another place",
+    "cli/_sweep.py: hpcenv cancel *": _KEYS,
+    "cli/submit.py: hpcenv cancel *": _KEYS,
+    "cli/wait.py: hpcenv cancel *": _KEYS,
+    "cli/verify.py: hpcenv cancel *": _KEYS,
+    "cli/verify.py: hpcenv logs *": "the check itself must fail on a node: tests/cluster/test_faults.py",
+    "cli/_old_names.py: hpcenv * --lock *": "`image rebuild` with a lockfile needs a base image from the internet",
+    "cli/image/listing.py: hpcenv image pull IMAGE": "it is a note, no error; the pull is followed for locking/image_path.py",
+    "filesystem.py: hpcenv image prune": _DISK,
+    "image/convert/layer_index.py: hpcenv image build": _DAMAGED_IMAGE,
+    "image/convert/layer_index.py: hpcenv image pull --limit * IMAGE": _DAMAGED_IMAGE,
+    "image/convert/layer_index.py: hpcenv image pull IMAGE": _DAMAGED_IMAGE,
+    "image/convert/tar_stream.py: hpcenv image pull IMAGE": _DAMAGED_IMAGE,
+    "image/pull.py: hpcenv image pull *": "the tag must be gone from the registry",
+    "image/reference.py: hpcenv image build FILE.def": "a build as a user needs user namespaces for apptainer's root",
+    "image/registry/blobs.py: hpcenv image prune": _DISK,
+    "image/registry/refusals.py: docker login *": "docker is not on the testbed, and it asks for a password",
+    "image/registry/refusals.py: hpcenv image pull --plain-http * *": "a pull over http: followed for image_path.py",
+    "image/store/free_space.py: hpcenv image prune": _DISK,
+    "image/store/store.py: hpcenv image prune": "two users must change one store at the same time",
+    "image/store/store_folder.py: hpcenv image pull IMAGE": "the same pull is followed for locking/image_path.py",
+    "image/verify.py: hpcenv image pull * *": _DAMAGED_IMAGE,
+    "image/verify.py: hpcenv image verify * --image *": "the reader names the image of a file from elsewhere",
+    "locking/definition_build.py: srun hpcenv image build *": "it needs compute nodes with internet access",
+    "locking/definition_build.py: hpcenv image pull *": "it needs two registries, one with TLS",
+    "locking/formats/cyclonedx.py: pip install cyclonedx-python-lib": _NETWORK,
+    "locking/formats/pylock.py: hpcenv export requirements": _NETWORK,
+    "locking/formats/pylock.py: pip config list": _NETWORK,
+    "locking/image_path.py: hpcenv image build --lock *": "it makes a SIF, which takes a minute: tests/unit/project/test_stale.py compares the words",
+    "locking/image_path.py: hpcenv lock": "a SIF file of the project was replaced; `lock` is followed elsewhere",
+    "locking/lock.py: hpcenv lock": "a SIF in the store must be replaced by another one",
+    "locking/project_image.py: hpcenv lock --upgrade": "an archive was replaced; tests/unit/locking/test_lock_image.py",
+    "node/container/apptainer.py: hpcenv lock": "the image must be gone from the registry",
+    "node/this_node.py: hpcenv submit SCRIPT": "somebody must start a step of a job by hand",
+    "project/stale.py: hpcenv image build *": "it makes a SIF, which takes a minute: tests/unit/project/test_stale.py compares the words",
+    "project/workspace.py: pip install --upgrade hpcenv": _NETWORK,
+    "recipes/pinned_packages.py: hpcenv export pylock": _NETWORK,
+    "recipes/rebuild.py: hpcenv lock": "it is to be run where the environment exists",
+    "runs/attach.py: hpcenv attach * -- COMMAND": "it needs a run that trains; tests/cluster/test_follow.py attaches",
+    "runs/attach.py: hpcenv logs -f *": "it needs a run that is being checked; `logs -f` is followed for runs/wait.py",
+    "runs/lost.py: scontrol show job *": "the run folder of a running job must be gone: tests/cluster/test_faults.py",
+    "submission/locked.py: hpcenv * *": "it makes a SIF, which takes a minute; `hpcenv lock` is followed elsewhere",
+    "submission/module_file.py: hpcenv submit *": "for a module whose file has no name in Python: train-it.py",
+    "submission/module_file.py: hpcenv submit -m *": "for callers in Python, whose command line hpcenv does not know",
+    "submission/submit.py: hpcenv status *": _FAULT,
+    "submission/submit.py: squeue *": _FAULT,
+    "submission/sweep_job.py: hpcenv wait *": "the sweep must outlive `submit --wait --timeout`: tests/unit/submission/test_sweep_job.py",
+    "submission/sweep_job.py: squeue *": _FAULT,
+}
