@@ -485,7 +485,11 @@ class LayerIndex:
             raise RecordInvalid(
                 f"the stored index of the layer `{diff_id}` cannot be used",
                 why=str(error) or type(error).__name__,
-                hint=("no action is needed: ", Command("hpcenv", "image", "pull"), " indexes the layer again"),
+                hint=(
+                    "no action is needed: ",
+                    Command("hpcenv", "image", "pull", "REFERENCE"),
+                    " indexes the layer again",
+                ),
             ) from error
 
 
