@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpcenv.records.manifest import Setting, SifIdentity, Value
-from hpcenv.records.network import Fabric
+from hpcenv.records.network import Fabric, ImageNetwork
 
 SifEvidence = Literal["identity", "node-record", "full"]
 
@@ -173,6 +173,7 @@ class Facts:
         variables: those of the job and the secrets that the ranks get, beside the settings of the run;
             credentials without their value.
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
+        image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
         seconds: how long each part took.
     """
 
@@ -190,4 +191,5 @@ class Facts:
     look: Look | None = None
     variables: tuple[Setting, ...] = ()
     fabric: Fabric | None = None
+    image_network: ImageNetwork | None = None
     seconds: dict[str, float] = field(default_factory=dict)

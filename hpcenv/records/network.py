@@ -156,6 +156,25 @@ class Fabric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageNetwork:
+    """What NCCL would use of the environment itself, as its loader finds it; only where torch has NCCL.
+
+    Attributes:
+        verbs, libfabric, plugin: the file that is found first; empty where there is no such file.
+        providers: libraries for kinds of adapters beside libibverbs.
+        plugin_version: of aws-ofi-nccl; empty for another plugin.
+        unread: NCCL variables of the ranks that no library of the environment reads.
+    """
+
+    verbs: str
+    providers: int
+    libfabric: str
+    plugin: str
+    plugin_version: str
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkRow:
     """One variable of the decision: set, kept, or left out, each with its reason.
 

@@ -191,6 +191,7 @@ class ProbedEnvironment:
         self.hashed: dict[str, str] = {}
         self.torch: str | None = None
         self.libraries: dict[str, Library] = {}
+        self.network: dict[str, Any] | None = None
         self.at_import: set[str] = set()
         self.missing_libraries: dict[str, str] = {}
         self.torch_incomplete = False

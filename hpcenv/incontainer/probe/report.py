@@ -42,6 +42,8 @@ def report(env: ProbedEnvironment) -> dict[str, Any]:
         "seconds": env.seconds,
     }
     answer["mountinfo"] = _mountinfo()
+    if env.network is not None:
+        answer["network"] = env.network
     if env.level != "record":
         answer["look"] = _look(env) if env.looked else None
         answer["system-packages"] = [

@@ -13,6 +13,7 @@ from hpcenv.incontainer.probe import (
     content,
     interpreter,
     libraries,
+    network,
     outside_libraries,
     packages,
     programs,
@@ -60,6 +61,7 @@ PROBES: tuple[Probe, ...] = (
     *stdlib.PROBES,
     *compiled.PROBES,
     *libraries.PROBES,
+    *network.PROBES,
     *outside_libraries.PROBES,
     *torch_import.PROBES,
 )

@@ -40,7 +40,7 @@ from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
-from hpcenv.records.network import Fabric, GpuPlace
+from hpcenv.records.network import Fabric, GpuPlace, ImageNetwork
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
@@ -59,6 +59,7 @@ class _Gathered:
         self.seconds: dict[str, float] = {}
         self.sif: CheckedSif | None = None
         self.look: Look | None = None
+        self.image_network: ImageNetwork | None = None
 
 
 def gather(
@@ -106,6 +107,7 @@ def gather(
         not_staged=staged.problems,
         variables=variables,
         fabric=outside.fabric,
+        image_network=found.image_network,
         seconds={
             **outside.found.seconds,
             **found.seconds,
@@ -323,6 +325,7 @@ def _probe(
     found.unknown.update(inside.unknown)
     found.unlisted = inside.unlisted
     found.look = read_look(answer)
+    found.image_network = read_image_network(answer)
     found.differences.extend(compare_packages(manifest.packages, answer, level=manifest.probe_level))
 
 
@@ -439,6 +442,22 @@ def _started(environment: Environment) -> list[str]:
 
 def _since(since: int | None) -> list[str]:
     return [] if since is None else ["--since", str(since)]
+
+
+def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
+    """Return what NCCL would use of the environment, from the probe's answer; None where it does not say."""
+    found = answer.get("network")
+    if not isinstance(found, dict) or not isinstance(found.get("unread"), list):
+        return None
+    count = found.get("providers")
+    return ImageNetwork(
+        verbs=str(found.get("verbs", ""))[:_PATH],
+        providers=count if isinstance(count, int) else 0,
+        libfabric=str(found.get("libfabric", ""))[:_PATH],
+        plugin=str(found.get("plugin", ""))[:_PATH],
+        plugin_version=str(found.get("plugin-version", ""))[:80],
+        unread=tuple(str(name)[:80] for name in found["unread"][:32]),
+    )
 
 
 def read_look(answer: Mapping[str, Any]) -> Look | None:

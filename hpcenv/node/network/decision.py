@@ -78,7 +78,7 @@ def decide(
         profile=profile.name,
         why=profile.why,
         rows=explained,
-        warnings=(*warn(manifest, facts, profile), *lint(explained, facts, nodes=manifest.nodes)),
+        warnings=(*warn(manifest, facts, profile), *lint(explained, facts, profile=profile.name, nodes=manifest.nodes)),
         step_options=tuple(options),
         binds=tuple({one: None for found in imported.values() for one in found.binds}),
     )

@@ -61,6 +61,18 @@ KNOWN_BAD = (
         date="2026-08-27",
     ),
     BadVersion(
+        id="ofi-1.8.1-image",
+        component="aws-ofi-nccl",
+        where="image",
+        first="1.8.1",
+        before="1.8.2",
+        profiles=("slingshot",),
+        what="deadlocks on Slingshot; no variable cures it (15 were tried)",
+        todo="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's",
+        source="geodesic, docs/investigations/slingshot-fix-results.md (research notes; not read again)",
+        date="2026-11-22",
+    ),
+    BadVersion(
         id="nccl-2.27.0-net-id",
         component="nccl",
         where="image",

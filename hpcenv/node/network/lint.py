@@ -7,7 +7,7 @@ in every case; the finding says what it does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from hpcenv.node.network.known_bad import KNOWN_BAD, matches
 from hpcenv.records.facts import Facts
@@ -64,25 +64,31 @@ _DEAD = {
     "NCCL_CHECKS_DISABLE": "NCCL_CHECK_POINTERS",
     "NCCL_IB_GDR_LEVEL": "NCCL_NET_GDR_LEVEL, which is best left alone",
     "NCCL_AVOID_RECORD_STREAMS": "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "TORCH_NCCL_FLIGHT_RECORDER_ENABLED": "TORCH_FR_BUFFER_SIZE",
 }
+
+_SEARCHED = "not in libnccl, its plugin and libtorch_cuda of this environment (constants searched in this job)"
+
+# torch still reads these, and warns.
+_OLD = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 
 _GIVEN = ("given", "host")
 
 
-def lint(rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, nodes: int) -> tuple[NetworkWarning, ...]:
+def lint(
+    rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str, nodes: int
+) -> tuple[NetworkWarning, ...]:
     """Return what is wrong with the given variables of all nodes, and with the image's NCCL."""
     given = [row for row in rows if row.action in _GIVEN]
     values: dict[str, str] = {row.name: row.value for row in rows if row.action != "skip"}
+    unread = {name for one in facts.values() if one.image_network is not None for name in one.image_network.unread}
     return (
         *_avoid(given),
-        *_dead(given),
+        *_dead(given, unread),
         *_contradictions(values, nodes),
         *_names_in_lists(values, facts),
         *_differing(given),
-        *_bad_image(facts),
+        *_bad_image(facts, profile),
     )
 
 
@@ -99,16 +105,25 @@ def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
             )
 
 
-def _dead(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
+def _dead(given: Sequence[NetworkRow], unread: Collection[str]) -> Iterator[NetworkWarning]:
     for row in given:
-        if row.name not in _DEAD:
+        if row.name in _OLD:
+            yield NetworkWarning(
+                rule="lint.old-name",
+                what=f"{row.name}={row.value} ({row.origin}): an old name, of which torch warns",
+                todo=f"use TORCH_{row.name}",
+                source="torch 2.15, ProcessGroupNCCL.hpp",
+                nodes=row.nodes,
+            )
+            continue
+        if row.name not in _DEAD and row.name not in unread:
             continue
         instead = f"use {_DEAD[row.name]}" if _DEAD.get(row.name) else "take it out"
         yield NetworkWarning(
             rule="lint.dead",
             what=f"{row.name}={row.value} ({row.origin}): no library reads it",
             todo=instead,
-            source=_SEEN,
+            source=_SEARCHED if row.name in unread else _SEEN,
             nodes=row.nodes,
         )
 
@@ -174,13 +189,17 @@ def _differing(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
         )
 
 
-def _bad_image(facts: Mapping[str, Facts]) -> Iterator[NetworkWarning]:
+def _bad_image(facts: Mapping[str, Facts], profile: str) -> Iterator[NetworkWarning]:
     seen = set()
     for found in facts.values():
-        version = str(found.values.get("libs.nccl.version", ""))
+        image = found.image_network
+        versions = {"nccl": str(found.values.get("libs.nccl.version", ""))}
+        versions["aws-ofi-nccl"] = "" if image is None else image.plugin_version
         machine = str(found.values.get("host.machine", ""))
         for entry in KNOWN_BAD:
             usable = entry.where == "image" and entry.machine in ("", machine) and entry.id not in seen
+            usable = usable and profile in (entry.profiles or (profile,))
+            version = versions.get(entry.component, "")
             if usable and matches(entry, version):
                 seen.add(entry.id)
                 yield NetworkWarning(

@@ -11,7 +11,7 @@ from hpcenv.node.network.known_bad import KNOWN_BAD, matches
 from hpcenv.node.network.profiles import NetworkProfile
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest
-from hpcenv.records.network import Fabric, NetworkWarning
+from hpcenv.records.network import Fabric, ImageNetwork, NetworkWarning
 
 
 def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile) -> tuple[NetworkWarning, ...]:
@@ -26,6 +26,13 @@ def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile
         for check in _CHECKS:
             for warning in check(fabric, manifest, profile):
                 per_fabric.setdefault(warning, []).extend(nodes)
+    images: dict[ImageNetwork, list[str]] = {}
+    for node, one in facts.items():
+        if one.image_network is not None and manifest.nodes > 1:
+            images.setdefault(one.image_network, []).append(node)
+    for image, nodes in images.items():
+        for warning in _image(image, profile):
+            per_fabric.setdefault(warning, []).extend(nodes)
     found += [_on(warning, nodes, len(facts)) for warning, nodes in per_fabric.items()]
     return tuple(found)
 
@@ -120,6 +127,35 @@ def _known_bad(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator
                     todo=entry.todo,
                     source=f"{entry.source}, {entry.date}",
                 )
+
+
+def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
+    """Name what the environment lacks for the network that the nodes have, and a plugin that is for another one."""
+    if profile.rdma and not (image.verbs and image.providers):
+        lacks = "no libibverbs.so.1" if not image.verbs else "no provider beside libibverbs"
+        yield NetworkWarning(
+            rule="image.verbs",
+            what=f"the environment has {lacks}: NCCL cannot use {profile.rdma}",
+            todo="add `RUN apt-get install -y libibverbs1 ibverbs-providers` to the Dockerfile",
+            source="NVIDIA/nccl 5067397: NET/IB opens libibverbs.so.1",
+        )
+    if profile.name not in ("efa", "slingshot"):
+        return
+    if not image.plugin or not image.libfabric:
+        lacks = "plugin for NCCL (libnccl-net.so)" if not image.plugin else "libfabric.so.1"
+        yield NetworkWarning(
+            rule="image.plugin",
+            what=f"the environment has no {lacks}: NCCL cannot use {profile.name}",
+            todo="use the site's base image, or add libfabric and aws-ofi-nccl to the Dockerfile",
+            source="aws-ofi-nccl 2daf7d3, README.md, 2026-08-21",
+        )
+    if profile.name == "slingshot" and image.plugin_version.endswith("-aws"):
+        yield NetworkWarning(
+            rule="image.plugin-for-efa",
+            what=f"{image.plugin} is found first, and {image.plugin_version} is a release for EFA only",
+            todo="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
+            source="aws-ofi-nccl 2daf7d3, README.md: versions that end in -aws were tested on EFA only, 2026-08-21",
+        )
 
 
 _CHECKS: tuple[Callable[[Fabric, Manifest, NetworkProfile], Iterator[NetworkWarning]], ...] = (

@@ -17,7 +17,7 @@ from hpcenv.node.network.rules import RULES
 from hpcenv.records.codec import decode_record, encode_record
 from hpcenv.records.facts import Interface, Route
 from hpcenv.records.manifest import Setting
-from hpcenv.records.network import NetworkDecision, NetworkLink
+from hpcenv.records.network import ImageNetwork, NetworkDecision, NetworkLink
 
 TESTS = Path(__file__).resolve().parents[3]
 GOLDEN = TESTS / "golden" / "network"
@@ -294,7 +294,8 @@ def test_a_known_bad_nccl_of_the_image_is_named(version, architecture, expected)
         ({"NCCL_P2P_DISABLE": "1"}, "lint.avoid"),
         ({"NCCL_IB_TIMEOUT": "22"}, "lint.avoid"),
         ({"NCCL_IB_CUDA_SUPPORT": "1"}, "lint.dead"),
-        ({"NCCL_BLOCKING_WAIT": "1"}, "lint.dead"),
+        ({"NCCL_AVOID_RECORD_STREAMS": "1"}, "lint.dead"),
+        ({"NCCL_BLOCKING_WAIT": "1"}, "lint.old-name"),
         ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "IB"}, "lint.contradiction"),
         ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5_0"}, "lint.contradiction"),
         ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "lint.contradiction"),
@@ -329,3 +330,50 @@ def test_a_value_of_the_job_that_differs_between_nodes_is_named(make_manifest, m
     }
     decision = rendezvous.choose(make_manifest(), ("n1", "n2"), facts, job_id="1", attempt=0).network
     assert "lint.differs" in rules(decision)
+
+
+# -- the environment ------------------------------------------------------------------------
+
+
+GOOD = ImageNetwork(
+    verbs="/usr/lib/libibverbs.so.1", providers=9, libfabric="/usr/lib/libfabric.so.1", plugin="/opt/libnccl-net.so",
+    plugin_version="1.18.0",
+)  # fmt: skip
+
+
+def in_image(make_manifest, make_facts, name, **changes):
+    """Return the rules of the warnings for two nodes of one kind with this environment."""
+    fabric = fabric_of(machine(name))
+    image = replace(GOOD, **changes)
+    facts = {node: replace(make_facts(node), fabric=fabric, image_network=image) for node in ("n1", "n2")}
+    manifest = make_manifest(backend="nccl", settings=tuple(given(NCCL_X="1")))
+    return rules(rendezvous.choose(manifest, ("n1", "n2"), facts, job_id="1", attempt=0).network)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rule"),
+    [
+        ("ib-h100", {"verbs": ""}, "image.verbs"),
+        ("roce-h200", {"providers": 0}, "image.verbs"),
+        ("efa-p5", {"plugin": ""}, "image.plugin"),
+        ("slingshot-gh200", {"libfabric": ""}, "image.plugin"),
+        ("slingshot-gh200", {"plugin_version": "1.13.2-aws"}, "image.plugin-for-efa"),
+        ("slingshot-gh200", {"plugin_version": "1.8.1"}, "known-bad.ofi-1.8.1-image"),
+        ("ib-h100", {"unread": ("NCCL_X",)}, "lint.dead"),
+    ],
+)
+def test_what_the_environment_lacks_for_the_network_is_named(make_manifest, make_facts, name, changes, rule):
+    assert rule in in_image(make_manifest, make_facts, name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ib-h100", {"plugin": "", "libfabric": ""}),
+        ("efa-p5", {"verbs": "", "plugin_version": "1.13.2-aws"}),
+        ("tcp-100g", {"verbs": "", "plugin": ""}),
+        ("slingshot-gh200", {"verbs": ""}),
+    ],
+)
+def test_what_the_network_does_not_need_is_not_missed(make_manifest, make_facts, name, changes):
+    assert [rule for rule in in_image(make_manifest, make_facts, name, **changes) if rule != "gpudirect.missing"] == []

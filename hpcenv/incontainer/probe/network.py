@@ -1,0 +1,164 @@
+"""What NCCL would use of the image to reach other nodes: verbs, libfabric, plugins; and variables that nothing reads.
+
+Runs on: inside the image. These are no fields of the lockfile: the files are locked with the image, and the decision
+on the network reads the answer's part `network`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from hpcenv.incontainer.probe.paths import open_regular
+from hpcenv.incontainer.probe.loader import Loader
+from hpcenv.incontainer.probe.table import Probe
+from hpcenv.incontainer.probe.text import describe_error, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hpcenv.incontainer.probe.environment import ProbedEnvironment
+    from hpcenv.incontainer.probe.library import Library
+    from hpcenv.incontainer.probe.values import Facts
+
+# Where rdma-core installs its providers, below each folder of libraries.
+PROVIDERS = "libibverbs"
+PLUGIN_BYTES = 16 << 20
+PLUGIN_VERSION = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
+# A name of NCCL that a user could give; more of them than this are no tuning by hand.
+MOST_NAMES = 32
+RODATA_BYTES = 256 << 20
+PIECE = 8 << 20
+
+
+def probe_network(env: ProbedEnvironment) -> Facts:
+    """Read what the image has; a failure is named in the answer and hides no field."""
+    try:
+        env.network = _read(env)
+    except Exception as error:  # noqa: BLE001
+        env.network = {"problem": describe_error(error)}
+    return {}
+
+
+def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
+    nccl = env.libraries.get("nccl")
+    if nccl is None:
+        return None  # torch without NCCL: it needs none of this
+    loader = Loader(env)
+    verbs, fabric, plugin = (
+        _first(env, loader, name, nccl) for name in ("libibverbs.so.1", "libfabric.so.1", _plugin_name())
+    )
+    return {
+        "verbs": printable(env.shown(verbs)) if verbs else "",
+        "providers": _providers(verbs) if verbs else 0,
+        "libfabric": printable(env.shown(fabric)) if fabric else "",
+        "plugin": printable(env.shown(plugin)) if plugin else "",
+        "plugin-version": _plugin_version(plugin) if plugin else "",
+        "unread": _unread(env, [lib for lib in (nccl, env.libraries.get("libtorch_cuda")) if lib], plugin),
+    }
+
+
+def _plugin_name() -> str:
+    """Return the library that NCCL opens: NCCL_NET_PLUGIN is a name, or the end of one (env.rst, NCCL 2.30)."""
+    given = os.environ.get("NCCL_NET_PLUGIN", "").split(",")[0]
+    if not given:
+        return "libnccl-net.so"
+    return given if given.startswith("/") or ".so" in given else "libnccl-net-" + given + ".so"
+
+
+def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library) -> str:
+    """Return the file that the loader finds first for a name; empty without one."""
+    for path, _ in loader.places(name, requester):
+        if env.elf(path) is not None:
+            return path
+    return ""
+
+
+def _providers(verbs: str) -> int:
+    """Return the number of providers beside libibverbs: without one, it finds no device."""
+    folder = os.path.join(os.path.dirname(os.path.realpath(verbs)), PROVIDERS)
+    try:
+        return sum("-rdmav" in name for name in os.listdir(folder))
+    except OSError:
+        return 0
+
+
+def _plugin_version(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            match = PLUGIN_VERSION.search(file.read(PLUGIN_BYTES))
+    except OSError:
+        return ""
+    return match.group(1).decode("ascii", "replace") if match else ""
+
+
+# -- variables that nothing reads -----------------------------------------------------------
+
+
+def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> list[str]:
+    """Return the NCCL variables of this process that stand in none of the libraries that could read them.
+
+    Only the section of constants is searched, and only if there are such variables. A library that cannot be searched
+    in full may read all of them.
+    """
+    left = {name.encode() for name in os.environ if re.match(r"NCCL_[A-Z0-9_]+$", name)}
+    if not left or len(left) > MOST_NAMES:
+        return []
+    for path in [library.path for library in libraries] + ([plugin] if plugin else []):
+        if not left:
+            break
+        found = _names_in(env, path, left)
+        if found is None:
+            return []
+        left -= found
+    return sorted(name.decode() for name in left)
+
+
+def _names_in(env: ProbedEnvironment, path: str, names: set[bytes]) -> set[bytes] | None:
+    """Return which of the names are whole strings in the constants of a library; None if that cannot be told."""
+    descriptor, _ = open_regular(path, env.inside)
+    try:
+        sections = _constants(descriptor)
+        if sections is None or sum(size for _, size in sections) > RODATA_BYTES:
+            return None
+        left = set(names)
+        longest = max(map(len, names)) + 2
+        for start, size in sections:
+            for offset in range(start, start + size, PIECE):
+                data = os.pread(descriptor, min(PIECE + longest, start + size - offset), offset)
+                left -= {name for name in left if name + b"\0" in data}
+                if not left:
+                    return set(names)
+        return names - left
+    finally:
+        os.close(descriptor)
+
+
+def _constants(descriptor: int) -> list[tuple[int, int]] | None:
+    """Return offset and size of the sections `.rodata*` of a 64-bit little-endian ELF file; None without a table.
+
+    Programs for GPUs are in other sections, which are a hundred times as large.
+    """
+    import struct
+
+    head = os.pread(descriptor, 64, 0)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        return None
+    at = struct.unpack_from("<Q", head, 40)[0]
+    size, count, names = struct.unpack_from("<HHH", head, 58)
+    if size != 64 or not 0 < count < 4096 or names >= count or at >= 1 << 62:
+        return None
+    table = os.pread(descriptor, size * count, at)
+    rows = [struct.unpack_from("<IIQQQQ", table, row) for row in range(0, len(table) - 63, 64)]
+    if names >= len(rows) or rows[names][4] >= 1 << 62:
+        return None
+    words = os.pread(descriptor, min(rows[names][5], 1 << 20), rows[names][4])
+    return [
+        (offset, length)
+        for word, kind, _, _, offset, length in rows
+        if kind == 1 and offset < 1 << 62 and words[word : word + 7] == b".rodata"
+    ]
+
+
+PROBES: tuple[Probe, ...] = (Probe("network", (), probe_network),)
