@@ -5,6 +5,7 @@ hpcenv is installed there with another minor version of Python than the locked o
 
 from __future__ import annotations
 
+import os
 import textwrap
 import uuid
 
@@ -101,6 +102,7 @@ if __name__ == "__main__":
     main()
 """
 
+LONG = bool(os.environ.get("HPCENV_TEST_LONG"))
 GENERIC = "nodes=2, tasks_per_node=2, timeout_min=5, cpus_per_task=1"
 SLURM = "nodes=2, slurm_ntasks_per_node=2, slurm_time=5, slurm_cpus_per_task=1, slurm_partition='PARTITION'"
 KINDS = {
@@ -109,8 +111,20 @@ KINDS = {
 }
 
 
+# What differs between the kinds is read when a job is made. The long form (HPCENV_TEST_LONG=1) runs all with both.
+ONE_KIND = {
+    "test_map_array_and_batch": "generic",
+    "test_an_exception_on_one_rank_ends_the_job": "generic",
+    "test_a_checkpointable_function_goes_on_after_the_preemption_signal": "slurm",
+    "test_a_checkpointable_function_starts_again_after_scontrol_requeue": "generic",
+    "test_a_node_that_differs_ends_the_job_with_90": "slurm",
+}
+
+
 @pytest.fixture(params=KINDS)
 def program(request: pytest.FixtureRequest, host_project: Project, cluster: Cluster) -> object:
+    if not LONG and ONE_KIND.get(request.function.__name__, request.param) != request.param:
+        pytest.skip("NOT RUN: HPCENV_TEST_LONG=1 runs it with both kinds of parameters")
     executor, parameters = KINDS[request.param]
     partition = cluster.must("sh", "-c", "sinfo -h -o %P | tr -d '*' | head -n1").strip()
     text = PROGRAM.replace("EXECUTOR", executor).replace("PARAMETERS", parameters.replace("PARTITION", partition))
