@@ -303,7 +303,11 @@ def _probe(
         probe=probe,
         level=manifest.probe_level,
         seconds=manifest.check_seconds,
-        variables={setting.name: setting.value for setting in manifest.settings},
+        # The ranks get the job's tuning too (node/network/decision.py).
+        variables={
+            **{name: value for name, value in environ.items() if reach.is_tuning(name)},
+            **{setting.name: setting.value for setting in manifest.settings},
+        },
         passed=manifest.pass_env,
         image=None if image_fd is None else f"/proc/self/fd/{image_fd}",
         pass_fds=() if image_fd is None else (image_fd,),

@@ -19,6 +19,7 @@ NCCL_ENV = "NCCL user guide, env.rst, NVIDIA/nccl 5067397, 2026-06-11"
 HPE = "HPE shs-ccl-docs 438fcce, ccl_env.sh, 2026-04-30"
 OLCF = "OLCF user documentation 2745903, pytorch_frontier.rst, 2026-07-22"
 CSCS = "CSCS documentation 80abed1, nccl_env_vars, 2026-08-20"
+CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
 
 
@@ -227,7 +228,7 @@ def _slingshot_registration(situation: Situation) -> Iterator[Proposal]:
     if _on_slingshot(situation):
         why = "the monitor memhooks can deadlock with the libfabric plugin, this one does not"
         yield Proposal(name="FI_MR_CACHE_MONITOR", value="userfaultfd", reason=why)
-        why = "the vendor and the sites set it; sites report hangs without it"
+        why = "registration with the GPU locks much host memory where many processes share a GPU"
         yield Proposal(name="FI_CXI_DISABLE_HOST_REGISTER", value="1", reason=why)
 
 
@@ -236,10 +237,14 @@ def _slingshot_queues(situation: Situation) -> Iterator[Proposal]:
         yield Proposal(
             name="FI_CXI_DEFAULT_CQ_SIZE",
             value="131072",
-            reason="the plugin takes libfabric's default, which is small for collectives",
+            reason="NCCL's plugin takes the provider's default, which large jobs fill",
         )
-        yield Proposal(name="FI_CXI_DEFAULT_TX_SIZE", value="2048", reason="as the vendor recommends")
-        why = "matching goes on in software where the adapter's list is full, instead of an error"
+        yield Proposal(
+            name="FI_CXI_DEFAULT_TX_SIZE",
+            value="2048",
+            reason="NCCL's plugin takes the provider's default; the vendor's value",
+        )
+        why = "messages are matched in software where the adapter's resources are exhausted"
         yield Proposal(name="FI_CXI_RX_MATCH_MODE", value="hybrid", reason=why)
 
 
@@ -260,7 +265,7 @@ def _slingshot_rendezvous(situation: Situation) -> Iterator[Proposal]:
     evidence = "rdzv_get_en: " + ", ".join(sorted(states))
     if states == {"no"}:
         for name, value in _RENDEZVOUS:
-            why = "the adapters answer rendezvous reads in software, as the vendor recommends"
+            why = "the vendor's recommendation for NCCL; it works, since rdzv_get_en is 0"
             yield Proposal(name=name, value=value, reason=why, evidence=evidence)
     else:
         why = "has no effect without srun --network=disable_rdzv_get"
@@ -394,16 +399,16 @@ RULES = (
         id="slingshot.registration",
         sets="FI_MR_CACHE_MONITOR=userfaultfd, FI_CXI_DISABLE_HOST_REGISTER=1",
         when="profile slingshot",
-        why="other values can hang",
-        source=f"{HPE}; {OLCF}",
+        why="the monitor memhooks can deadlock; registration with the GPU locks much memory",
+        source=f"{HPE}; {OLCF}; {CXI}",
         propose=_slingshot_registration,
     ),
     NetworkRule(
         id="slingshot.queues",
         sets="FI_CXI_DEFAULT_CQ_SIZE, FI_CXI_DEFAULT_TX_SIZE, FI_CXI_RX_MATCH_MODE",
         when="profile slingshot",
-        why="the defaults are for MPI jobs",
-        source=HPE,
+        why="NCCL's plugin takes the provider's defaults, which large jobs exhaust",
+        source=f"{HPE}; {CXI}",
         propose=_slingshot_queues,
     ),
     NetworkRule(

@@ -180,6 +180,8 @@ def test_a_match_writes_settings_for_every_node_and_the_verdict(checked_run):
     assert (second.run, second.node, second.attempt, second.node_rank) == ("r1", "n2", 0, 1)
     assert (second.local_address, second.rendezvous) == ("10.0.0.2", verdict.rendezvous)
     assert second.settings == verdict.settings["n2"]
+    assert (verdict.network.profile, second.binds) == ("gloo", ())
+    assert {row.name: row.value for row in verdict.network.rows}["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_a_node_that_differs_ends_with_90_a_table_and_no_settings(checked_run, make_facts):

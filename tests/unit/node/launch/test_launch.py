@@ -16,7 +16,7 @@ from hpcenv.node.check import sif_check
 from hpcenv.node.launch import launch
 from hpcenv.records.facts import Facts, Network, Staged
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.manifest import DataFolder, Environment, LaunchOptions, Secret, StageRequest
+from hpcenv.records.manifest import Bind, DataFolder, Environment, LaunchOptions, Secret, StageRequest
 from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.records.verdict import NodeSettings, Rendezvous
 
@@ -511,6 +511,19 @@ def test_the_containers_own_tmp_and_nothing_else_is_left_of_it(sif_run):
     assert f'"source={sif_run.tmp}/hpcenv-77-' in done.stdout
     assert f"--home {sif_run.folder.home_of('n1')}:/hpcenv/home" in done.stdout
     assert os.listdir(sif_run.tmp) == []
+
+
+def test_a_file_that_the_network_decision_binds_is_seen_in_the_container(sif_run):
+    checked(sif_run)
+    topology = sif_run.base / "topo.xml"
+    topology.touch()
+    path = sif_run.folder.env_of("n1")
+    bind = Bind(source=str(topology), target="/opt/topo.xml", read_only=True)
+    save_record(dataclasses.replace(load_record(NodeSettings, path), binds=(bind,)), path)
+    sif_run.torchrun('echo "$@"')
+    done = sif_run.step("task")
+    assert f"source={topology}" in done.stdout
+    assert "/opt/topo.xml" in done.stdout
 
 
 def test_a_sif_that_was_replaced_after_the_check_is_rejected(sif_run):
