@@ -250,6 +250,12 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
     ]
 
 
+# A node that failed ends the step at once (--kill-on-bad-exit). This is for nodes that still work after another one ended
+# well, for example one that writes the last checkpoint; torchrun itself waits 300 s for them (torch 2.13,
+# exit_barrier_timeout). After this time a node that hangs no longer holds the others. 0 would print a warning after 60 s.
+_SECONDS_FOR_SLOWER_NODES = 1800
+
+
 def _launch_options(manifest: Manifest, request: Request) -> list[str]:
     return [
         f"--nodes={request.nodes}",
@@ -259,7 +265,7 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *_cpus(request),
         "--kill-on-bad-exit=1",
-        "--wait=60",
+        f"--wait={_SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
         *native_options.options_of(request.srun),

@@ -3,8 +3,9 @@
 Runs on: LOGIN NODE. Reads, and writes nothing.
 
 Copied: what git tracks; what Python can import; text up to 1 MiB; what `--include` names. Every other file that is
-there at submission becomes a link to the live project at the same relative place. A link is never copied as it is if
-it leads out of the folder: the copy gets what it leads to.
+there at submission becomes a link to the live project at the same relative place, and so does an untracked file that
+usually holds credentials (`.env`, `.netrc`, keys): more people read a run folder than a home. A link is never copied as
+it is if it leads out of the folder: the copy gets what it leads to.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ _MOST_BEHIND_LINK = 2_000
 _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
+
+# Untracked files that usually hold credentials. Python cannot import them.
+_CREDENTIALS = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", ".pypirc", ".git-credentials", ".dockercfg"),
+    *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "id_ecdsa*", "kubeconfig", ".htpasswd"),
+)
 
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
@@ -247,7 +254,8 @@ class _ProjectWalk:
             self._copy(place, path, length)
             return
         importable = is_importable(path)
-        content = _text(place) if not importable and length <= _LONGEST_TEXT else None
+        holds_credentials = any(fnmatch.fnmatchcase(os.path.basename(path), name) for name in _CREDENTIALS)
+        content = _text(place) if not importable and not holds_credentials and length <= _LONGEST_TEXT else None
         if not importable and content is None:
             self._live(place if not _is_in(place, self._root) else self._seen(path), path)
             return

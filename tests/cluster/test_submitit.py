@@ -45,6 +45,13 @@ def fail(on):
     time.sleep(300)
 
 
+def slow(seconds):
+    env = submitit.JobEnvironment()
+    # The second node works longer; nothing of torch makes the first one wait.
+    time.sleep(seconds if env.node == 1 else 0)
+    return env.node
+
+
 class Count(Checkpointable):
     def __init__(self):
         self.done = 0
@@ -84,6 +91,9 @@ def main():
             job.result() if job.num_tasks == 1 else job.results()
         except submitit.core.utils.FailedJobError as error:
             print("FAILED", "rank 1 fails on purpose" in str(error), ended(job), sep="|")
+    if step == "slow":
+        job = executor.submit(slow, 75)
+        print(job.results(), ended(job), sep="|")
     if step == "checkpoint":
         job = executor.submit(Count(), 30)
         while "step 4" not in (job.task(0).stdout() or ""):
@@ -152,6 +162,11 @@ def test_map_array_and_batch(program) -> None:
 
 def test_an_exception_on_one_rank_ends_the_job(program) -> None:
     assert program("fail") == ["FAILED|True|FAILED"]
+
+
+@pytest.mark.long
+def test_a_node_that_works_a_minute_longer_than_the_others_is_not_ended(program) -> None:
+    assert program("slow") == ["[0, 0, 1, 1]|COMPLETED"]
 
 
 def test_a_checkpointable_function_goes_on_after_the_preemption_signal(program) -> None:

@@ -27,7 +27,7 @@ MODIFIED_SHOWN = 20
 def probe_content(env: ProbedEnvironment) -> Facts:
     """Return the digest over the content of all listed files, after comparing each file with its RECORD."""
     if env.dists is None:
-        raise RuntimeError("the packages could not be read")
+        raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
     deadline = time.monotonic() + CONTENT_SECONDS
     jobs = []
     owners = []

@@ -60,6 +60,8 @@ def _read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
     for part in (_read_identity, read_record, read_origin):
         try:
             part(env, dist)
+        except ImportError:
+            raise  # a broken standard library says nothing about this dist: no dist can be read
         except Exception as error:  # noqa: BLE001 - for example csv.Error; one bad dist must not hide the others
             dist.reasons.append(part.__name__.split("_")[-1] + ": " + describe_error(error))
             if part is read_record and isinstance(error, FileNotFoundError):

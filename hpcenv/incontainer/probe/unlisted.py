@@ -28,7 +28,7 @@ UNLISTED_NEWEST = 3
 def probe_unlisted(env: ProbedEnvironment) -> Facts:
     """Return number and digest of the importable files in the site directories that no RECORD lists."""
     if env.dists is None:
-        raise RuntimeError("the packages could not be read")
+        raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
     deadline = time.monotonic() + SCAN_SECONDS
     files: dict[str, str] = {}  # path -> what it is: 'file' or 'link'
     for site in env.sites:

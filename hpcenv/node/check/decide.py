@@ -358,7 +358,8 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 
-# A part of the probe that breaks takes a few fields with it, a broken probe takes all that come after.
+# A part of the probe that breaks takes a few fields with it; a broken probe takes all that come after, or a field of
+# each package.
 _FIELDS_OF_A_PART = 8
 
 
@@ -368,18 +369,13 @@ def _one_row_for_one_reason(facts: Facts, findings: Sequence[Finding], severitie
     for finding in findings:
         if finding.result == "unknown" and _is_inside(finding.field):
             unread.setdefault(finding.found, []).append(finding)
-    many = {reason: group for reason, group in unread.items() if _is_broken_probe(group)}
+    many = {reason: group for reason, group in unread.items() if len(group) > _FIELDS_OF_A_PART}
     kept = [f for f in findings if not (f.result == "unknown" and _is_inside(f.field) and f.found in many)]
     for reason, group in many.items():
         note = f"{len(group)} fields could not be read, among them {', '.join(f.field for f in group[:3])}"
         row = _finding(severities, facts.node, "environment", "readable", reason, "unknown", note)
         kept.append(replace(row, severity=strictest(f.severity for f in group)))
     return kept
-
-
-def _is_broken_probe(unread: Sequence[Finding]) -> bool:
-    """Return whether so many fields of several chapters have one reason that the probe as a whole is broken."""
-    return len(unread) > _FIELDS_OF_A_PART and len({f.field.partition(".")[0] for f in unread}) > 1
 
 
 def _is_inside(field: str) -> bool:

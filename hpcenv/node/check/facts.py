@@ -568,7 +568,9 @@ def compare_packages(
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    installed = {package["name"]: package for package in answer["packages"]}
+    # Why no content could be read is also the reason for each package without one of its own.
+    unread = answer.get("unknown", {}).get("packages.content-digest")
+    installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []
     for package in locked:
         found = installed.pop(package.name, None)
@@ -584,6 +586,10 @@ def compare_packages(
         for name, found in sorted(installed.items())
     )
     return differences
+
+
+def _known(package: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in package.items() if value is not None}
 
 
 def _compare_digests(package: PackageExpectation, found: Mapping[str, Any], *, level: str) -> list[Difference]:

@@ -298,6 +298,27 @@ def test_the_file_of_a_secret_is_never_copied(plan: Any, tree: Path, context: Co
     assert planned.manifest.source.live == ("token",)
 
 
+@pytest.mark.parametrize("under_git", [True, False])
+def test_files_that_usually_hold_credentials_are_not_copied_unless_named(
+    plan: Any, tree: Path, context: Context, under_git: bool
+) -> None:
+    if not under_git:
+        shutil.rmtree(tree / ".git")
+    names = (".env", ".env.local", "prod.env", ".netrc", "deep/server.pem", "id_rsa")
+    for name in (*names, "environment.yaml"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("TOKEN=hunter2\n")
+    planned, run = copied(plan, context)
+    for name in names:
+        assert os.readlink(run.source / name) == str(tree / name)
+    assert not (run.source / "environment.yaml").is_symlink()
+    assert any(note.startswith("live, not covered") and ".env" in note for note in planned.notes)
+    included, again = copied(plan, context, include=(".env",), name="b")
+    assert (again.source / ".env").read_text() == "TOKEN=hunter2\n"
+    assert not (again.source / ".env").is_symlink()
+    assert ".env" not in included.manifest.source.live
+
+
 def test_an_environment_is_one_link_and_other_runs_are_left_out(plan: Any, tree: Path, context: Context) -> None:
     (tree / "venv" / "lib").mkdir(parents=True)
     (tree / "venv" / "pyvenv.cfg").write_text("home = /usr\n")

@@ -235,6 +235,9 @@ def test_many_fields_with_one_reason_are_one_row(judge_one):
     verdict = judge_one(*(expect(name, "1") for name in names), unknown=dict.fromkeys(names, "MemoryError"))
     assert rows(verdict) == [("n1", "environment", "readable", "MemoryError", "unknown")]
     assert "20 fields could not be read, among them libs.x0.version" in verdict.findings[0].note
+    packages = names[10:]
+    verdict = judge_one(*(expect(name, "1") for name in packages), unknown=dict.fromkeys(packages, "ImportError"))
+    assert rows(verdict) == [("n1", "environment", "readable", "ImportError", "unknown")]
     light = judge_one(
         expect("torch.version", "2"), *(expect(name, "1", "warn") for name in names),
         values={"torch.version": "2"}, unknown=dict.fromkeys(names, "MemoryError"),

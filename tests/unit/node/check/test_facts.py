@@ -88,6 +88,17 @@ def test_packages_that_could_not_be_read_are_not_called_absent():
     assert [d.found for d in compare_packages(locked, {"packages": [], "unknown": {}}, level="full")] == ["absent"]
 
 
+def test_why_no_content_could_be_read_is_the_reason_for_each_package():
+    locked = tuple(PackageExpectation(name=name, version="1", content_sha256="0" * 64) for name in ("a", "b"))
+    installed = [
+        {"name": "a", "version": "1"},
+        {"name": "b", "version": "1", "reason": "its own", "content-sha256": None},
+    ]
+    broken = {"packages": installed, "unknown": {"packages.content-digest": "ImportError: threading"}}
+    found = compare_packages(locked, broken, level="full")
+    assert [(d.unknown, d.found) for d in found] == [(True, "ImportError: threading"), (True, "its own")]
+
+
 def test_an_interpreter_that_does_not_start_is_told_in_its_own_words(run):
     said = r"""Python path configuration:
   PYTHONHOME = (not set)
