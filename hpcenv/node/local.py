@@ -23,8 +23,8 @@ from hpcenv.node.manifest import open_manifest
 from hpcenv.node.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.run_folder import RunFolder
 
-# After the training failed on one node, the others may end by themselves within this time. A node that works longer than
-# one that ended well is not ended.
+# After the training failed on one node, the others may end by themselves within this time. A node that works longer
+# than one that ended well is not ended.
 _SECONDS_FOR_OTHERS = 20.0
 
 # A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after

@@ -250,9 +250,10 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
     ]
 
 
-# A node that failed ends the step at once (--kill-on-bad-exit). This is for nodes that still work after another one ended
-# well, for example one that writes the last checkpoint; torchrun itself waits 300 s for them (torch 2.13,
-# exit_barrier_timeout). After this time a node that hangs no longer holds the others. 0 would print a warning after 60 s.
+# A node that failed ends the step at once (--kill-on-bad-exit). This is for nodes that still work after another one
+# ended well, for example one that writes the last checkpoint; torchrun itself waits 300 s for them (torch 2.13,
+# exit_barrier_timeout). After this time a node that hangs no longer holds the others. With 0, srun prints a warning
+# after 60 s.
 _SECONDS_FOR_SLOWER_NODES = 1800
 
 

@@ -568,7 +568,7 @@ def compare_packages(
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    # Why no content could be read is also the reason for each package without one of its own.
+    # Why no content could be read is the reason for each package that names no other reason.
     unread = answer.get("unknown", {}).get("packages.content-digest")
     installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []
