@@ -216,7 +216,7 @@ tests() { # NAME WORD...: pytest with what it remembers for this stage
 mapfile -d '' unit < <(tests unit --timeout 240 tests --ignore tests/cluster "$@")
 mapfile -d '' on_cluster < <(tests cluster --timeout 600 tests/cluster "$@")
 # A file's tests stay in one process: they share what is slow to make.
-start "unit tests" 1400 env HPCENV_TEST_UNTIL="$(until_before 1400 100)" "${unit[@]}" -n 2 --dist loadfile
+start "unit tests" 1400 env HPCENV_TEST_UNTIL="$(until_before 1400 100)" "${unit[@]}" -n 2 --dist loadfile --no-loadscope-reorder
 if [ "$cluster" -eq 1 ]; then
   if finish "testbeds up"; then
     export HPCENV_TEST_TESTBEDS=${testbeds[*]}
