@@ -30,8 +30,8 @@ while [ $# -gt 0 ]; do
 done
 venv=${HPCENV_TEST_VENV:-$here/.venv}
 python=${PYTHON:-python3}
-# All stages together, in seconds: a run in CI has 25 minutes, of which taking the testbed down needs some.
-total=${HPCENV_TEST_SECONDS:-1450}
+# All stages together, in seconds: a run in CI has 30 minutes, of which taking the testbed down needs some.
+total=${HPCENV_TEST_SECONDS:-1600}
 # The first is the one that `scripts/testbed` takes by itself in this checkout.
 first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$here" | sha256sum | cut -c 1-8)}
 testbeds=("$first" "${first:0:9}b")
@@ -216,12 +216,12 @@ tests() { # NAME WORD...: pytest with what it remembers for this stage
 mapfile -d '' unit < <(tests unit --timeout 240 tests --ignore tests/cluster "$@")
 mapfile -d '' on_cluster < <(tests cluster --timeout 600 tests/cluster "$@")
 # A file's tests stay in one process: they share what is slow to make.
-start "unit tests" 1400 env HPCENV_TEST_UNTIL="$(until_before 1400 100)" "${unit[@]}" -n 2 --dist loadfile --no-loadscope-reorder
+start "unit tests" 1550 env HPCENV_TEST_UNTIL="$(until_before 1550 100)" "${unit[@]}" -n 2 --dist loadfile --no-loadscope-reorder
 if [ "$cluster" -eq 1 ]; then
   if finish "testbeds up"; then
     export HPCENV_TEST_TESTBEDS=${testbeds[*]}
-    start "tests on a real cluster" 1400 \
-      env HPCENV_TEST_UNTIL="$(until_before 1400 200)" "${on_cluster[@]}" -n ${#testbeds[@]} --dist loadfile
+    start "tests on a real cluster" 1550 \
+      env HPCENV_TEST_UNTIL="$(until_before 1550 200)" "${on_cluster[@]}" -n ${#testbeds[@]} --dist loadfile
   else
     notrun+=("tests/cluster: the testbed did not come up")
   fi

@@ -243,7 +243,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The whole is too much for the 25 minutes of the test command: say what is left out.
+    """The whole is too much for the half hour of the test command: say what is left out.
 
     The demonstration, one test that installs torch, begins first: at the end it would run alone.
     """
