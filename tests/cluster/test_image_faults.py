@@ -214,7 +214,7 @@ def test_a_limit_on_the_size_of_files(faults: Faults) -> None:
     done = faults.cluster.run("bash", "-c", f"ulimit -f 18000; {pull}")  # KiB: the layers pass, the SIF does not
     assert done.status == 9, done.text
     assert "error[tool-failed]: `mksquashfs` was killed by signal 25" in done.stderr
-    assert "a limit on memory, time or file size" in done.stderr
+    assert "a limit on the size of files stopped it (ulimit -f)" in done.stderr
     assert good(faults.make("after"))
 
 

@@ -366,6 +366,12 @@ def _counting(write: Write, destination: Path, total: int | None, on_event: OnEv
     return counted
 
 
+_SIGNALS: dict[int, str] = {
+    signal.SIGXFSZ: "a limit on the size of files stopped it (ulimit -f)",
+    signal.SIGXCPU: "a limit on processor time stopped it (ulimit -t)",
+}
+
+
 def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
     """Return a better error for causes that the user can remove."""
     for message, meaning in _NO_ROOM.items():
@@ -381,8 +387,9 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
             argv=error.argv,
             status=error.status,
             stderr=error.stderr,
-            why="somebody or the kernel stopped it; on a login node a limit on memory, time or file size",
-            hint="run the conversion inside a job, where memory and time are yours",
+            why=_SIGNALS.get(-error.status, "somebody or the kernel stopped it, most often for lack of memory"),
+            hint="on a login node: add --on-cluster; in a job: ask for more memory (--mem) or time, "
+            "or raise the limit (ulimit)",
         )
     return error
 
