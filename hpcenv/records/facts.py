@@ -175,6 +175,7 @@ class Facts:
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
         image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
         seconds: how long each part took.
+        written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
     """
 
     schema: int
@@ -193,3 +194,4 @@ class Facts:
     fabric: Fabric | None = None
     image_network: ImageNetwork | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    written: float = 0.0

@@ -113,6 +113,7 @@ def gather(
             **found.seconds,
             **{f"stage {part}": took for part, took in staged.seconds.items()},
         },
+        written=time.time(),
     )
 
 

@@ -1,0 +1,96 @@
+"""Tell the cause of a failure from its consequences. Pure. Runs on: LOGIN NODE.
+
+After the first failure, nearly every rank writes something. What a pattern of kind `cascade` finds is never the cause.
+Of the rest, the rank that failed first goes before the others, and then the order in the log. A line of kind `maybe` is
+the cause only where no line of kind `root` is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcenv.runs.diagnose.patterns import Pattern
+from hpcenv.runs.diagnose.scan import FIRST_FAILURE, Found
+
+# The row that any exception matches.
+ANY_EXCEPTION = "python-exception"
+# Consequences that only a run which failed has.
+_FAILED = frozenset(
+    {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
+)
+# A program may handle an exception, print it and go on. It ended the program if no more lines than these follow.
+_AT_END = 50
+# Lines of one rank within which a message and its parts stand.
+_ONE_MESSAGE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A pattern in one log.
+
+    Attributes:
+        file: number of the log, in the order in which they were given.
+        rank, node: where it happened, as far as line, log or records say.
+        moment: sort key of its time, with the clock of the node corrected; None if it is unknown.
+        last_line: number of lines of the log.
+    """
+
+    file: int
+    found: Found
+    rank: int | None
+    node: str
+    moment: float | None
+    last_line: int
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern that was found."""
+        return self.found.pattern
+
+
+def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool = False) -> tuple[Seen, ...]:
+    """Return what may be the cause, the most likely one first; empty if only consequences or nothing were found.
+
+    Args:
+        seen: everything that was found.
+        first_rank: the rank that failed first, if records of the run say so.
+        failed: whether the run is known to have failed.
+    """
+    failed = failed or any(one.pattern.id in _FAILED for one in seen)
+    if first_rank is None:
+        first_rank = next((one.rank for one in _sorted(seen) if one.pattern.id == FIRST_FAILURE), None)
+    causes = [one for one in seen if one.pattern.kind != "cascade" and _ended_it(one, failed)]
+    causes = [one for one in causes if not _is_explained(one, causes)]
+    for kind in ("root", "maybe"):
+        of_kind = [one for one in causes if one.pattern.kind == kind]
+        if of_kind:
+            rest = [one for one in causes if one.pattern.kind != kind]
+            own = [one for one in of_kind if one.rank is not None and one.rank == first_rank]
+            others = [one for one in of_kind if one not in own]
+            return (*_sorted(own), *_sorted(others), *_sorted(rest))
+    return ()
+
+
+def _ended_it(one: Seen, failed: bool) -> bool:
+    """Whether an exception ended the program, as far as the log shows; other lines always count."""
+    if not one.found.traced or one.found.uncaught or failed:
+        return True
+    return one.last_line - one.found.line <= _AT_END
+
+
+def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
+    """Whether another pattern says more about the same exception."""
+    return one.pattern.id == ANY_EXCEPTION and any(
+        other.pattern.id != ANY_EXCEPTION
+        and (other.file, other.rank) == (one.file, one.rank)
+        and abs(other.found.line - one.found.line) <= _ONE_MESSAGE
+        for other in causes
+    )
+
+
+def _sorted(seen: Sequence[Seen]) -> list[Seen]:
+    """Return the earliest first: by time where all have one, else by their place in the logs."""
+    if all(one.moment is not None for one in seen):
+        return sorted(seen, key=lambda one: (one.moment or 0.0, one.file, one.found.line))
+    return sorted(seen, key=lambda one: (one.file, one.found.line))

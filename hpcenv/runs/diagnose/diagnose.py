@@ -1,0 +1,352 @@
+"""Name the earliest cause that the logs of a failed run, or some log files, show. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import calendar
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.node.launch.first_failure import Cause, FirstFailure, visible
+from hpcenv.records.files import open_regular
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.clocks import node_clocks
+from hpcenv.runs.diagnose import flight
+from hpcenv.runs.diagnose.choose import Seen, choose
+from hpcenv.runs.diagnose.patterns import Owner, Pattern, patterns_for
+from hpcenv.runs.diagnose.scan import FIRST_FAILURE, scan
+from hpcenv.runs.entries import Run, Submitted
+from hpcenv.runs.find import find_all
+from hpcenv.runs.logs import RankNodes
+from hpcenv.runs.status import RunStatus, read_statuses
+
+Outcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
+
+# Other findings that are listed, and characters of a quoted line.
+_MOST_OTHERS = 12
+_LONGEST_TEXT = 300
+# Ranks of one finding that are listed.
+_MOST_RANKS = 64
+
+# Causes that the records of a run prove -> the rows of the table that say what to do.
+_BY_RECORDS: dict[Cause, tuple[str, ...]] = {
+    "time-limit": ("slurm-time-limit",),
+    "preemption": ("slurm-preempted",),
+    "lack-of-memory": ("slurm-oom-kill", "slurm-task-oom", "kernel-oom"),
+    "node-failure": ("slurm-node-failure",),
+    "cancelled": ("slurm-cancelled",),
+    "disk-full": ("disk-full", "disk-quota"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A known pattern in the logs. Texts have no control characters.
+
+    Attributes:
+        pattern, owner, cause, fix, source, retrieved: of its row in the table.
+        kind: `root`, `maybe` or `cascade`.
+        file, line: where it stands first; line 0: records of the run say it.
+        rank, node, time: of that line, as far as they are known; the time is that of the node's clock.
+        text: the line.
+        code: the last line of the user's code in the traceback, `train.py:12`; empty without one.
+        count: number of lines; `ranks`: the ranks that wrote them, at most 64.
+        peers: peer that such lines name -> how often, the most frequent first.
+    """
+
+    pattern: str
+    kind: str
+    owner: Owner
+    cause: str
+    fix: str
+    source: str
+    retrieved: str
+    file: str
+    line: int
+    rank: int | None = None
+    node: str = ""
+    time: str = ""
+    text: str = ""
+    code: str = ""
+    count: int = 1
+    ranks: tuple[int, ...] = ()
+    peers: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """A log that was read.
+
+    Attributes:
+        size, lines: what was read of it.
+        problem: why it could not be read; else empty.
+    """
+
+    path: str
+    size: int = 0
+    lines: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the logs of one run, or of some files, show.
+
+    Attributes:
+        subject: name of the run, or the files.
+        outcome: `cause`: the cause was found; `consequences`: only what follows from another failure was found;
+            `no-known-pattern`: nothing was found; `no-failure`: the run has not failed.
+        cause: the most likely cause; None without one.
+        others: further findings: other possible causes first, then consequences.
+        failure: the first failure, as `hpcenv report` says it; empty if it is not known.
+        torch: version of torch that decided which patterns apply; empty if it is not known.
+        patterns: number of patterns that were searched.
+        notes: what limits the result, and what flight-recorder dumps say.
+    """
+
+    subject: str
+    outcome: Outcome
+    cause: Evidence | None
+    others: tuple[Evidence, ...]
+    failure: str
+    torch: str
+    logs: tuple[Log, ...]
+    patterns: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether a cause was found."""
+        return self.outcome == "cause"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A log to read, and whose it is."""
+
+    path: Path
+    name: str
+    rank: int | None = None
+    node: str = ""
+    follow: bool = False
+
+
+def diagnose(
+    start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
+) -> tuple[Diagnosis, ...]:
+    """Return one diagnosis for each run, and one for all given files together: they are of one job.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        words: runs (as for `hpcenv wait`) and log files; no words mean the latest run.
+        environ: environment variables, for the Slurm commands.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        RunNotFound, RecordInvalid: see `hpcenv.runs.find.find_submitted`.
+    """
+    files = [word for word in words if (start / word).is_file()]
+    named = [word for word in words if word not in files]
+    entries = find_all(start, named, runs=runs) if named or not files else []
+    diagnoses = []
+    if files:
+        diagnoses.append(diagnose_files([start / word for word in files], files))
+    for run, status in zip(entries, read_statuses(entries, environ) if entries else [], strict=True):
+        diagnoses.append(diagnose_run(run, status))
+    return tuple(diagnoses)
+
+
+def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> Diagnosis:
+    """Return what log files and flight-recorder dumps of one job show."""
+    dumps = [path for path in paths if flight.is_dump(path)]
+    sources = [
+        _Source(path=path, name=name, follow=True) for path, name in zip(paths, names, strict=True) if path not in dumps
+    ]
+    patterns = patterns_for()
+    seen, logs = _read(sources, patterns, {}, None, most=None)
+    notes = [*flight.describe(dumps)]
+    if len(sources) > 1:
+        notes.append("the order between files is by the times in them, which are those of the nodes' clocks")
+    return _result(", ".join(names), seen, logs, sources, len(patterns), notes=notes)
+
+
+def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) -> Diagnosis:
+    """Return what the logs and records of a run show.
+
+    Args:
+        run: the run.
+        status: its state and its first failure.
+        most: read only this many bytes at the end of each log; None for all.
+    """
+    torch = _torch_of(run)
+    patterns = patterns_for(torch)
+    failure = status.failure
+    headline = "" if failure is None else failure.headline
+    if status.state == "completed" and failure is None:
+        return Diagnosis(
+            subject=status.run, outcome="no-failure", cause=None, others=(), failure="", torch=torch, logs=(),
+            patterns=len(patterns),
+        )  # fmt: skip
+    ranks = RankNodes(run) if isinstance(run, Run) else None
+    offsets, clock_notes = node_clocks(run.folder)
+    sources = [_Source(path=run.folder.log, name=run.folder.log.name)]
+    seen, logs = _read(sources, patterns, offsets, ranks, most=most)
+    first_rank = None if failure is None else failure.rank
+    if not any(one.rank == first_rank for one in choose(seen, first_rank=first_rank, failed=True)):
+        # What the job printed does not say it: the ranks' own files may have more.
+        more = list(_rank_logs(run.folder, ranks, failure))
+        found, read = _read(more, patterns, offsets, ranks, most=most, number=len(sources))
+        sources, seen, logs = [*sources, *more], [*seen, *found], [*logs, *read]
+    return _result(
+        status.run, seen, logs, sources, len(patterns), failure=failure, failed=status.has_failed, torch=torch,
+        headline=headline, notes=[*clock_notes, *flight.describe(flight.dumps_of(run.folder))],
+    )  # fmt: skip
+
+
+def _torch_of(run: Submitted) -> str:
+    """Return the version of torch in the lockfile; empty without one."""
+    if not isinstance(run, Run):
+        return ""
+    found = next((e.value for e in run.manifest.expectations if e.field == "torch.version"), "")
+    return found if isinstance(found, str) else ""
+
+
+# Logs of ranks that are read where the job's own log does not name the cause.
+_MOST_RANK_LOGS = 512
+
+
+def _rank_logs(folder: RunFolder, ranks: RankNodes | None, failure: FirstFailure | None) -> Iterator[_Source]:
+    """Yield the ranks' own standard error, that of the first rank to fail first."""
+    paths = sorted(folder.ranks.glob("*/*/attempt_*/*/stderr.log"))
+    if failure is not None and failure.log:
+        paths.sort(key=lambda path: str(path.relative_to(folder.path)) != failure.log)
+    for path in paths[:_MOST_RANK_LOGS]:
+        node, local = path.parents[3].name, path.parent.name
+        rank = ranks.rank(node, int(local)) if ranks is not None and local.isdecimal() else None
+        yield _Source(path=path, name=str(path.relative_to(folder.path)), rank=rank, node=node)
+
+
+def _read(
+    sources: Sequence[_Source],
+    patterns: Sequence[Pattern],
+    offsets: Mapping[str, float],
+    ranks: RankNodes | None,
+    *,
+    most: int | None,
+    number: int = 0,
+) -> tuple[list[Seen], list[Log]]:
+    """Search logs; what cannot be read is listed with the reason."""
+    seen: list[Seen] = []
+    logs = []
+    for position, source in enumerate(sources, number):
+        try:
+            with open(open_regular(source.path, follow=source.follow), "rb") as file:
+                state = os.fstat(file.fileno())
+                begin = 0 if most is None else max(0, state.st_size - most)
+                scanned = scan(file, patterns, start=begin)
+        except OSError as error:
+            logs.append(Log(path=source.name, problem=error.strerror or str(error)))
+            continue
+        logs.append(Log(path=source.name, size=scanned.size, lines=scanned.lines))
+        year = time.localtime(state.st_mtime).tm_year
+        for found in scanned.found:
+            rank = found.rank if found.rank is not None else source.rank
+            node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
+            moment = moment_of(found.time, year=year)
+            if moment is not None:
+                moment += offsets.get(node, 0.0)
+            seen.append(
+                Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines)
+            )
+    return seen, logs
+
+
+def _node_of(rank: int, ranks: RankNodes | None) -> str:
+    place = None if ranks is None else ranks.of(rank)
+    return "" if place is None else place[0]
+
+
+_FULL_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?\Z")
+_SHORT_TIME = re.compile(r"(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+)\Z")
+
+
+def moment_of(text: str, *, year: int) -> float | None:
+    """Return a time of a log as a number to compare with others of the same time zone; None if it is no time."""
+    match = _FULL_TIME.match(text)
+    if match is not None:
+        parts, fraction = match.groups()[:6], match[7] or "0"
+    elif (match := _SHORT_TIME.match(text)) is not None:
+        parts, fraction = (str(year), *match.groups()[:5]), match[6]
+    else:
+        return None
+    return calendar.timegm((*map(int, parts), 0, 0, 0)) + float(f"0.{fraction}")
+
+
+def _result(
+    subject: str,
+    seen: Sequence[Seen],
+    logs: Sequence[Log],
+    sources: Sequence[_Source],
+    patterns: int,
+    *,
+    failure: FirstFailure | None = None,
+    failed: bool = False,
+    torch: str = "",
+    headline: str = "",
+    notes: Sequence[str] = (),
+) -> Diagnosis:
+    first_rank = None if failure is None else failure.rank
+    causes = list(choose(seen, first_rank=first_rank, failed=failed))
+    proved = _proved(failure, causes, {pattern.id: pattern for pattern in patterns_for()})
+    consequences = [one for one in seen if one.pattern.kind == "cascade" and one.pattern.id != FIRST_FAILURE]
+    groups = [*_grouped(causes, sources), *_grouped(consequences, sources)]
+    if proved is not None:
+        groups = [proved, *(one for one in groups if one.pattern != proved.pattern)]
+    is_cause = bool(groups) and groups[0].kind != "cascade"
+    cause = groups[0] if is_cause else None
+    outcome: Outcome = "cause" if is_cause else "consequences" if groups else "no-known-pattern"
+    others = tuple(groups[1:] if is_cause else groups)[:_MOST_OTHERS]
+    return Diagnosis(
+        subject=subject, outcome=outcome, cause=cause, others=others, failure=headline, torch=torch, logs=tuple(logs),
+        patterns=patterns, notes=tuple(map(visible, notes)),
+    )  # fmt: skip
+
+
+def _proved(failure: FirstFailure | None, causes: Sequence[Seen], table: Mapping[str, Pattern]) -> Evidence | None:
+    """Return the cause that the records of a run prove, with the line of a log that says it too; None without one."""
+    rows = _BY_RECORDS.get(failure.cause, ()) if failure is not None else ()
+    if failure is None or not rows or any(one.pattern.id in rows for one in causes[:1]):
+        return None
+    pattern = table[rows[0]]
+    return Evidence(
+        pattern=pattern.id, kind="root", owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
+        source=pattern.source, retrieved=pattern.retrieved, file="the records of the run", line=0, rank=failure.rank,
+        node=failure.node, text=failure.headline,
+    )  # fmt: skip
+
+
+def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evidence]:
+    """Yield one finding for each pattern, at its first place."""
+    groups: dict[str, list[Seen]] = {}
+    for one in seen:
+        groups.setdefault(one.pattern.id, []).append(one)
+    for members in groups.values():
+        first = members[0]
+        peers: dict[str, int] = {}
+        for one in members:
+            for peer, count in one.found.peers.items():
+                peers[peer] = peers.get(peer, 0) + count
+        pattern, found = first.pattern, first.found
+        ranks = sorted({one.rank for one in members if one.rank is not None})
+        yield Evidence(
+            pattern=pattern.id, kind=pattern.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
+            source=pattern.source, retrieved=pattern.retrieved, file=visible(sources[first.file].name),
+            line=found.line, rank=first.rank, node=visible(first.node), time=found.time,
+            text=visible(found.text.strip())[:_LONGEST_TEXT], code=visible(found.where),
+            count=sum(one.found.count for one in members), ranks=tuple(ranks[:_MOST_RANKS]),
+            peers={visible(peer): count for peer, count in sorted(peers.items(), key=lambda pair: -pair[1])[:3]} or None,
+        )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What flight-recorder dumps of torch say: which rank did not come to a collective operation. Runs on: LOGIN NODE.
+
+A dump is a pickle (torch 2.13, FlightRecorder.hpp). It may come from others, so it is read as plain data: a class or a
+function in it is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle  # noqa: S403  (only its reader of plain data)
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcenv.records.files import read_file
+from hpcenv.records.run_folder import RunFolder
+
+# A dump of 2,000 operations with stacks has a few MiB.
+_LONGEST = 64 << 20
+_MOST_DUMPS = 8192
+_MOST_GROUPS = 8
+_SHOWN = 16
+_NAME = re.compile(r"rank_?(\d{1,6})\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Last:
+    """The last operation of a rank in a process group."""
+
+    rank: int
+    number: int
+    name: str
+
+
+def is_dump(path: Path) -> bool:
+    """Return whether a file is a flight-recorder dump: by its name and its first byte."""
+    if not _NAME.search(path.name):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) == b"\x80"
+    except OSError:
+        return False
+
+
+def dumps_of(folder: RunFolder) -> list[Path]:
+    """Return the dumps that a run left in its folder."""
+    return [path for path in sorted(folder.path.glob("flight/*"))[:_MOST_DUMPS] if is_dump(path)]
+
+
+def describe(dumps: Sequence[Path]) -> Iterator[str]:
+    """Yield what the dumps of one job say about each process group whose ranks do not stand at the same operation."""
+    groups: dict[str, list[_Last]] = {}
+    for path in dumps:
+        match = _NAME.search(path.name)
+        assert match is not None
+        try:
+            data = _Plain(io.BytesIO(read_file(path, most=_LONGEST))).load()
+            lasts = _last_operations(data, int(match[1]))
+        except Exception as error:  # noqa: BLE001  (a damaged pickle may raise anything)
+            yield f"flight recorder: {path.name} cannot be read: {type(error).__name__}"
+            continue
+        for group, last in lasts.items():
+            groups.setdefault(group, []).append(last)
+    for group, lasts_of_group in list(groups.items())[:_MOST_GROUPS]:
+        yield from _compare(group, lasts_of_group)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads a pickle of plain data: no class or function is loaded."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        """Refuse anything that is not plain data."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _last_operations(data: Any, rank: int) -> dict[str, _Last]:
+    lasts: dict[str, _Last] = {}
+    for entry in data["entries"]:
+        if entry.get("is_p2p"):
+            continue
+        name, description = entry["process_group"]
+        group = str(description or name)
+        number = int(entry["collective_seq_id"])
+        if group not in lasts or number > lasts[group].number:
+            lasts[group] = _Last(rank=rank, number=number, name=str(entry["profiling_name"]))
+    return lasts
+
+
+def _compare(group: str, lasts: Sequence[_Last]) -> Iterator[str]:
+    furthest = max(last.number for last in lasts)
+    ahead = [last for last in lasts if last.number == furthest]
+    behind = sorted((last for last in lasts if last.number < furthest), key=lambda last: (last.number, last.rank))
+    names = sorted({last.name for last in ahead})
+    if behind:
+        first = behind[0]
+        late = [last for last in behind if last.number == first.number]
+        yield (
+            f"flight recorder, group {group}: {_ranks(late)} stopped after operation {first.number} ({first.name}); "
+            f"{_ranks(ahead)} went on to operation {furthest} ({', '.join(names)})"
+        )
+    elif len(names) > 1:
+        calls = "; ".join(f"{_ranks([one for one in ahead if one.name == name])} called {name}" for name in names[:4])
+        yield f"flight recorder, group {group}: ranks differ in operation {furthest}: {calls}"
+
+
+def _ranks(lasts: Sequence[_Last]) -> str:
+    numbers = sorted(last.rank for last in lasts)
+    shown = ", ".join(map(str, numbers[:_SHOWN])) + (f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"

@@ -1,0 +1,149 @@
+"""What one line of a log says beside its text: rank, node, time; and the traceback before it. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Lines before an exception in which its traceback is searched.
+MOST_BEFORE = 300
+_MOST_PREFIXES = 4
+# Lines of other ranks that may stand between two lines of one rank.
+_MOST_BETWEEN = 32
+
+# `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook for
+# exceptions that end a rank). Text between is bounded: a log is hostile input.
+_PREFIX = re.compile(r"\[(?:(rank)|default)?(\d{1,6})\](?::\s?| )")
+# `n1:1234:5678 [0] NCCL WARN` and the same after a time (NCCL, debug.cc).
+_NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{1,10} \[\d{1,4}\]")
+_SLURM = re.compile(r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT |srun: error: (?P<other>[\w.-]{1,64}): tasks? ")
+_TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
+# 2026-11-22T10:11:12, also with a blank; and glog's `E1122 10:11:12.345678` (torch), without the year.
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
+_FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})')
+# Frames of these files are not the user's code.
+_NOT_OURS = re.compile(r"site-packages/|dist-packages/|/lib/python|^<|/torch/|importlib")
+_BEGIN = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# torchrun's table of failures: `  rank      : 1 (local_rank: 1)`.
+_TABLE = re.compile(r"^\s{1,8}(host|rank|time)\s{1,12}: (\S{1,80})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line without its prefixes.
+
+    Attributes:
+        uncaught: torch marked it as part of an exception that ended the rank.
+    """
+
+    text: str
+    rank: int | None
+    uncaught: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What the lines before a line say.
+
+    Attributes:
+        where: the last frame of the user's code in the traceback that the line ends, `train.py:12`.
+        traced: there is such a traceback.
+        time: the last time that one of the lines before names.
+    """
+
+    where: str = ""
+    traced: bool = False
+    time: str = ""
+
+
+def parse(raw: bytes, at: int, *, around: int) -> Line:
+    """Return a line, or the part of a long one around position `at`."""
+    begin = raw.rfind(b"\r", 0, at) + 1
+    if at - begin > around:
+        begin = at - around
+    text, rank, uncaught = _strip(raw[begin : at + around].decode("utf-8", errors="replace").rstrip("\r\n"))
+    if begin and rank is None:
+        _, rank, uncaught = _strip(raw[:64].decode("utf-8", errors="replace"))
+    if rank is None and (match := _TORCH_RANK.search(text[:400])):
+        rank = int(match[1])
+    return Line(text=text, rank=rank, uncaught=uncaught)
+
+
+def time_of(text: str) -> str:
+    """Return the time that a line names; empty without one."""
+    match = _TIME.search(text[:300])
+    return match[0] if match else ""
+
+
+def node_of(text: str) -> str:
+    """Return the node that a line of NCCL or Slurm names; empty without one."""
+    match = _NCCL.match(text) or _SLURM.search(text[:400])
+    return next((name for name in match.groups() if name), "") if match else ""
+
+
+def follows_code(texts: Sequence[bytes], number: int, line: Line) -> bool:
+    """Return whether the line of this rank before line `number` is indented, as in a traceback."""
+    for before in range(number - 1, max(-1, number - 1 - _MOST_BETWEEN), -1):
+        text, rank, _ = _strip(texts[before][:200].decode("utf-8", errors="replace"))
+        if rank == line.rank:
+            return text.startswith(" ")
+    return number == 0
+
+
+def _strip(text: str) -> tuple[str, int | None, bool]:
+    """Return a text without the prefixes of ranks, the rank, and whether torch marked an exception."""
+    rank, uncaught = None, False
+    for _ in range(_MOST_PREFIXES):
+        match = _PREFIX.match(text)
+        if match is None:
+            break
+        rank, uncaught = int(match[2]), uncaught or match[1] is not None
+        text = text[match.end() :]
+    return text, rank, uncaught
+
+
+def look_back(before: Sequence[bytes], line: Line) -> Around:
+    """Return what the lines before an exception say, as far as they are of its rank."""
+    texts = [_strip(raw[:1000].decode("utf-8", errors="replace")) for raw in before[-MOST_BEFORE:]]
+    times = (match[0] for text, _, _ in reversed(texts) if (match := _TIME.search(text[:200])))
+    own = [text for text, rank, _ in texts if rank == line.rank]
+    begin = _last_traceback(own)
+    if begin is None:
+        return Around(time=next(times, ""))
+    where = _last_frame(own[begin:])
+    # The code of the user may stand only in the traceback of the exception that this one followed.
+    while not where and begin and any(own[n].startswith(_CHAINED) for n in range(max(0, begin - 2), begin)):
+        earlier = _last_traceback(own[:begin])
+        if earlier is None:
+            break
+        where, begin = _last_frame(own[earlier:begin]), earlier
+    return Around(where=where, traced=True, time=next(times, ""))
+
+
+def _last_traceback(texts: Sequence[str]) -> int | None:
+    return next((n for n in range(len(texts) - 1, -1, -1) if _BEGIN in texts[n]), None)
+
+
+def _last_frame(texts: Sequence[str]) -> str:
+    """Return file and line of the last frame of the user's code, `train.py:12`; empty without one."""
+    for text in reversed(texts):
+        frame = _FRAME.search(text)
+        if frame is not None and not _NOT_OURS.search(frame["file"]):
+            return f"{frame['file'].rpartition('/')[2]}:{frame['line']}"
+    return ""
+
+
+def first_in_table(after: Sequence[bytes]) -> tuple[int | None, str, str]:
+    """Return rank, host and time from torchrun's table below `Root Cause (first observed failure):`."""
+    fields = {}
+    for raw in after:
+        match = _TABLE.match(_strip(raw[:200].decode("utf-8", errors="replace"))[0])
+        if match:
+            fields.setdefault(match[1], match[2])
+    rank = fields.get("rank", "")
+    return (int(rank) if rank.isdecimal() else None), fields.get("host", ""), fields.get("time", "")

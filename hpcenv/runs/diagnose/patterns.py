@@ -1,0 +1,80 @@
+"""What failed runs write: the table `patterns.toml`. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from hpcenv.errors import HpcenvError
+from hpcenv.project import toml_files
+
+TABLE = Path(__file__).with_name("patterns.toml")
+
+Kind = Literal["root", "maybe", "cascade"]
+Owner = Literal["user", "node", "site"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A text that failed runs write; patterns.toml explains the keys.
+
+    Attributes:
+        match: what the line must contain beside an anchor; None if an anchor is enough.
+        torch: versions of torch that write it; empty for all.
+        source, retrieved: where text or advice are from, and when that was read.
+    """
+
+    id: str
+    kind: Kind
+    owner: Owner
+    anchors: tuple[str, ...]
+    match: re.Pattern[str] | None
+    torch: str
+    last: bool
+    cause: str
+    fix: str
+    source: str
+    retrieved: str
+
+    def applies_to(self, torch: str) -> bool:
+        """Return whether this version of torch writes the text; True if the version is unknown."""
+        if not self.torch or not torch:
+            return True
+        try:
+            return SpecifierSet(self.torch).contains(Version(torch), prereleases=True)
+        except InvalidVersion:
+            return True
+
+
+def patterns_for(torch: str = "") -> tuple[Pattern, ...]:
+    """Return the patterns that apply to a version of torch, in the order of the table; all if it is unknown."""
+    return tuple(pattern for pattern in read_patterns() if pattern.applies_to(torch))
+
+
+@functools.cache
+def read_patterns() -> tuple[Pattern, ...]:
+    """Return all rows of the table."""
+    data = toml_files.read(TABLE, error=HpcenvError)
+    return tuple(_pattern(row, data["retrieved"]) for row in data["pattern"])
+
+
+def _pattern(row: dict[str, Any], retrieved: str) -> Pattern:
+    return Pattern(
+        id=row["id"],
+        kind=row["kind"],
+        owner=row["owner"],
+        anchors=tuple(row["anchors"]),
+        match=re.compile(row["match"]) if "match" in row else None,
+        torch=row.get("torch", ""),
+        last=row.get("last", False),
+        cause=row["cause"],
+        fix=row["fix"],
+        source=row["source"],
+        retrieved=row.get("retrieved", retrieved),
+    )

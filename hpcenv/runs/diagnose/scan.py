@@ -1,0 +1,273 @@
+"""Find the known patterns in one log, which may have many gigabytes. Runs on: LOGIN NODE.
+
+A log repeats itself: most lines differ from an earlier one in their digits only, and most words were there before. So
+each block of the log is first compared, without its digits, with the set of lines that were seen. Only new lines are
+split into words, and only new words are compared with the words of the patterns. Lines with such a word are then read
+in full. The memory is limited: the sets start anew when they become large, and a long line is looked at in parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from hpcenv.runs.diagnose import lines
+from hpcenv.runs.diagnose.patterns import Pattern
+
+_BLOCK = 256 * 1024
+# A longer line is looked at in parts of this size.
+_LONGEST_LINE = 1024 * 1024
+# Bytes of a line around an anchor that are matched and kept.
+_AROUND = 2048
+# Bytes before a line in which its traceback is searched.
+_BEFORE = 64 * 1024
+# Limits of what is remembered: bytes and number of lines, words, and pairs of pattern and rank.
+_SEEN_BYTES = 4 * 1024 * 1024
+_SEEN_WORDS = 50_000
+_MOST_FOUND = 5000
+# How often in one block the lines before a line are searched for its traceback.
+_MOST_LOOKS = 50
+_MOST_PEERS = 200
+
+# The row of the table whose lines below name the rank that failed first on a node (torchrun).
+FIRST_FAILURE = "torchrun-first-failure"
+
+# Words that many healthy lines have.
+_COMMON = frozenset({b"error", b"failed"})
+
+# What differs in lines that say the same.
+_REMOVED = b"0123456789+-."
+
+
+@dataclass
+class Found:
+    """A pattern in the log of one rank.
+
+    Attributes:
+        line: number of the line, from 1.
+        offset: where the line begins, in bytes.
+        rank, node, time: as the line or those before it say; None and empty if they do not.
+        where: the last line of the user's code in its traceback, `train.py:12`.
+        traced: the line ends a Python traceback.
+        uncaught: torch marked the line as an exception that ended the rank.
+        count: how many lines match.
+        peers: peer that the lines name -> how often.
+    """
+
+    pattern: Pattern
+    line: int
+    offset: int
+    text: str
+    rank: int | None
+    node: str
+    time: str
+    where: str
+    traced: bool
+    uncaught: bool
+    count: int = 1
+    peers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """What one log holds.
+
+    Attributes:
+        found: for each pattern and rank its first line, or its last one where the pattern says so.
+        size, lines: bytes and lines of the log.
+    """
+
+    found: tuple[Found, ...]
+    size: int
+    lines: int
+
+
+def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scanned:
+    """Return the patterns that a log holds.
+
+    Args:
+        file: the log.
+        patterns: in the order of the table: of several that match a line, the first one counts.
+        start: number of bytes to leave out at the start; lines are counted from there.
+    """
+    search = _Search(patterns)
+    file.seek(start)
+    for block in _blocks(file):
+        search.feed(block)
+    return Scanned(found=tuple(search.found.values()), size=search.offset, lines=search.lines)
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the log in pieces of whole lines; a very long line comes in parts."""
+    rest = b""
+    while piece := file.read(_BLOCK):
+        block = rest + piece
+        end = block.rfind(b"\n") + 1
+        if not end and len(block) < _LONGEST_LINE:
+            rest = block
+            continue
+        end = end or len(block)
+        rest = block[end:]
+        yield block[:end]
+    if rest:
+        yield rest
+
+
+@dataclass
+class _Block:
+    """A piece of the log while its suspect lines are read.
+
+    Attributes:
+        texts: its lines.
+        late: pattern and rank -> the last line of a pattern of which the last line counts.
+        looked: how often the lines before a line were searched.
+    """
+
+    texts: list[bytes]
+    late: dict[tuple[str, int | None], tuple[Pattern, lines.Line, int, int]] = field(default_factory=dict)
+    looked: int = 0
+
+
+class _Search:
+    """The state of a search: what was seen, and what was found."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._patterns = patterns
+        # Word without its digits -> numbers of the patterns with it. A word is searched within the words of a line.
+        self._keys: dict[bytes, tuple[int, ...]] = {}
+        for number, pattern in enumerate(patterns):
+            for anchor in pattern.anchors:
+                key = key_of(anchor)
+                self._keys[key] = (*self._keys.get(key, ()), number)
+        self._anchors = [tuple(anchor.encode() for anchor in pattern.anchors) for pattern in patterns]
+        # Lines and words that were seen and have no word of a pattern, and those that have one.
+        self._plain: set[bytes] = set()
+        self._plain_bytes = 0
+        self._suspect: dict[bytes, tuple[int, ...]] = {}
+        self._words: set[bytes] = set()
+        self._suspect_words: dict[bytes, tuple[int, ...]] = {}
+        self._before = b""
+        self.found: dict[tuple[str, int | None], Found] = {}
+        self.offset = 0
+        self.lines = 0
+
+    def feed(self, block: bytes) -> None:
+        """Search a piece of whole lines."""
+        shapes = block.translate(None, _REMOVED).split(b"\n")
+        distinct = set(shapes)
+        new = distinct - self._plain
+        new -= self._suspect.keys()
+        if new:
+            self._classify(new)
+        suspects = distinct & self._suspect.keys()
+        if suspects:
+            self._read(block, [n for n, shape in enumerate(shapes) if shape in suspects], shapes)
+        self.offset += len(block)
+        self.lines += block.count(b"\n") + (0 if block.endswith(b"\n") else 1)
+        self._before = (self._before + block)[-_BEFORE:] if len(block) < _BEFORE else block[-_BEFORE:]
+
+    def _classify(self, new: set[bytes]) -> None:
+        """Remember of new lines whether they have a word of a pattern."""
+        self._forget()
+        words = set(b"\n".join(new).split())
+        self._learn(words - self._words)
+        suspects = words & self._suspect_words.keys()
+        for shape in list(new) if suspects else ():
+            own = suspects.intersection(shape.split())
+            if own:
+                self._suspect[shape] = tuple(sorted({n for word in own for n in self._suspect_words[word]}))
+                new.remove(shape)
+        self._plain |= new
+        self._plain_bytes += sum(map(len, new))
+
+    def _learn(self, words: set[bytes]) -> None:
+        """Remember of new words whether they contain a word of a pattern."""
+        text = b"\n".join(words)
+        self._words |= words
+        for key, numbers in self._keys.items():
+            at = text.find(key)
+            while at >= 0:
+                begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+                end = len(text) if end < 0 else end
+                word = text[begin:end]
+                self._suspect_words[word] = (*self._suspect_words.get(word, ()), *numbers)
+                at = text.find(key, end)
+
+    def _forget(self) -> None:
+        """Keep the memory flat."""
+        if self._plain_bytes > _SEEN_BYTES or len(self._plain) > _SEEN_WORDS:
+            self._plain, self._plain_bytes = set(), 0
+        if len(self._suspect) > _MOST_FOUND:
+            self._suspect = {}
+        if len(self._words) > _SEEN_WORDS:
+            self._words, self._suspect_words = set(), {}
+
+    def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
+        """Read the suspect lines of a block in full."""
+        block = _Block(data.split(b"\n"))
+        position, last = 0, 0
+        for number in numbers:
+            position += sum(map(len, block.texts[last:number])) + number - last
+            last = number
+            for candidate in self._suspect[shapes[number]]:
+                if self._test(candidate, block, number, position):
+                    break
+        for pattern, line, number, position in block.late.values():
+            self._add(pattern, line, block, number, position)
+
+    def _test(self, candidate: int, block: _Block, number: int, position: int) -> bool:
+        """Return whether a line matches a pattern, and keep what it says."""
+        raw, pattern = block.texts[number], self._patterns[candidate]
+        at = next((at for anchor in self._anchors[candidate] if (at := raw.find(anchor)) >= 0), -1)
+        if at < 0:
+            return False
+        line = lines.parse(raw, at, around=_AROUND)
+        match = pattern.match.search(line.text) if pattern.match is not None else None
+        if pattern.match is not None and match is None:
+            return False
+        if pattern.last:
+            if not lines.follows_code(block.texts, number, line):
+                return False
+            block.late[pattern.id, line.rank] = (pattern, line, number, position)
+            return True
+        known = self.found.get((pattern.id, line.rank))
+        if known is not None:
+            known.count += 1
+        elif len(self.found) < _MOST_FOUND:
+            known = self._add(pattern, line, block, number, position)
+        if match is not None and known is not None:
+            _count_peer(known, match.groupdict().get("peer"))
+        return True
+
+    def _add(self, pattern: Pattern, line: lines.Line, block: _Block, number: int, position: int) -> Found:
+        block.looked += 1
+        around = lines.Around()
+        if block.looked <= _MOST_LOOKS:
+            before = block.texts[max(0, number - lines.MOST_BEFORE) : number]
+            if len(before) < lines.MOST_BEFORE:
+                before = [*self._before.split(b"\n")[:-1], *before]
+            around = lines.look_back(before, line)
+        rank, node, time = line.rank, lines.node_of(line.text), lines.time_of(line.text) or around.time
+        if pattern.id == FIRST_FAILURE:
+            rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 8])
+        known = self.found.get((pattern.id, rank))
+        found = Found(
+            pattern=pattern, line=self.lines + number + 1, offset=self.offset + position, text=line.text, rank=rank,
+            node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught,
+            count=1 if known is None else known.count + 1,
+        )  # fmt: skip
+        self.found[pattern.id, rank] = found
+        return found
+
+
+def _count_peer(found: Found, peer: str | None) -> None:
+    if peer is not None and (peer in found.peers or len(found.peers) < _MOST_PEERS):
+        found.peers[peer] = found.peers.get(peer, 0) + 1
+
+
+def key_of(anchor: str) -> bytes:
+    """Return the word of an anchor that is searched: the longest one, without what lines are compared without."""
+    words = anchor.encode().translate(None, _REMOVED).split()
+    return max(words, key=lambda word: (word not in _COMMON, len(word)))

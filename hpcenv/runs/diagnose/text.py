@@ -1,0 +1,109 @@
+"""A diagnosis as text. Pure. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from hpcenv import size
+from hpcenv.runs.diagnose.choose import ANY_EXCEPTION
+from hpcenv.runs.diagnose.diagnose import Diagnosis, Evidence
+
+_WIDTH = 80
+_OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "a limit or service of the cluster"}
+# Findings of other patterns that are printed; --json has all.
+_MOST_OTHERS = 6
+_MOST_TEXT = 200
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as text."""
+    return "\n".join(_lines(diagnosis))
+
+
+def short_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return what `wait` and `report` print: cause and fix. Empty where the first failure says as much."""
+    cause = diagnosis.cause
+    if cause is None or cause.pattern == ANY_EXCEPTION:
+        return []
+    said = "" if cause.line == 0 else f"cause: {cause.cause} [{cause.owner}: {cause.pattern}]"
+    return [_wrapped(line) for line in (said, f"fix: {cause.fix}") if line]
+
+
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    if diagnosis.outcome == "no-failure":
+        yield f"{diagnosis.subject}: the run completed, and no failure is recorded"
+        return
+    yield from _headline(diagnosis)
+    consequences = [one for one in diagnosis.others if one.kind == "cascade"]
+    possible = [one for one in diagnosis.others if one.kind != "cascade"]
+    if possible:
+        yield ""
+        yield "other possible causes, later or less certain:"
+        yield from (f"  {_one_line(one)}" for one in possible[:_MOST_OTHERS])
+    if consequences:
+        yield ""
+        yield "consequences, not causes:"
+        yield from (f"  {_one_line(one)}" for one in consequences[:_MOST_OTHERS])
+    yield from _about(diagnosis)
+
+
+def _headline(diagnosis: Diagnosis) -> Iterator[str]:
+    cause = diagnosis.cause
+    if cause is not None:
+        yield _wrapped(f"cause: {cause.cause}")
+        yield f"  owner     {cause.owner}: {_OWNERS[cause.owner]}"
+        yield f"  where     {_place(cause)}"
+        if cause.code:
+            yield f"  code      {cause.code}"
+        yield f"  line      {cause.text[:_MOST_TEXT]}"
+        if cause.peers:
+            yield f"  peers     {', '.join(f'{peer} ({count} times)' for peer, count in cause.peers.items())}"
+        yield _wrapped(f"  fix       {cause.fix}", indent=12)
+        yield _wrapped(f"  pattern   {cause.pattern} ({cause.source}; read {cause.retrieved})", indent=12)
+        return
+    if diagnosis.outcome == "consequences":
+        yield "cause unknown: the logs show only consequences of another failure"
+    else:
+        yield f"no known pattern: none of {diagnosis.patterns} patterns is in the logs"
+    if diagnosis.failure:
+        yield _wrapped(f"  first failure: {diagnosis.failure}", indent=4)
+
+
+def _about(diagnosis: Diagnosis) -> Iterator[str]:
+    notes = [_wrapped(f"note: {note}", indent=2) for note in diagnosis.notes]
+    if notes:
+        yield ""
+        yield from notes
+    yield ""
+    read = [log for log in diagnosis.logs if not log.problem]
+    total = sum(log.size for log in read)
+    logs = "1 log" if len(read) == 1 else f"{len(read)} logs"
+    torch = f", for torch {diagnosis.torch}" if diagnosis.torch else ""
+    yield f"{diagnosis.subject}: read {logs}, {size.shown(total)}; {diagnosis.patterns} patterns{torch}"
+    yield from (f"  not read: {log.path}: {log.problem}" for log in diagnosis.logs if log.problem)
+
+
+def _one_line(one: Evidence) -> str:
+    times = f", {one.count} times" if one.count > 1 else ""
+    return f"{one.pattern}: {one.cause} ({_place(one)}{times})"
+
+
+def _place(one: Evidence) -> str:
+    """Return where a finding stands: file and line, node, ranks, time."""
+    parts = [f"{one.file}:{one.line}" if one.line else one.file]
+    if one.node:
+        parts.append(f"node {one.node}")
+    if one.rank is not None:
+        more = f" and {len(one.ranks) - 1} more" if len(one.ranks) > 1 else ""
+        parts.append(f"rank {one.rank}{more}")
+    if one.time:
+        parts.append(one.time)
+    return ", ".join(parts)
+
+
+def _wrapped(text: str, *, indent: int = 2) -> str:
+    return textwrap.fill(
+        text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip
