@@ -108,11 +108,14 @@ def _lines(generator: random.Random, words: list[str]) -> Iterator[str]:
         if kind < 0.55:
             yield f"[{rank}] step {step}/100000 loss {value * 5:.4f} lr {value / 1e3:.3e} tokens/s {value * 1e5:.1f}\n"
         elif kind < 0.80:
-            yield f"[{rank}] n{rank // 8}:{step}:{step + 9} [{rank % 8}] NCCL INFO Channel {step % 24:02}/0 : {rank}[{rank % 8}] -> {rank + 1}[{rank % 7}] via P2P/CUMEM/read\n"
+            yield f"[{rank}] n{rank // 8}:{step}:{step + 9} [{rank % 8}] NCCL INFO Channel {step % 24:02}/0 : {rank}"
+            yield f"[{rank % 8}] -> {rank + 1}[{rank % 7}] via P2P/CUMEM/read\n"
         elif kind < 0.90:
-            yield f"[{rank}] 2026-11-22 10:{step % 60:02}:11,{step % 1000:03} INFO trainer.py:{step % 400} epoch {step % 90}: validation error {value:.3f}, failed samples {step % 7}\n"
+            yield f"[{rank}] 2026-11-22 10:{step % 60:02}:11,{step % 1000:03} INFO trainer.py:{step % 400} "
+            yield f"epoch {step % 90}: validation error {value:.3f}, failed samples {step % 7}\n"
         elif kind < 0.95:
-            yield f"[{rank}] /env/lib/python3.12/site-packages/torch/utils/checkpoint.py:{step}: UserWarning: the use_reentrant parameter should be passed explicitly.\n"
+            yield f"[{rank}] /env/lib/python3.12/site-packages/torch/utils/checkpoint.py:{step}: UserWarning: "
+            yield "the use_reentrant parameter should be passed explicitly.\n"
         else:
             yield " ".join(generator.choices(words, k=14)) + "\n"
 

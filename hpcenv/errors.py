@@ -63,6 +63,9 @@ class Status:
     SWEEP_FAILED = 27
     """`hpcenv status` and `report` of a sweep: at least one run failed or cannot be read."""
 
+    NO_CAUSE_FOUND = 29
+    """`hpcenv diagnose`: the logs name no cause, or not for every run; also if no run has failed."""
+
     RUN_HAS_ENDED = 100
     """A step to the batch script: the run has ended already, in an earlier job of its chain."""
 

@@ -51,7 +51,7 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
     if as_json:
         _render.verdict_on(verb, {"submitted": result, "status": status}, ok=code == 0)
     elif code != 0:
-        say_failure(status)
+        say_failure(run, status)
         _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", word)))
     if not as_json:
         tell_exit_status(status)

@@ -21,6 +21,7 @@ VERBS = {
     "wait": "Wait for runs and end with their exit status.",
     "cancel": "End runs.",
     "report": "Say what became of a run, with its verdict.",
+    "diagnose": "Name the cause of a failure, from the logs.",
     "rerun": "Submit a run again, with the same inputs or changed flags.",
     "clean": "Remove old run folders; says first which.",
     "diff": "Say what differs between lockfiles and runs.",

@@ -12,6 +12,9 @@ from hpcenv.cli import _duration, _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Command, Interrupted, RunEndUnknown
 from hpcenv.node.launch import first_failure
+from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
+from hpcenv.runs.diagnose.text import next_lines
+from hpcenv.runs.entries import Submitted
 from hpcenv.runs.find import find_all
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of, wait_for
@@ -49,8 +52,8 @@ def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_js
     if as_json:
         _render.verdict_on("wait", statuses[0] if len(statuses) == 1 else {"runs": statuses}, ok=code == 0)
         return code
-    for status in statuses:
-        _show_end(status, alone=len(statuses) == 1)
+    for entry, status in zip(entries, statuses, strict=True):
+        _show_end(entry, status, alone=len(statuses) == 1)
     tell_exit_status(decisive)
     return code
 
@@ -75,10 +78,10 @@ def tell_exit_status(status: RunStatus) -> None:
         _render.tell(f"exit status {code}: from run {status.run}")
 
 
-def _show_end(status: RunStatus, *, alone: bool) -> None:
+def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
     """Print how a run ended, its first failure first; with the traceback only for a single run."""
     if alone:
-        say_failure(status)
+        say_failure(run, status)
     elif status.failure is not None:
         _render.say(f"first failure: {status.failure.headline}")
     exit_status = f", exit status {status.exit_status}" if status.exit_status is not None else ""
@@ -87,7 +90,10 @@ def _show_end(status: RunStatus, *, alone: bool) -> None:
         _render.tell("hint: " + _render.quoted(("hpcenv", "report", str(status.run_folder))))
 
 
-def say_failure(status: RunStatus) -> None:
-    """Print the first failure of a run, if there is one."""
+def say_failure(run: Submitted, status: RunStatus) -> None:
+    """Print the first failure of a run, if there is one, and the cause that its logs name."""
     if status.failure is not None:
         _render.say(first_failure.render(status.failure, folder=str(status.run_folder)))
+    if status.has_failed:
+        for line in next_lines(diagnose_run(run, status, most=AT_END)):
+            _render.say(line)

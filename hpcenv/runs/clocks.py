@@ -1,8 +1,8 @@
 """By how much the clocks of a run's nodes differ, from the facts that the nodes wrote. Runs on: LOGIN NODE.
 
-A node writes its own time into its facts. The file server dates the file with its clock, which is one for all nodes. The
-difference of both is the error of the node's clock. Where nodes share one clock, or the file system takes the time of
-the node, the difference is nearly nothing, and nothing is corrected.
+A node writes its own time into its facts. The file server dates the file with its clock, which is one for all nodes.
+The difference of both is the error of the node's clock. Where nodes share one clock, or the file system takes the time
+of the node, the difference is nearly nothing, and nothing is corrected.
 """
 
 from __future__ import annotations

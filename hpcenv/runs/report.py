@@ -17,6 +17,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.attempts import describe_chain_link, read_down_nodes, read_finished, stopped_before_training
+from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Sweep, problem_of_element
 from hpcenv.runs.find import find
 from hpcenv.runs.listing import RunLine, lines_of
@@ -88,6 +89,7 @@ def _report_run(run: Run, environ: Mapping[str, str], lines: int) -> RunReport:
         fingerprint=_fingerprint(run),
         metrics=(metric,) if metric else (),
         outputs=read_outputs(run.folder),
+        diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
     )
 
 

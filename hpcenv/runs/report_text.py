@@ -11,6 +11,8 @@ from hpcenv.node.launch import first_failure
 from hpcenv.node.launch.first_failure import FirstFailure, visible
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
+from hpcenv.runs.diagnose.diagnose import Diagnosis
+from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.status import RunStatus
 
@@ -50,6 +52,7 @@ class RunReport:
         fingerprint: fingerprint of its lockfile; empty if that cannot be read.
         metrics: the last line of the log with a metric, as far as its end shows one; else empty.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
+        diagnosis: the cause that the ends of the logs show; None if the run has not failed.
     """
 
     failure: FirstFailure | None
@@ -63,6 +66,7 @@ class RunReport:
     fingerprint: str = ""
     metrics: tuple[str, ...] = ()
     outputs: Outputs | None = None
+    diagnosis: Diagnosis | None = None
 
     def __str__(self) -> str:
         """Return the text that `hpcenv report` prints."""
@@ -111,6 +115,8 @@ def _failure_lines(report: RunReport) -> Iterator[str]:
     folder = str(report.status.run_folder)
     if report.failure is not None:
         yield first_failure.render(report.failure, folder=folder)
+    if report.diagnosis is not None:
+        yield from next_lines(report.diagnosis)
     for attempt in report.earlier:
         link = f", {attempt.link}" if attempt.link else ""
         yield first_failure.render(attempt.failure, word=f"attempt {attempt.attempt}{link}", folder=folder)

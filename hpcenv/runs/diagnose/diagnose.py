@@ -31,6 +31,10 @@ _MOST_OTHERS = 12
 _LONGEST_TEXT = 300
 # Ranks of one finding that are listed.
 _MOST_RANKS = 64
+_MOST_PEERS = 3
+
+# Bytes at the end of each log that `wait` and `report` read: they answer at once, `diagnose` reads all.
+AT_END = 8 * 1024 * 1024
 
 # Causes that the records of a run prove -> the rows of the table that say what to do.
 _BY_RECORDS: dict[Cause, tuple[str, ...]] = {
@@ -125,6 +129,15 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    """A diagnosis and the run that it is of; without a run for log files."""
+
+    diagnosis: Diagnosis
+    run: Submitted | None = None
+    status: RunStatus | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Source:
     """A log to read, and whose it is."""
 
@@ -137,7 +150,7 @@ class _Source:
 
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
-) -> tuple[Diagnosis, ...]:
+) -> tuple[Diagnosed, ...]:
     """Return one diagnosis for each run, and one for all given files together: they are of one job.
 
     Args:
@@ -154,9 +167,9 @@ def diagnose(
     entries = find_all(start, named, runs=runs) if named or not files else []
     diagnoses = []
     if files:
-        diagnoses.append(diagnose_files([start / word for word in files], files))
+        diagnoses.append(Diagnosed(diagnosis=diagnose_files([start / word for word in files], files)))
     for run, status in zip(entries, read_statuses(entries, environ) if entries else [], strict=True):
-        diagnoses.append(diagnose_run(run, status))
+        diagnoses.append(Diagnosed(diagnosis=diagnose_run(run, status), run=run, status=status))
     return tuple(diagnoses)
 
 
@@ -215,6 +228,9 @@ def _torch_of(run: Submitted) -> str:
     return found if isinstance(found, str) else ""
 
 
+# Patterns of lines in which torchrun says how a rank ended.
+_OF_AGENT = "rank-"
+
 # Logs of ranks that are read where the job's own log does not name the cause.
 _MOST_RANK_LOGS = 512
 
@@ -253,15 +269,16 @@ def _read(
             continue
         logs.append(Log(path=source.name, size=scanned.size, lines=scanned.lines))
         year = time.localtime(state.st_mtime).tm_year
+        table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
         for found in scanned.found:
             rank = found.rank if found.rank is not None else source.rank
+            if rank is None and table is not None and found.pattern.id.startswith(_OF_AGENT):
+                rank = table.rank  # torchrun's own line has the local rank only
             node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
             moment = moment_of(found.time, year=year)
             if moment is not None:
                 moment += offsets.get(node, 0.0)
-            seen.append(
-                Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines)
-            )
+            seen.append(Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines))
     return seen, logs
 
 
@@ -348,5 +365,10 @@ def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evide
             line=found.line, rank=first.rank, node=visible(first.node), time=found.time,
             text=visible(found.text.strip())[:_LONGEST_TEXT], code=visible(found.where),
             count=sum(one.found.count for one in members), ranks=tuple(ranks[:_MOST_RANKS]),
-            peers={visible(peer): count for peer, count in sorted(peers.items(), key=lambda pair: -pair[1])[:3]} or None,
+            peers=_most_frequent(peers),
         )  # fmt: skip
+
+
+def _most_frequent(peers: Mapping[str, int]) -> dict[str, int] | None:
+    ordered = sorted(peers.items(), key=lambda pair: -pair[1])
+    return {visible(peer): count for peer, count in ordered[:_MOST_PEERS]} or None

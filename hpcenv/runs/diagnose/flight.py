@@ -7,7 +7,7 @@ function in it is refused.
 from __future__ import annotations
 
 import io
-import pickle  # noqa: S403  (only its reader of plain data)
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -108,5 +108,7 @@ def _compare(group: str, lasts: Sequence[_Last]) -> Iterator[str]:
 
 def _ranks(lasts: Sequence[_Last]) -> str:
     numbers = sorted(last.rank for last in lasts)
-    shown = ", ".join(map(str, numbers[:_SHOWN])) + (f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else "")
+    shown = ", ".join(map(str, numbers[:_SHOWN])) + (
+        f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    )
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"

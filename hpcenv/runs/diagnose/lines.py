@@ -15,8 +15,8 @@ _MOST_PREFIXES = 4
 # Lines of other ranks that may stand between two lines of one rank.
 _MOST_BETWEEN = 32
 
-# `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook for
-# exceptions that end a rank). Text between is bounded: a log is hostile input.
+# `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
+# for exceptions that end a rank). Every repetition below is bounded: a log is hostile input.
 _PREFIX = re.compile(r"\[(?:(rank)|default)?(\d{1,6})\](?::\s?| )")
 # `n1:1234:5678 [0] NCCL WARN` and the same after a time (NCCL, debug.cc).
 _NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{1,10} \[\d{1,4}\]")
@@ -140,7 +140,7 @@ def _last_frame(texts: Sequence[str]) -> str:
 
 def first_in_table(after: Sequence[bytes]) -> tuple[int | None, str, str]:
     """Return rank, host and time from torchrun's table below `Root Cause (first observed failure):`."""
-    fields = {}
+    fields: dict[str, str] = {}
     for raw in after:
         match = _TABLE.match(_strip(raw[:200].decode("utf-8", errors="replace"))[0])
         if match:

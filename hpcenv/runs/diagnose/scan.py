@@ -8,7 +8,6 @@ in full. The memory is limited: the sets start anew when they become large, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO

@@ -14,6 +14,8 @@ _OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "
 # Findings of other patterns that are printed; --json has all.
 _MOST_OTHERS = 6
 _MOST_TEXT = 200
+# Of these, the first failure or the verdict says all.
+_SAID = frozenset({ANY_EXCEPTION, "gate-mismatch", "gate-unknown", "slurm-cancelled"})
 
 
 def render(diagnosis: Diagnosis) -> str:
@@ -21,13 +23,14 @@ def render(diagnosis: Diagnosis) -> str:
     return "\n".join(_lines(diagnosis))
 
 
-def short_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return what `wait` and `report` print: cause and fix. Empty where the first failure says as much."""
+def next_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return what `wait` and `report` print: cause, fix and command. Empty where the first failure says as much."""
     cause = diagnosis.cause
-    if cause is None or cause.pattern == ANY_EXCEPTION:
+    if cause is None or cause.pattern in _SAID:
         return []
     said = "" if cause.line == 0 else f"cause: {cause.cause} [{cause.owner}: {cause.pattern}]"
-    return [_wrapped(line) for line in (said, f"fix: {cause.fix}") if line]
+    command = f"next: hpcenv diagnose {diagnosis.subject}"
+    return [_wrapped(line) for line in (said, f"fix: {cause.fix}", command) if line]
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
