@@ -30,6 +30,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "rerun": (("rerun", "x"), "run-not-found"),
     "clean": (("clean", "x"), "run-not-found"),
     "report": (("report",), "run-not-found"),
+    "diagnose": (("diagnose", "x"), "run-not-found"),
     "export": (("export", "requirements"), "spec-invalid"),
     "verify": (("verify",), "spec-invalid"),
     "explain": (("explain", "torch.vresion"), "usage"),

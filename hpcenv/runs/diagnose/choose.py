@@ -90,7 +90,7 @@ def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
 
 
 def _sorted(seen: Sequence[Seen]) -> list[Seen]:
-    """Return the earliest first: by time where all have one, else by their place in the logs."""
-    if all(one.moment is not None for one in seen):
+    """Return the earliest first: within one log by line, between logs by time where all have one."""
+    if len({one.file for one in seen}) > 1 and all(one.moment is not None for one in seen):
         return sorted(seen, key=lambda one: (one.moment or 0.0, one.file, one.found.line))
     return sorted(seen, key=lambda one: (one.file, one.found.line))

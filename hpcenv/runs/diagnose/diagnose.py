@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import io
 import os
 import re
 import time
@@ -18,7 +19,7 @@ from hpcenv.runs.clocks import node_clocks
 from hpcenv.runs.diagnose import flight
 from hpcenv.runs.diagnose.choose import Seen, choose
 from hpcenv.runs.diagnose.patterns import Owner, Pattern, patterns_for
-from hpcenv.runs.diagnose.scan import FIRST_FAILURE, scan
+from hpcenv.runs.diagnose.scan import FIRST_FAILURE, Scanned, scan
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
 from hpcenv.runs.logs import RankNodes
@@ -32,6 +33,8 @@ _LONGEST_TEXT = 300
 # Ranks of one finding that are listed.
 _MOST_RANKS = 64
 _MOST_PEERS = 3
+# Stands for the name of a log where the records of a run say it.
+_RECORDS = "the records of the run"
 
 # Bytes at the end of each log that `wait` and `report` read: they answer at once, `diagnose` reads all.
 AT_END = 8 * 1024 * 1024
@@ -87,12 +90,14 @@ class Log:
 
     Attributes:
         size, lines: what was read of it.
+        left_out: bytes at its start that were not read; lines are counted after them.
         problem: why it could not be read; else empty.
     """
 
     path: str
     size: int = 0
     lines: int = 0
+    left_out: int = 0
     problem: str = ""
 
 
@@ -211,9 +216,15 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     first_rank = None if failure is None else failure.rank
     if not any(one.rank == first_rank for one in choose(seen, first_rank=first_rank, failed=True)):
         # What the job printed does not say it: the ranks' own files may have more.
-        more = list(_rank_logs(run.folder, ranks, failure))
+        more = list(_rank_logs(run.folder, ranks, failure))[: _MOST_RANK_LOGS if most is None else 1]
         found, read = _read(more, patterns, offsets, ranks, most=most, number=len(sources))
-        sources, seen, logs = [*sources, *more], [*seen, *found], [*logs, *read]
+        known = {(one.pattern.id, one.rank) for one in seen}
+        seen = [*seen, *(one for one in found if (one.pattern.id, one.rank) not in known)]
+        sources, logs = [*sources, *more], [*logs, *read]
+    if failure is not None and not choose(seen, first_rank=first_rank, failed=True):
+        sources.append(_Source(path=run.folder.exits, name=_RECORDS, rank=failure.rank, node=failure.node))
+        text = io.BytesIO(f"{failure.traceback}\n{failure.message}".encode())
+        seen = [*seen, *_seen(scan(text, patterns), sources[-1], len(sources) - 1, {}, ranks, year=0)]
     return _result(
         status.run, seen, logs, sources, len(patterns), failure=failure, failed=status.has_failed, torch=torch,
         headline=headline, notes=[*clock_notes, *flight.describe(flight.dumps_of(run.folder))],
@@ -240,7 +251,7 @@ def _rank_logs(folder: RunFolder, ranks: RankNodes | None, failure: FirstFailure
     paths = sorted(folder.ranks.glob("*/*/attempt_*/*/stderr.log"))
     if failure is not None and failure.log:
         paths.sort(key=lambda path: str(path.relative_to(folder.path)) != failure.log)
-    for path in paths[:_MOST_RANK_LOGS]:
+    for path in paths:
         node, local = path.parents[3].name, path.parent.name
         rank = ranks.rank(node, int(local)) if ranks is not None and local.isdecimal() else None
         yield _Source(path=path, name=str(path.relative_to(folder.path)), rank=rank, node=node)
@@ -267,19 +278,34 @@ def _read(
         except OSError as error:
             logs.append(Log(path=source.name, problem=error.strerror or str(error)))
             continue
-        logs.append(Log(path=source.name, size=scanned.size, lines=scanned.lines))
+        logs.append(Log(path=source.name, size=scanned.size, lines=scanned.lines, left_out=begin))
         year = time.localtime(state.st_mtime).tm_year
-        table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
-        for found in scanned.found:
-            rank = found.rank if found.rank is not None else source.rank
-            if rank is None and table is not None and found.pattern.id.startswith(_OF_AGENT):
-                rank = table.rank  # torchrun's own line has the local rank only
-            node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
-            moment = moment_of(found.time, year=year)
-            if moment is not None:
-                moment += offsets.get(node, 0.0)
-            seen.append(Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines))
+        seen += _seen(scanned, source, position, offsets, ranks, year=year)
     return seen, logs
+
+
+def _seen(
+    scanned: Scanned,
+    source: _Source,
+    position: int,
+    offsets: Mapping[str, float],
+    ranks: RankNodes | None,
+    *,
+    year: int,
+) -> list[Seen]:
+    """Return what was found in one log, with rank, node and corrected time."""
+    seen = []
+    table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
+    for found in scanned.found:
+        rank = found.rank if found.rank is not None else source.rank
+        if rank is None and table is not None and found.pattern.id.startswith(_OF_AGENT):
+            rank = table.rank  # torchrun's own line has the local rank only
+        node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
+        moment = moment_of(found.time, year=year)
+        if moment is not None:
+            moment += offsets.get(node, 0.0)
+        seen.append(Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines))
+    return seen
 
 
 def _node_of(rank: int, ranks: RankNodes | None) -> str:
@@ -300,7 +326,10 @@ def moment_of(text: str, *, year: int) -> float | None:
         parts, fraction = (str(year), *match.groups()[:5]), match[6]
     else:
         return None
-    return calendar.timegm((*map(int, parts), 0, 0, 0)) + float(f"0.{fraction}")
+    try:
+        return calendar.timegm((*map(int, parts), 0, 0, 0)) + float(f"0.{fraction}")
+    except ValueError:
+        return None
 
 
 def _result(
@@ -341,7 +370,7 @@ def _proved(failure: FirstFailure | None, causes: Sequence[Seen], table: Mapping
     pattern = table[rows[0]]
     return Evidence(
         pattern=pattern.id, kind="root", owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
-        source=pattern.source, retrieved=pattern.retrieved, file="the records of the run", line=0, rank=failure.rank,
+        source=pattern.source, retrieved=pattern.retrieved, file=_RECORDS, line=0, rank=failure.rank,
         node=failure.node, text=failure.headline,
     )  # fmt: skip
 
@@ -362,7 +391,8 @@ def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evide
         yield Evidence(
             pattern=pattern.id, kind=pattern.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
             source=pattern.source, retrieved=pattern.retrieved, file=visible(sources[first.file].name),
-            line=found.line, rank=first.rank, node=visible(first.node), time=found.time,
+            line=0 if sources[first.file].name == _RECORDS else found.line, rank=first.rank, node=visible(first.node),
+            time=found.time,
             text=visible(found.text.strip())[:_LONGEST_TEXT], code=visible(found.where),
             count=sum(one.found.count for one in members), ranks=tuple(ranks[:_MOST_RANKS]),
             peers=_most_frequent(peers),

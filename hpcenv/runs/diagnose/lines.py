@@ -13,7 +13,7 @@ from dataclasses import dataclass
 MOST_BEFORE = 300
 _MOST_PREFIXES = 4
 # Lines of other ranks that may stand between two lines of one rank.
-_MOST_BETWEEN = 32
+MOST_BETWEEN = 32
 
 # `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
 # for exceptions that end a rank). Every repetition below is bounded: a log is hostile input.
@@ -86,13 +86,13 @@ def node_of(text: str) -> str:
     return next((name for name in match.groups() if name), "") if match else ""
 
 
-def follows_code(texts: Sequence[bytes], number: int, line: Line) -> bool:
-    """Return whether the line of this rank before line `number` is indented, as in a traceback."""
-    for before in range(number - 1, max(-1, number - 1 - _MOST_BETWEEN), -1):
-        text, rank, _ = _strip(texts[before][:200].decode("utf-8", errors="replace"))
+def follows_code(before: Sequence[bytes], line: Line) -> bool:
+    """Return whether the line of this rank before an exception is indented, as in a traceback."""
+    for raw in reversed(before):
+        text, rank, _ = _strip(raw[:200].decode("utf-8", errors="replace"))
         if rank == line.rank:
             return text.startswith(" ")
-    return number == 0
+    return False
 
 
 def _strip(text: str) -> tuple[str, int | None, bool]:

@@ -120,12 +120,12 @@ class _Block:
 
     Attributes:
         texts: its lines.
-        late: pattern and rank -> the last line of a pattern of which the last line counts.
+        late: pattern and rank -> the last line of a pattern of which the last line counts, its place, and how many.
         looked: how often the lines before a line were searched.
     """
 
     texts: list[bytes]
-    late: dict[tuple[str, int | None], tuple[Pattern, lines.Line, int, int]] = field(default_factory=dict)
+    late: dict[tuple[str, int | None], tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
     looked: int = 0
 
 
@@ -147,7 +147,9 @@ class _Search:
         self._suspect: dict[bytes, tuple[int, ...]] = {}
         self._words: set[bytes] = set()
         self._suspect_words: dict[bytes, tuple[int, ...]] = {}
+        # The end of the block before, and its lines once they were needed.
         self._before = b""
+        self._earlier: list[bytes] | None = None
         self.found: dict[tuple[str, int | None], Found] = {}
         self.offset = 0
         self.lines = 0
@@ -166,6 +168,7 @@ class _Search:
         self.offset += len(block)
         self.lines += block.count(b"\n") + (0 if block.endswith(b"\n") else 1)
         self._before = (self._before + block)[-_BEFORE:] if len(block) < _BEFORE else block[-_BEFORE:]
+        self._earlier = None
 
     def _classify(self, new: set[bytes]) -> None:
         """Remember of new lines whether they have a word of a pattern."""
@@ -213,8 +216,9 @@ class _Search:
             for candidate in self._suspect[shapes[number]]:
                 if self._test(candidate, block, number, position):
                     break
-        for pattern, line, number, position in block.late.values():
-            self._add(pattern, line, block, number, position)
+        for pattern, line, number, position, count in block.late.values():
+            if (pattern.id, line.rank) in self.found or len(self.found) < _MOST_FOUND:
+                self._add(pattern, line, block, number, position, count)
 
     def _test(self, candidate: int, block: _Block, number: int, position: int) -> bool:
         """Return whether a line matches a pattern, and keep what it says."""
@@ -227,9 +231,11 @@ class _Search:
         if pattern.match is not None and match is None:
             return False
         if pattern.last:
-            if not lines.follows_code(block.texts, number, line):
+            if not lines.follows_code(self._lines_before(block, number, lines.MOST_BETWEEN), line):
                 return False
-            block.late[pattern.id, line.rank] = (pattern, line, number, position)
+            earlier = block.late.get((pattern.id, line.rank))
+            count = 1 if earlier is None else earlier[-1] + 1
+            block.late[pattern.id, line.rank] = (pattern, line, number, position, count)
             return True
         known = self.found.get((pattern.id, line.rank))
         if known is not None:
@@ -240,14 +246,22 @@ class _Search:
             _count_peer(known, match.groupdict().get("peer"))
         return True
 
-    def _add(self, pattern: Pattern, line: lines.Line, block: _Block, number: int, position: int) -> Found:
+    def _lines_before(self, block: _Block, number: int, most: int) -> list[bytes]:
+        """Return lines before a line, also those at the end of the block before."""
+        before = block.texts[max(0, number - most) : number]
+        if len(before) == most:
+            return before
+        if self._earlier is None:
+            self._earlier = self._before.split(b"\n")[:-1]
+        return [*self._earlier[len(before) - most :], *before]
+
+    def _add(
+        self, pattern: Pattern, line: lines.Line, block: _Block, number: int, position: int, count: int = 1
+    ) -> Found:
         block.looked += 1
         around = lines.Around()
         if block.looked <= _MOST_LOOKS:
-            before = block.texts[max(0, number - lines.MOST_BEFORE) : number]
-            if len(before) < lines.MOST_BEFORE:
-                before = [*self._before.split(b"\n")[:-1], *before]
-            around = lines.look_back(before, line)
+            around = lines.look_back(self._lines_before(block, number, lines.MOST_BEFORE), line)
         rank, node, time = line.rank, lines.node_of(line.text), lines.time_of(line.text) or around.time
         if pattern.id == FIRST_FAILURE:
             rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 8])
@@ -255,7 +269,7 @@ class _Search:
         found = Found(
             pattern=pattern, line=self.lines + number + 1, offset=self.offset + position, text=line.text, rank=rank,
             node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught,
-            count=1 if known is None else known.count + 1,
+            count=count if known is None else known.count + count,
         )  # fmt: skip
         self.found[pattern.id, rank] = found
         return found

@@ -79,6 +79,7 @@ def _reject(run: RunFolder) -> None:
         ("status-failed", ("status", "failed")),
         ("report-failed", ("report", "failed")),
         ("report-rejected", ("report", "rejected")),
+        ("diagnose-failed", ("diagnose", "failed")),
         ("list", ("list",)),
         ("list-sweep", ("list", "sweep")),
     ],

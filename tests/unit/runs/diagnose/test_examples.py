@@ -1,0 +1,83 @@
+"""Every pattern finds its example log; logs of runs that went well give nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcenv.runs.diagnose.diagnose import Diagnosis, diagnose_files
+from hpcenv.runs.diagnose.patterns import read_patterns
+
+LOGS = Path(__file__).resolve().parents[3] / "logs"
+PATTERNS = {pattern.id: pattern for pattern in read_patterns()}
+FAILED = sorted(path.stem for path in (LOGS / "failed").glob("*.log"))
+HEALTHY = sorted(path.stem for path in (LOGS / "healthy").glob("*.log"))
+# Its only line stands below the failures of all ranks, and is used to order them.
+POINTER = "torchrun-first-failure"
+
+
+def diagnosis_of(kind: str, name: str) -> Diagnosis:
+    return diagnose_files([LOGS / kind / f"{name}.log"], [f"{name}.log"])
+
+
+def test_every_pattern_has_an_example_and_no_example_is_left_over() -> None:
+    assert FAILED == sorted(PATTERNS)
+    assert len(FAILED) >= 60
+
+
+def test_every_example_says_where_it_is_from() -> None:
+    for path in LOGS.glob("*/*.log"):
+        assert path.read_text().startswith(
+            ("# hpcenv example log: recorded with torch", "# hpcenv example log: synthesised from the texts in: ")
+        ), path
+
+
+def test_many_examples_are_real_and_no_healthy_one_is_made_up() -> None:
+    first = [path.read_text().partition("\n")[0] for path in (LOGS / "failed").glob("*.log")]
+    assert sum("recorded" in line for line in first) >= 40
+    assert all("recorded" in (LOGS / "healthy" / f"{name}.log").read_text()[:60] for name in HEALTHY)
+
+
+@pytest.mark.parametrize("name", [name for name in FAILED if PATTERNS[name].kind != "cascade"])
+def test_a_failure_is_diagnosed_to_its_pattern_and_owner(name: str) -> None:
+    diagnosis = diagnosis_of("failed", name)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.pattern, diagnosis.cause.owner) == (name, PATTERNS[name].owner)
+    assert diagnosis.ok
+    assert diagnosis.cause.line > 1
+
+
+@pytest.mark.parametrize("name", [name for name in FAILED if PATTERNS[name].kind == "cascade" and name != POINTER])
+def test_a_consequence_alone_is_never_a_cause(name: str) -> None:
+    diagnosis = diagnosis_of("failed", name)
+    assert (diagnosis.outcome, diagnosis.cause) == ("consequences", None)
+    assert name in {one.pattern for one in diagnosis.others}
+
+
+def test_there_are_twenty_healthy_logs() -> None:
+    assert len(HEALTHY) >= 20
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_gives_nothing(name: str) -> None:
+    diagnosis = diagnosis_of("healthy", name)
+    assert (diagnosis.outcome, diagnosis.cause, diagnosis.others) == ("no-known-pattern", None, ())
+
+
+def test_the_first_rank_that_failed_and_its_line_of_code_are_named() -> None:
+    cause = diagnosis_of("failed", "python-exception").cause
+    assert cause is not None
+    assert (cause.rank, cause.code, cause.text) == (1, "train.py:7", "ValueError: loss is nan")
+
+
+def test_a_killed_rank_is_named_from_torchruns_table() -> None:
+    cause = diagnosis_of("failed", "rank-killed").cause
+    assert cause is not None
+    assert cause.rank == 1
+
+
+def test_the_peer_that_is_named_most_often_is_counted() -> None:
+    cause = diagnosis_of("failed", "nccl-ib-retry").cause
+    assert cause is not None
+    assert (cause.node, cause.peers) == ("n2", {"10.2.0.17": 2})
