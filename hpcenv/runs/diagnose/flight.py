@@ -57,7 +57,7 @@ def describe(dumps: Sequence[Path]) -> Iterator[str]:
         match = _NAME.search(path.name)
         assert match is not None
         try:
-            data = _Plain(io.BytesIO(read_file(path, most=_LONGEST))).load()
+            data = _PlainData(io.BytesIO(read_file(path, most=_LONGEST))).load()
             lasts = _last_operations(data, int(match[1]))
         except Exception as error:  # noqa: BLE001  (a damaged pickle may raise anything)
             yield f"flight recorder: {path.name} cannot be read: {type(error).__name__}"
@@ -68,7 +68,7 @@ def describe(dumps: Sequence[Path]) -> Iterator[str]:
         yield from _compare(group, lasts_of_group)
 
 
-class _Plain(pickle.Unpickler):
+class _PlainData(pickle.Unpickler):
     """Reads a pickle of plain data: no class or function is loaded."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:

@@ -91,7 +91,7 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
         patterns: in the order of the table: of several that match a line, the first one counts.
         start: number of bytes to leave out at the start; lines are counted from there.
     """
-    search = _Search(patterns)
+    search = _LogSearch(patterns)
     file.seek(start)
     for block in _blocks(file):
         search.feed(block)
@@ -115,7 +115,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 @dataclass
-class _Block:
+class _LogBlock:
     """A piece of the log while its suspect lines are read.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Block:
     looked: int = 0
 
 
-class _Search:
+class _LogSearch:
     """The state of a search: what was seen, and what was found."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
@@ -208,7 +208,7 @@ class _Search:
 
     def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
         """Read the suspect lines of a block in full."""
-        block = _Block(data.split(b"\n"))
+        block = _LogBlock(data.split(b"\n"))
         position, last = 0, 0
         for number in numbers:
             position += sum(map(len, block.texts[last:number])) + number - last
@@ -220,7 +220,7 @@ class _Search:
             if (pattern.id, line.rank) in self.found or len(self.found) < _MOST_FOUND:
                 self._add(pattern, line, block, number, position, count)
 
-    def _test(self, candidate: int, block: _Block, number: int, position: int) -> bool:
+    def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
         """Return whether a line matches a pattern, and keep what it says."""
         raw, pattern = block.texts[number], self._patterns[candidate]
         at = next((at for anchor in self._anchors[candidate] if (at := raw.find(anchor)) >= 0), -1)
@@ -246,7 +246,7 @@ class _Search:
             _count_peer(known, match.groupdict().get("peer"))
         return True
 
-    def _lines_before(self, block: _Block, number: int, most: int) -> list[bytes]:
+    def _lines_before(self, block: _LogBlock, number: int, most: int) -> list[bytes]:
         """Return lines before a line, also those at the end of the block before."""
         before = block.texts[max(0, number - most) : number]
         if len(before) == most:
@@ -256,7 +256,7 @@ class _Search:
         return [*self._earlier[len(before) - most :], *before]
 
     def _add(
-        self, pattern: Pattern, line: lines.Line, block: _Block, number: int, position: int, count: int = 1
+        self, pattern: Pattern, line: lines.Line, block: _LogBlock, number: int, position: int, count: int = 1
     ) -> Found:
         block.looked += 1
         around = lines.Around()
