@@ -11,7 +11,7 @@ from hpcenv.node.launch import first_failure
 from hpcenv.node.launch.first_failure import FirstFailure, visible
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
-from hpcenv.runs.diagnose.diagnose import Diagnosis
+from hpcenv.runs.diagnose.diagnose import FailureDiagnosis
 from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.status import RunStatus
@@ -66,7 +66,7 @@ class RunReport:
     fingerprint: str = ""
     metrics: tuple[str, ...] = ()
     outputs: Outputs | None = None
-    diagnosis: Diagnosis | None = None
+    diagnosis: FailureDiagnosis | None = None
 
     def __str__(self) -> str:
         """Return the text that `hpcenv report` prints."""

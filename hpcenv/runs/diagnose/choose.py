@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcenv.runs.diagnose.patterns import Pattern
-from hpcenv.runs.diagnose.scan import FIRST_FAILURE, Found
+from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound
 
 # The row that any exception matches.
 ANY_EXCEPTION = "python-exception"
@@ -37,7 +37,7 @@ class Seen:
     """
 
     file: int
-    found: Found
+    found: PatternFound
     rank: int | None
     node: str
     moment: float | None

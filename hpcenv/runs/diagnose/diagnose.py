@@ -85,7 +85,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
+class LogRead:
     """A log that was read.
 
     Attributes:
@@ -102,7 +102,7 @@ class Log:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class FailureDiagnosis:
     """What the logs of one run, or of some files, show.
 
     Attributes:
@@ -123,7 +123,7 @@ class Diagnosis:
     others: tuple[Evidence, ...]
     failure: str
     torch: str
-    logs: tuple[Log, ...]
+    logs: tuple[LogRead, ...]
     patterns: int
     notes: tuple[str, ...] = ()
 
@@ -137,7 +137,7 @@ class Diagnosis:
 class Diagnosed:
     """A diagnosis and the run that it is of; without a run for log files."""
 
-    diagnosis: Diagnosis
+    diagnosis: FailureDiagnosis
     run: Submitted | None = None
     status: RunStatus | None = None
 
@@ -178,7 +178,7 @@ def diagnose(
     return tuple(diagnoses)
 
 
-def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> Diagnosis:
+def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> FailureDiagnosis:
     """Return what log files and flight-recorder dumps of one job show."""
     dumps = [path for path in paths if flight.is_dump(path)]
     sources = [
@@ -192,7 +192,7 @@ def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> Diagnosis:
     return _result(", ".join(names), seen, logs, sources, len(patterns), notes=notes)
 
 
-def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) -> Diagnosis:
+def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) -> FailureDiagnosis:
     """Return what the logs and records of a run show.
 
     Args:
@@ -205,7 +205,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     failure = status.failure
     headline = "" if failure is None else failure.headline
     if status.state == "completed" and failure is None:
-        return Diagnosis(
+        return FailureDiagnosis(
             subject=status.run, outcome="no-failure", cause=None, others=(), failure="", torch=torch, logs=(),
             patterns=len(patterns),
         )  # fmt: skip
@@ -265,7 +265,7 @@ def _read(
     *,
     most: int | None,
     number: int = 0,
-) -> tuple[list[Seen], list[Log]]:
+) -> tuple[list[Seen], list[LogRead]]:
     """Search logs; what cannot be read is listed with the reason."""
     seen: list[Seen] = []
     logs = []
@@ -276,9 +276,9 @@ def _read(
                 begin = 0 if most is None else max(0, state.st_size - most)
                 scanned = scan(file, patterns, start=begin)
         except OSError as error:
-            logs.append(Log(path=source.name, problem=error.strerror or str(error)))
+            logs.append(LogRead(path=source.name, problem=error.strerror or str(error)))
             continue
-        logs.append(Log(path=source.name, size=scanned.size, lines=scanned.lines, left_out=begin))
+        logs.append(LogRead(path=source.name, size=scanned.size, lines=scanned.lines, left_out=begin))
         year = time.localtime(state.st_mtime).tm_year
         seen += _seen(scanned, source, position, offsets, ranks, year=year)
     return seen, logs
@@ -335,7 +335,7 @@ def moment_of(text: str, *, year: int) -> float | None:
 def _result(
     subject: str,
     seen: Sequence[Seen],
-    logs: Sequence[Log],
+    logs: Sequence[LogRead],
     sources: Sequence[_Source],
     patterns: int,
     *,
@@ -344,7 +344,7 @@ def _result(
     torch: str = "",
     headline: str = "",
     notes: Sequence[str] = (),
-) -> Diagnosis:
+) -> FailureDiagnosis:
     first_rank = None if failure is None else failure.rank
     causes = list(choose(seen, first_rank=first_rank, failed=failed))
     proved = _proved(failure, causes, {pattern.id: pattern for pattern in patterns_for()})
@@ -356,7 +356,7 @@ def _result(
     cause = groups[0] if is_cause else None
     outcome: Outcome = "cause" if is_cause else "consequences" if groups else "no-known-pattern"
     others = tuple(groups[1:] if is_cause else groups)[:_MOST_OTHERS]
-    return Diagnosis(
+    return FailureDiagnosis(
         subject=subject, outcome=outcome, cause=cause, others=others, failure=headline, torch=torch, logs=tuple(logs),
         patterns=patterns, notes=tuple(map(visible, notes)),
     )  # fmt: skip

@@ -41,7 +41,7 @@ _REMOVED = b"0123456789+-."
 
 
 @dataclass
-class Found:
+class PatternFound:
     """A pattern in the log of one rank.
 
     Attributes:
@@ -78,7 +78,7 @@ class Scanned:
         size, lines: bytes and lines of the log.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[PatternFound, ...]
     size: int
     lines: int
 
@@ -150,7 +150,7 @@ class _LogSearch:
         # The end of the block before, and its lines once they were needed.
         self._before = b""
         self._earlier: list[bytes] | None = None
-        self.found: dict[tuple[str, int | None], Found] = {}
+        self.found: dict[tuple[str, int | None], PatternFound] = {}
         self.offset = 0
         self.lines = 0
 
@@ -257,7 +257,7 @@ class _LogSearch:
 
     def _add(
         self, pattern: Pattern, line: lines.Line, block: _LogBlock, number: int, position: int, count: int = 1
-    ) -> Found:
+    ) -> PatternFound:
         block.looked += 1
         around = lines.Around()
         if block.looked <= _MOST_LOOKS:
@@ -266,7 +266,7 @@ class _LogSearch:
         if pattern.id == FIRST_FAILURE:
             rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 8])
         known = self.found.get((pattern.id, rank))
-        found = Found(
+        found = PatternFound(
             pattern=pattern, line=self.lines + number + 1, offset=self.offset + position, text=line.text, rank=rank,
             node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught,
             count=count if known is None else known.count + count,
@@ -275,7 +275,7 @@ class _LogSearch:
         return found
 
 
-def _count_peer(found: Found, peer: str | None) -> None:
+def _count_peer(found: PatternFound, peer: str | None) -> None:
     if peer is not None and (peer in found.peers or len(found.peers) < _MOST_PEERS):
         found.peers[peer] = found.peers.get(peer, 0) + 1
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcenv import size
 from hpcenv.runs.diagnose.choose import ANY_EXCEPTION
-from hpcenv.runs.diagnose.diagnose import Diagnosis, Evidence
+from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 
 _WIDTH = 80
 _OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "a limit or service of the cluster"}
@@ -18,12 +18,12 @@ _MOST_TEXT = 200
 _SAID = frozenset({ANY_EXCEPTION, "gate-mismatch", "gate-unknown", "slurm-cancelled"})
 
 
-def render(diagnosis: Diagnosis) -> str:
+def render(diagnosis: FailureDiagnosis) -> str:
     """Return a diagnosis as text."""
     return "\n".join(_lines(diagnosis))
 
 
-def next_lines(diagnosis: Diagnosis) -> list[str]:
+def next_lines(diagnosis: FailureDiagnosis) -> list[str]:
     """Return what `wait` and `report` print: cause, fix and command. Empty where the first failure says as much."""
     cause = diagnosis.cause
     if cause is None or cause.pattern in _SAID:
@@ -33,7 +33,7 @@ def next_lines(diagnosis: Diagnosis) -> list[str]:
     return [_wrapped(line) for line in (said, f"fix: {cause.fix}", command) if line]
 
 
-def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+def _lines(diagnosis: FailureDiagnosis) -> Iterator[str]:
     if diagnosis.outcome == "no-failure":
         yield f"{diagnosis.subject}: the run completed, and no failure is recorded"
         return
@@ -51,7 +51,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _about(diagnosis)
 
 
-def _headline(diagnosis: Diagnosis) -> Iterator[str]:
+def _headline(diagnosis: FailureDiagnosis) -> Iterator[str]:
     cause = diagnosis.cause
     if cause is not None:
         yield _wrapped(f"cause: {cause.cause}")
@@ -73,7 +73,7 @@ def _headline(diagnosis: Diagnosis) -> Iterator[str]:
         yield _wrapped(f"  first failure: {diagnosis.failure}", indent=4)
 
 
-def _about(diagnosis: Diagnosis) -> Iterator[str]:
+def _about(diagnosis: FailureDiagnosis) -> Iterator[str]:
     notes = [_wrapped(f"note: {note}", indent=2) for note in diagnosis.notes]
     if notes:
         yield ""

@@ -16,7 +16,7 @@ from hpcenv.node.launch.first_failure import visible
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.variables import recorded_command, recorded_value
-from hpcenv.runs.diagnose.diagnose import Diagnosis, Evidence
+from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.status import RunStatus
 from hpcenv.version import VERSION
@@ -51,7 +51,7 @@ class Ticket:
     text: str
 
 
-def write_ticket(diagnosis: Diagnosis, run: Submitted | None, status: RunStatus | None, *, user: str) -> Ticket:
+def write_ticket(diagnosis: FailureDiagnosis, run: Submitted | None, status: RunStatus | None, *, user: str) -> Ticket:
     """Return the ticket for a run, or for log files (`run` and `status` are None).
 
     Args:
@@ -87,7 +87,7 @@ def _shortened(path: str) -> str:
     return f".../{path.rstrip('/').rpartition('/')[2]}"
 
 
-def _what_failed(diagnosis: Diagnosis, status: RunStatus | None) -> Iterator[str]:
+def _what_failed(diagnosis: FailureDiagnosis, status: RunStatus | None) -> Iterator[str]:
     yield "## What failed"
     if status is not None:
         ended = f", exit status {status.exit_status}" if status.exit_status is not None else ""
@@ -181,7 +181,7 @@ def _repeat(run: Submitted) -> Iterator[str]:
     yield ""
 
 
-def _excluded(diagnosis: Diagnosis, status: RunStatus | None) -> Iterator[str]:
+def _excluded(diagnosis: FailureDiagnosis, status: RunStatus | None) -> Iterator[str]:
     yield "## What was excluded"
     if status is not None and status.verdict is not None:
         verdict = status.verdict

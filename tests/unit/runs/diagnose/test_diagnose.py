@@ -18,7 +18,7 @@ from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Expectation
 from hpcenv.records.outcome import RankExit
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.diagnose.diagnose import Diagnosis, diagnose, moment_of
+from hpcenv.runs.diagnose.diagnose import FailureDiagnosis, diagnose, moment_of
 from hpcenv.runs.diagnose.text import next_lines, render
 from hpcenv.runs.diagnose.ticket import redact, write_ticket
 
@@ -52,7 +52,7 @@ def rank(number: int, message: str = "", traceback: str = "") -> RankExit:
     )  # fmt: skip
 
 
-def of(tmp_path: Path, *words: str) -> Diagnosis:
+def of(tmp_path: Path, *words: str) -> FailureDiagnosis:
     (found,) = diagnose(tmp_path, words or ("a",), environ={}, runs="runs")
     return found.diagnosis
 

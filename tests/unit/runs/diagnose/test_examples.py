@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.runs.diagnose.diagnose import Diagnosis, diagnose_files
+from hpcenv.runs.diagnose.diagnose import FailureDiagnosis, diagnose_files
 from hpcenv.runs.diagnose.patterns import read_patterns
 
 LOGS = Path(__file__).resolve().parents[3] / "logs"
@@ -17,7 +17,7 @@ HEALTHY = sorted(path.stem for path in (LOGS / "healthy").glob("*.log"))
 POINTER = "torchrun-first-failure"
 
 
-def diagnosis_of(kind: str, name: str) -> Diagnosis:
+def diagnosis_of(kind: str, name: str) -> FailureDiagnosis:
     return diagnose_files([LOGS / kind / f"{name}.log"], [f"{name}.log"])
 
 

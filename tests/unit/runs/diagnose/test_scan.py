@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import pytest
 
 from hpcenv.runs.diagnose.patterns import patterns_for
-from hpcenv.runs.diagnose.scan import Found, scan
+from hpcenv.runs.diagnose.scan import PatternFound, scan
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-def found_in(data: bytes, *, start: int = 0) -> Sequence[Found]:
+def found_in(data: bytes, *, start: int = 0) -> Sequence[PatternFound]:
     return scan(io.BytesIO(data), patterns_for(), start=start).found
 
 
@@ -135,7 +135,7 @@ def test_a_hostile_log_takes_neither_long_nor_much_memory(name: str, data: bytes
 
 
 def test_the_memory_does_not_grow_with_the_log() -> None:
-    class Log(io.RawIOBase):
+    class Lines(io.RawIOBase):
         """Lines that are all new, made while they are read."""
 
         def __init__(self, size: int) -> None:
@@ -155,7 +155,7 @@ def test_the_memory_does_not_grow_with_the_log() -> None:
     peaks = []
     for size in (2_000_000, 12_000_000):
         tracemalloc.start()
-        scan(Log(size), patterns_for())  # type: ignore[arg-type]
+        scan(Lines(size), patterns_for())  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 3 + 20_000_000
