@@ -346,6 +346,18 @@ def _bus(pynvml: Any, handle: Any, index: int) -> tuple[int, int, int, int]:
     return (int(bus.domain), int(bus.bus), int(bus.device), index)
 
 
+def _bus_address(bus: tuple[int, int, int, int]) -> str:
+    """Return an address as /sys/bus/pci has it.
+
+    Raises:
+        ValueError: NVML did not tell it.
+    """
+    domain, number, device, _ = bus
+    if domain < 0:
+        raise ValueError("no bus address")
+    return f"{domain:04x}:{number:02x}:{device:02x}.0"
+
+
 def _gpu(pynvml: Any, handle: Any) -> dict[str, object]:
     queries: dict[str, Callable[[], object]] = {
         "model": lambda: _decoded(pynvml.nvmlDeviceGetName(handle)),
@@ -358,7 +370,7 @@ def _gpu(pynvml: Any, handle: Any) -> dict[str, object]:
         "mig": lambda: _MODE[int(pynvml.nvmlDeviceGetMigMode(handle)[0])],
         "ecc": lambda: _MODE[int(pynvml.nvmlDeviceGetEccMode(handle)[0])],
         "brand": lambda: _BRANDS[int(pynvml.nvmlDeviceGetBrand(handle))],
-        "bus": lambda: "{:04x}:{:02x}:{:02x}.0".format(*_bus(pynvml, handle, 0)[:3]),
+        "bus": lambda: _bus_address(_bus(pynvml, handle, 0)),
         "links": lambda: _links_up(pynvml, handle),
         "clique": lambda: _clique(pynvml, handle),
     }

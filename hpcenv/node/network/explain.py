@@ -14,7 +14,7 @@ from hpcenv.node.network.recording import MachineRecording, addressed_of, fabric
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Environment, Manifest, Setting, Value
-from hpcenv.records.network import Fabric, NetworkDecision
+from hpcenv.records.network import FABRIC_SCHEMA, Fabric, NetworkDecision
 
 Backend = Literal["nccl", "gloo"]
 
@@ -43,7 +43,7 @@ def seen_in_recording(recording: MachineRecording) -> SeenMachine:
 
 def seen_in_facts(facts: Facts) -> SeenMachine | None:
     """Return the machine that a node of a run reported; None in facts without network hardware."""
-    if facts.fabric is None:
+    if facts.fabric is None or facts.fabric.schema != FABRIC_SCHEMA:
         return None
     first = next((route.interface for route in facts.network.routes if route.interface != "lo"), "")
     addressed = addressed_of(facts.network.interfaces, first=first)

@@ -17,6 +17,7 @@ class BadVersion:
     Attributes:
         where: `host`, or `image` for what the environment itself has.
         first, before: the range; `before` is the first version that works again, empty while there is no such one.
+        ending: only versions that end so; empty for all.
         profiles: network profiles in which it matters; empty for all.
         machine: `uname -m` of the nodes where it matters; empty for all.
         date: of the source, or when it was read.
@@ -33,6 +34,7 @@ class BadVersion:
     date: str
     profiles: tuple[str, ...] = ()
     machine: str = ""
+    ending: str = ""
 
 
 KNOWN_BAD = (
@@ -73,6 +75,19 @@ KNOWN_BAD = (
         date="2026-11-22",
     ),
     BadVersion(
+        id="ofi-for-efa",
+        component="aws-ofi-nccl",
+        where="image",
+        first="0",
+        before="",
+        ending="-aws",
+        profiles=("slingshot",),
+        what="a release for EFA that the loader finds first, as in some vendor images (NGC); tested on EFA only",
+        todo="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
+        source="aws-ofi-nccl 2daf7d3, README.md; NGC images: research notes of 2026-11-22, not read again",
+        date="2026-08-21",
+    ),
+    BadVersion(
         id="nccl-2.27.0-net-id",
         component="nccl",
         where="image",
@@ -101,7 +116,7 @@ KNOWN_BAD = (
 def matches(entry: BadVersion, version: str) -> bool:
     """Return whether a version is in the range of an entry; a version that is no number is not."""
     number = _number(version)
-    if not number:
+    if not number or not version.endswith(entry.ending):
         return False
     return _number(entry.first) <= number and (not entry.before or number < _number(entry.before))
 

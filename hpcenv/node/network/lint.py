@@ -79,6 +79,8 @@ def lint(
     rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str, nodes: int
 ) -> tuple[NetworkWarning, ...]:
     """Return what is wrong with the given variables of all nodes, and with the image's NCCL."""
+    if profile == "gloo":
+        return ()  # such a run does not use NCCL
     given = [row for row in rows if row.action in _GIVEN]
     values: dict[str, str] = {row.name: row.value for row in rows if row.action != "skip"}
     unread = {name for one in facts.values() if one.image_network is not None for name in one.image_network.unread}
@@ -99,7 +101,7 @@ def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
             yield NetworkWarning(
                 rule="lint.avoid",
                 what=f"{row.name}={row.value} ({row.origin}): {_AVOID[row.name]}",
-                todo=f"take it out, unless a measurement on this cluster shows that it helps: {row.name}",
+                todo="take it out, unless a measurement on this cluster shows that it helps",
                 source=_ENV_RST,
                 nodes=row.nodes,
             )
@@ -200,11 +202,12 @@ def _bad_image(facts: Mapping[str, Facts], profile: str) -> Iterator[NetworkWarn
             usable = entry.where == "image" and entry.machine in ("", machine) and entry.id not in seen
             usable = usable and profile in (entry.profiles or (profile,))
             version = versions.get(entry.component, "")
+            where = f" ({image.plugin})" if image is not None and entry.component == "aws-ofi-nccl" else ""
             if usable and matches(entry, version):
                 seen.add(entry.id)
                 yield NetworkWarning(
                     rule=f"known-bad.{entry.id}",
-                    what=f"{entry.component} {version}: {entry.what}",
+                    what=f"{entry.component} {version}{where}: {entry.what}",
                     todo=entry.todo,
                     source=f"{entry.source}, {entry.date}",
                 )

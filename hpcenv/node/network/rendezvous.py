@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcenv.node.network.decision import SocketInterface, decide
 from hpcenv.node.network.profiles import NetworkProfile, find_profile
 from hpcenv.records.facts import Facts, Route
 from hpcenv.records.manifest import Bind, Manifest, Setting
-from hpcenv.records.network import NetworkDecision
+from hpcenv.records.network import FABRIC_SCHEMA, NetworkDecision
 from hpcenv.records.verdict import Rendezvous
 
 # Used where several nodes are emulated on one machine, and for a single node.
@@ -64,7 +64,7 @@ def choose(
     known is a problem, and hpcenv does not guess.
     """
     first = nodes[0]
-    reported = {node: facts[node] for node in nodes if node in facts}
+    reported = {node: _readable(facts[node]) for node in nodes if node in facts}
     # Emulated nodes are one machine.
     seen = list(reported.items())[: 1 if manifest.cluster == "local" else None]
     profile = find_profile({node: found.fabric for node, found in seen}, backend=manifest.backend)
@@ -90,6 +90,12 @@ def choose(
         binds={node: decided.binds for node, decided in made.items()},
         network=network,
     )
+
+
+def _readable(facts: Facts) -> Facts:
+    """Return facts without network hardware that another schema describes: it counts as unknown."""
+    known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
+    return facts if known else replace(facts, fabric=None)
 
 
 @dataclass(frozen=True, kw_only=True)

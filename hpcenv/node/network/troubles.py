@@ -149,13 +149,6 @@ def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarn
             todo="use the site's base image, or add libfabric and aws-ofi-nccl to the Dockerfile",
             source="aws-ofi-nccl 2daf7d3, README.md, 2026-08-21",
         )
-    if profile.name == "slingshot" and image.plugin_version.endswith("-aws"):
-        yield NetworkWarning(
-            rule="image.plugin-for-efa",
-            what=f"{image.plugin} is found first, and {image.plugin_version} is a release for EFA only",
-            todo="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
-            source="aws-ofi-nccl 2daf7d3, README.md: versions that end in -aws were tested on EFA only, 2026-08-21",
-        )
 
 
 _CHECKS: tuple[Callable[[Fabric, Manifest, NetworkProfile], Iterator[NetworkWarning]], ...] = (

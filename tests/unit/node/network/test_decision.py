@@ -257,6 +257,11 @@ def test_without_facts_of_the_hardware_only_the_base_is_set(make_manifest, make_
     assert {row.rule.partition(".")[0] for row in decision.rows} == {"base"}
 
 
+def test_hardware_that_another_schema_describes_counts_as_unknown(make_manifest, make_facts):
+    newer = replace(fabric_of(machine("ib-h100")), schema=9)
+    assert mixed(make_manifest, make_facts, newer, newer).profile == "unknown"
+
+
 def test_gpus_that_cannot_be_read_are_warned_of(make_manifest, make_facts):
     fabric = fabric_of(machine("gpu-without-driver"))
     assert "gpus.unknown" in rules(mixed(make_manifest, make_facts, fabric, fabric, gpus_per_node=1))
@@ -309,6 +314,10 @@ def test_what_is_wrong_with_given_variables_is_named_and_the_value_is_kept(setti
         assert (rows(decision)[name].action, rows(decision)[name].value) == ("given", value)
 
 
+def test_a_run_without_nccl_is_not_told_about_nccl():
+    assert rules(decided("cpu-node", backend="gloo", settings=given(NCCL_ALGO="Ring"))) == []
+
+
 def test_good_settings_are_not_criticised():
     decision = decided("ib-h100", settings=given(NCCL_DEBUG="INFO", NCCL_IB_HCA="=mlx5_1", NCCL_IB_TC="106"))
     assert [rule for rule in rules(decision) if rule.startswith("lint")] == []
@@ -328,7 +337,7 @@ def test_a_value_of_the_job_that_differs_between_nodes_is_named(make_manifest, m
         )
         for node in ("n1", "n2")
     }
-    decision = rendezvous.choose(make_manifest(), ("n1", "n2"), facts, job_id="1", attempt=0).network
+    decision = rendezvous.choose(make_manifest(backend="nccl"), ("n1", "n2"), facts, job_id="1", attempt=0).network
     assert "lint.differs" in rules(decision)
 
 
@@ -357,7 +366,7 @@ def in_image(make_manifest, make_facts, name, **changes):
         ("roce-h200", {"providers": 0}, "image.verbs"),
         ("efa-p5", {"plugin": ""}, "image.plugin"),
         ("slingshot-gh200", {"libfabric": ""}, "image.plugin"),
-        ("slingshot-gh200", {"plugin_version": "1.13.2-aws"}, "image.plugin-for-efa"),
+        ("slingshot-gh200", {"plugin_version": "1.13.2-aws"}, "known-bad.ofi-for-efa"),
         ("slingshot-gh200", {"plugin_version": "1.8.1"}, "known-bad.ofi-1.8.1-image"),
         ("ib-h100", {"unread": ("NCCL_X",)}, "lint.dead"),
     ],
