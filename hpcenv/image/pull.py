@@ -219,7 +219,11 @@ def _ask_registry(request: ImageRequest, store: Store | None, on_event: OnEvent)
     on_event(Event(phase="resolve", what=str(source)))
     try:
         image = sources.resolve(
-            source, request.access, platform=request.platform, allow_floating=request.allow_floating
+            source,
+            request.access,
+            platform=request.platform,
+            allow_floating=request.allow_floating,
+            on_event=on_event,
         )
     except ImageUnavailable as error:
         earlier = None if store is None else _earlier_image(request, store)

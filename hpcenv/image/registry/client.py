@@ -33,6 +33,7 @@ from hpcenv.image.registry.login import TRANSIENT, Login, LoginRefused
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, INDEXES, MANIFEST_LIMIT, MANIFESTS, digest_of
 from hpcenv.image.registry.refusals import Refusals, one_line
 from hpcenv.image.registry.session import RegistrySession, read_in_time, retry_after
+from hpcenv.progress import Event, OnEvent, ignore
 
 __all__ = ["Client", "RegistryBlobs"]
 
@@ -55,6 +56,7 @@ class Client:
         ca_file: certificates to trust instead of the system's, PEM.
         timeout: seconds for one request, including its retries.
         login: the login that several connections share; without it the client has its own.
+        on_event: called before a request is sent again.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Client:
         ca_file: Path | None,
         timeout: float,
         login: Login | None = None,
+        on_event: OnEvent = ignore,
     ) -> None:
         self._reference = reference
         self._timeout = timeout
+        self._on_event = on_event
         self._refusals = Refusals(reference=reference, search=search, timeout=timeout)
         self._api = f"{'http' if plain_http else 'https'}://{reference.api_host}/v2/"
         make_session = functools.partial(RegistrySession, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
@@ -207,12 +211,15 @@ class Client:
                 response = self._translated(request, deadline, may_retry=not last)
             except LoginRefused as refused:
                 raise self._denied(refused) from None
-            wait = pause or 0.0
+            wait, why = pause or 0.0, "closed the connection"
             if response is not None:
+                why = f"answered with status {response.status_code}"
                 wait = max(wait, retry_after(response) or 0.0)
                 if last or response.status_code not in TRANSIENT or time.monotonic() + wait >= deadline:
                     return response
                 response.close()
+            what = f"the registry `{self._reference.api_host}` {why}: asking again in {wait:g} s"
+            self._on_event(Event(phase="note", what=what))
             time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 

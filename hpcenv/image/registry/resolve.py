@@ -21,6 +21,7 @@ from hpcenv.errors import FileUnusable
 from hpcenv.image.reference import Platform, Reference, refuse_floating
 from hpcenv.image.registry import credentials, manifests
 from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
+from hpcenv.progress import OnEvent, ignore
 
 if TYPE_CHECKING:
     from hpcenv.image.registry.client import Client, RegistryBlobs
@@ -40,6 +41,7 @@ def resolve(
     timeout: float = 30.0,
     environ: Mapping[str, str] = _NO_VARIABLES,
     ca_file: Path | None = None,
+    on_event: OnEvent = ignore,
 ) -> ResolvedImage:
     """Ask the registry which image a reference names now, and check the digests of its answers.
 
@@ -53,6 +55,7 @@ def resolve(
         environ: the user's environment, for credentials (see `credentials.find`).
         ca_file: certificates to trust instead of the system's, PEM; without it the variable
             `REQUESTS_CA_BUNDLE` of this process counts.
+        on_event: called before a request is sent again.
 
     Raises:
         SpecError: the reference floats.
@@ -66,7 +69,7 @@ def resolve(
     _check_ca(ca_file)
 
     search = credentials.find(reference.registry, reference.repository, environ)
-    client = Client(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
+    client = Client(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout, on_event=on_event)
     with contextlib.closing(client):
         client.authenticate()
         return manifests.describe(_fetch_documents(client, reference, platform), platform)

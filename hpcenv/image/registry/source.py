@@ -16,6 +16,7 @@ from hpcenv.image.registry import blobs, manifests, oci_layout
 from hpcenv.image.registry import resolve as registry
 from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
 from hpcenv.image.registry.oci_layout import LocalBlobs
+from hpcenv.progress import OnEvent, ignore
 
 if TYPE_CHECKING:
     from hpcenv.image.registry.client import RegistryBlobs
@@ -40,7 +41,14 @@ class Access:
     timeout: float = 30.0
 
 
-def resolve(source: LayeredImage, access: Access, *, platform: Platform, allow_floating: bool = False) -> ResolvedImage:
+def resolve(
+    source: LayeredImage,
+    access: Access,
+    *,
+    platform: Platform,
+    allow_floating: bool = False,
+    on_event: OnEvent = ignore,
+) -> ResolvedImage:
     """Resolve an image to digests; see `registry.resolve` and `oci_layout.resolve`.
 
     Raises:
@@ -57,6 +65,7 @@ def resolve(source: LayeredImage, access: Access, *, platform: Platform, allow_f
         timeout=access.timeout,
         environ=access.environ,
         ca_file=access.ca_file,
+        on_event=on_event,
     )
 
 

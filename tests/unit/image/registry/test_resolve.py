@@ -360,6 +360,20 @@ def test_layers_of_another_type_have_a_hint_each(served, media, hint):
     assert hint in refused(served).hint
 
 
+def test_a_request_that_is_sent_again_is_told(served):
+    """Image trial 10: a wait that nobody is told of looks like a hang."""
+    image = served.image()
+    manifest = served.paths["/v2/lab/img/manifests/1"]
+    answers = [(429, {"Retry-After": "1"}, b"{}"), (503, {}, b"{}")]
+    served.paths["/v2/lab/img/manifests/1"] = lambda _: answers.pop(0) if answers else manifest
+    events = []
+    assert ask(served, on_event=events.append).manifest_digest == image["digest"]
+    assert [event.what for event in events] == [
+        f"the registry `{served.host}` answered with status 429: asking again in 1 s",
+        f"the registry `{served.host}` answered with status 503: asking again in 1 s",
+    ]
+
+
 def test_a_token_server_without_tls_is_named_and_not_the_registry(served):
     """Fault trial R3: the registry was blamed for not speaking https."""
     other = Served()
