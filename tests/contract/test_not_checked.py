@@ -1,0 +1,55 @@
+"""README's list of what is not checked: each line has a test that changes the thing, and the verdict stays `match`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS, CORPUS = "tests/unit/submission/test_not_checked.py", "tests/corpus/corpus_not_checked.py"
+
+# How a line of the list begins -> the tests: a file, and words that name the test in it.
+SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
+    "files of the project that the copy only links to": ((RUNS, "test_a_file_that_the_copy_links_to_is_not_checked"),),
+    "data that `[[data]]` does not name": ((RUNS, "test_data_that_no_table_names_are_not_checked"),),
+    "with `--workdir live`": ((RUNS, "test_files_of_a_live_project_are_not_checked"),),
+    "files of code outside the environment": (
+        (CORPUS, "not-checked-module-below-pythonpath"),
+        (CORPUS, "not-checked-module-in-a-folder-of-a-pth-file"),
+    ),
+    "files of an editable install that git does not track": ((CORPUS, "not-checked-data-of-an-editable-install"),),
+    "files of a host environment between the check and the end": (
+        ("tests/unit/node/check/test_second_look.py", "test_a_changed_file_is_named_and_one_written_again_is_not"),
+    ),
+    "compiled files in `__pycache__`": ((CORPUS, "not-checked-compiled-file-that-fits-its-source"),),
+    "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),
+    "libraries that code opens by itself": ((CORPUS, "not-checked-library-that-code-opens-by-itself"),),
+    "caches and settings below `$HOME`": ((CORPUS, "not-checked-caches-and-settings-below-home"),),
+    "compilers on `PATH`": ((CORPUS, "not-checked-compiler-on-path-and-execute-bit"),),
+}
+
+
+def lines() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = text.partition("hpcenv does not check these")[2].partition("\n\n")[2].partition("\n\n")[0]
+    return re.findall(r"^- (.*)$", part, re.MULTILINE)
+
+
+def test_each_line_has_a_test_and_each_test_a_line() -> None:
+    found = lines()
+    assert len(found) == len(SHOWN_BY)
+    for line, start in zip(found, SHOWN_BY, strict=True):
+        assert line.startswith(start)
+
+
+@pytest.mark.parametrize("start", SHOWN_BY)
+def test_the_tests_exist(start: str) -> None:
+    for file, name in SHOWN_BY[start]:
+        assert re.search(rf'(def |name="){re.escape(name)}', (ROOT / file).read_text(encoding="utf-8")), (file, name)
+
+
+def test_every_change_of_the_corpus_that_is_not_checked_has_a_line() -> None:
+    names = set(re.findall(r'name="(not-checked-[a-z-]+)"', (ROOT / CORPUS).read_text(encoding="utf-8")))
+    assert names == {name for tests in SHOWN_BY.values() for file, name in tests if file == CORPUS}
