@@ -32,6 +32,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- JobFailed            24   a function's run ended without a result
     |- RunEndUnknown        25   a waited run ended, and its exit status is unknown
     |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
+    |- NotAccepted          29   the project asks for what the user has not accepted
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -350,6 +351,13 @@ class RebuildDiffers(HpcenvError):
 
     code = "rebuild-differs"
     exit_status = 28
+
+
+class NotAccepted(HpcenvError):
+    """The project asks for something outside itself that the user has not accepted; nothing was started."""
+
+    code = "not-accepted"
+    exit_status = 29
 
 
 class WaitTimeout(HpcenvError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcenv.api.here import open_project, project_folder
+from hpcenv.api.here import open_project, project_folder, require_accepted
 from hpcenv.locking import lock as locking
 from hpcenv.locking.lock import CheckResult, LockResult
 from hpcenv.project import init as project_init
@@ -29,7 +29,9 @@ def init(
         WouldOverwrite: the folder has one already.
         UsageError: a value that the file cannot hold.
     """
-    return project_init.init(project_folder(project), image=image, python=python, plain_http=tuple(plain_http))
+    return project_init.init(
+        project_folder(project), environ=os.environ, image=image, python=python, plain_http=tuple(plain_http)
+    )
 
 
 def lock(
@@ -41,6 +43,8 @@ def lock(
     pins: str | Path | None = None,
     wheels: bool = True,
     allow_floating: bool = False,
+    plain_http: Sequence[str] = (),
+    accept: str | None = None,
 ) -> LockResult:
     """Resolve the environment of a project and write its lockfile: `hpcenv lock`.
 
@@ -51,17 +55,24 @@ def lock(
         pins: pylock.toml, requirements.txt or uv.lock that the environment must agree with; relative to `project`.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
+        plain_http: registries without TLS, each as HOST:PORT. They get your saved password; those of hpcenv.toml do
+            not.
+        accept: digest of what the project asks of this machine, if you have not accepted it yet.
 
     Raises:
+        NotAccepted: the project asks for something that you have not accepted.
         PinsDiffer: something else is installed than was pinned.
         HpcenvError: the image or the environment cannot be read. The old lockfile stays as it is.
     """
+    workspace = open_project(project)
+    require_accepted(workspace, accept)
     return locking.lock(
-        open_project(project),
+        workspace,
         environ=os.environ,
         report=lambda _line: None,
         name=lock,
         allow_floating=allow_floating,
+        plain_http=tuple(plain_http),
         upgrade=upgrade,
         level="deep" if deep else "full",
         pins=_path(project, pins),
@@ -69,18 +80,24 @@ def lock(
     )
 
 
-def check_lock(project: str | Path = ".", *, lock: str = DEFAULT_LOCK, pins: str | Path | None = None) -> CheckResult:
+def check_lock(
+    project: str | Path = ".", *, lock: str = DEFAULT_LOCK, pins: str | Path | None = None, accept: str | None = None
+) -> CheckResult:
     """Return whether a lockfile is stale, and why: `hpcenv lock --check`. It asks no registry and no index.
 
     Args:
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
         pins: as for `lock`.
+        accept: as for `lock`; the Python of `image = "host"` is started.
 
     Raises:
+        NotAccepted: as for `lock`.
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
         PinsDiffer: the lockfile is fresh, and something else is installed than was pinned.
     """
-    return locking.check_lock(open_project(project), environ=os.environ, name=lock, pins=_path(project, pins))
+    workspace = open_project(project)
+    require_accepted(workspace, accept)
+    return locking.check_lock(workspace, environ=os.environ, name=lock, pins=_path(project, pins))
 
 
 def _path(project: str | Path, path: str | Path | None) -> Path | None:

@@ -44,6 +44,7 @@ class Executor(ScriptExecutor):
         max_pickle_size_gb: the most that a function and its arguments may need.
         python: not possible: the Python is that of the lockfile.
         project: folder of hpcenv.toml.
+        accept: digest of what the project asks of this machine, if you have not accepted it yet.
         parameters: as for `update_parameters`.
     """
 
@@ -55,6 +56,7 @@ class Executor(ScriptExecutor):
         python: str | None = None,
         *,
         project: str | Path = ".",
+        accept: str | None = None,
         **parameters: Any,
     ) -> None:
         if python is not None:
@@ -65,6 +67,7 @@ class Executor(ScriptExecutor):
             folder, environ=os.environ, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb
         )
         self.project = project
+        self.accept = accept
         self.update_parameters(**parameters)
 
     @classmethod
@@ -116,6 +119,7 @@ class Executor(ScriptExecutor):
             project=self.project,
             max_num_timeout=self.max_num_timeout,
             max_pickle_size_gb=self.max_pickle_size_gb,
+            accept=self.accept,
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from submitit.core import utils
 
 from hpcenv.api.function_job import FunctionJob, remember_run
-from hpcenv.api.here import open_here
+from hpcenv.api.here import open_here, require_accepted
 from hpcenv.api.parameters import FunctionOptions
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
@@ -50,7 +50,7 @@ class FunctionSubmission:
         options: what the parameters of the executor mean.
         folder: of the executor, with submitit's `%j`, `%A` and `%a`.
         project: folder of hpcenv.toml.
-        max_num_timeout, max_pickle_size_gb: see `Executor`.
+        max_num_timeout, max_pickle_size_gb, accept: see `Executor`.
     """
 
     submissions: tuple[utils.DelayedSubmission, ...]
@@ -59,6 +59,7 @@ class FunctionSubmission:
     project: str | Path
     max_num_timeout: int
     max_pickle_size_gb: float
+    accept: str | None = None
 
     @property
     def shared_folder(self) -> Path:
@@ -76,6 +77,7 @@ class FunctionSubmission:
         if len(self.submissions) > 1 and self._is_local():
             return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
         prepared = self._prepared
+        require_accepted(prepared.workspace, self.accept)
         self.shared_folder.mkdir(parents=True, exist_ok=True)
         return self._submit_array(prepared) if len(self.submissions) > 1 else [self._submit_one(prepared)]
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcenv.project import acceptance
 from hpcenv.project.context import Context, cache_folder, user_folder
 from hpcenv.project.workspace import Workspace, open_workspace
 
@@ -49,3 +50,17 @@ def open_project(project: str | Path = ".") -> Workspace:
         default_store=cache / "store",
         trusted_owners=tuple(os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split()),
     )
+
+
+def require_accepted(workspace: Workspace, accept: str | None) -> None:
+    """Refuse a project that asks for what the user has not accepted. A program cannot answer a question.
+
+    Args:
+        accept: the digest of the list that the user accepts; None without one.
+
+    Raises:
+        NotAccepted: with the list and its digest.
+    """
+    asked = acceptance.asked_by(workspace)
+    hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'
+    acceptance.require(asked, workspace.root, os.environ, given=accept, hint=hint)

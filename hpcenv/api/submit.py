@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcenv.api.here import open_here
+from hpcenv.api.here import open_here, require_accepted
 from hpcenv.api.job import Job
 from hpcenv.project.option_types import SubmitKeywords
 from hpcenv.submission import plan_job as planning
@@ -41,21 +41,34 @@ def plan_job(
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
+    if given.locked:
+        # Only this starts a program of the project: its Python.
+        require_accepted(workspace, None)
     return planning.plan_job(workspace, given, context)
 
 
 def submit(
-    script: str | Path, args: Sequence[object] = (), *, project: str | Path = ".", **options: Unpack[SubmitKeywords]
+    script: str | Path,
+    args: Sequence[object] = (),
+    *,
+    project: str | Path = ".",
+    accept: str | None = None,
+    **options: Unpack[SubmitKeywords],
 ) -> Job:
     """Submit a script that torchrun starts on every node, in the locked environment: `hpcenv submit`.
 
     Arguments and errors are those of `plan_job`.
 
+    Args:
+        accept: digest of what the project asks of this machine, if you have not accepted it yet.
+
     Raises:
+        NotAccepted: the project asks for something that you have not accepted.
         SubmitRejected, ToolMissing: nothing is queued, and no run folder is left.
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
+    require_accepted(workspace, accept)
     return Job(submit_plan(planning.plan_job(workspace, given, context), context).run_folder)
 
 
@@ -66,6 +79,7 @@ def sweep(
     over: Mapping[str, Sequence[object]],
     max_parallel: int | None = None,
     project: str | Path = ".",
+    accept: str | None = None,
     **options: Unpack[SubmitKeywords],
 ) -> tuple[Job, ...]:
     r"""Submit a run for every combination of values, as one job array: `hpcenv submit --sweep`.
@@ -74,6 +88,7 @@ def sweep(
         args: `{NAME}` in them stands for a value. A name that is in none of them is appended as `--NAME=VALUE`.
         over: name -> its values; the last name varies fastest.
         max_parallel: how many run at a time.
+        accept: as for `submit`.
 
     Returns:
         One job for each element, in the order of their indices.
@@ -81,5 +96,6 @@ def sweep(
     axes = tuple(f"{name}=" + ",".join(str(value).replace(",", r"\,") for value in over[name]) for name in over)
     given = replace(from_keywords(str(script), args, options), sweep=axes, max_parallel=max_parallel)
     workspace, context = open_here(project, command_of(given))
+    require_accepted(workspace, accept)
     result = submit_sweep(plan_sweep(workspace, given, context), context)
     return tuple(Job(result.run_folder / element.folder) for element in result.elements)

@@ -6,11 +6,12 @@ from hpcenv.cli import _render
 from hpcenv.cluster.node_types import estimate_start
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
 
-def show(options: SubmitOptions, context: Context, *, alone: bool, as_json: bool) -> int:
+def show(workspace: Workspace, options: SubmitOptions, context: Context, *, alone: bool, as_json: bool) -> int:
     """Print Slurm's estimate; nothing is queued and nothing is written.
 
     Args:
@@ -23,7 +24,7 @@ def show(options: SubmitOptions, context: Context, *, alone: bool, as_json: bool
         raise UsageError("`--test-only` cannot be combined with --dry-run or --wait", why="it submits nothing")
     if options.sweep or options.array is not None:
         raise UsageError("`--test-only` is for one run", hint="leave out --sweep or --array")
-    plan = plan_job(_render.open_project(), options, context)
+    plan = plan_job(workspace, options, context)
     if plan.manifest.cluster == "local":
         raise UsageError("`--test-only` asks Slurm", why="on this machine a run starts at once (--cluster local)")
     found = estimate_start(plan.script, context.environ)

@@ -10,6 +10,7 @@ from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
+from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions, value_of
 
@@ -17,7 +18,9 @@ from hpcenv.submission.request import SubmitOptions, value_of
 _NOT_HERE = ("name", "runs_dir", "cluster", "sweep", "array", "max_parallel", "chain", "stage_data", "dependency")
 
 
-def run(options: SubmitOptions, context: Context, output: str, *, alone: bool, as_json: bool) -> int:
+def run(
+    workspace: Workspace, options: SubmitOptions, context: Context, output: str, *, alone: bool, as_json: bool
+) -> int:
     """Write the folder and print what it needs; return the exit status.
 
     Args:
@@ -32,7 +35,7 @@ def run(options: SubmitOptions, context: Context, output: str, *, alone: bool, a
         word = typed[0] if typed else "--wait, --dry-run or --test-only"
         raise UsageError(f"`--export` does not go together with {word}", why="the folder is submitted later")
     folder = Path(os.path.abspath(context.cwd / output))
-    result = export_job(_render.open_project(), options, context, folder)
+    result = export_job(workspace, options, context, folder)
     if as_json:
         _render.success("submit", result)
         return 0

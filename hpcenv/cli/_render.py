@@ -134,6 +134,11 @@ class Where:
             trusted_owners=self._owners(),
         )
 
+    @property
+    def is_projects(self) -> bool:
+        """Whether hpcenv.toml may name the store: nothing that the user said does."""
+        return self._named() is None
+
     def place(self) -> StorePlace:
         """Return where images are kept: `--store`, HPCENV_STORE, the project's `[paths] store`, the cache."""
         here, named = cwd(), self._named()

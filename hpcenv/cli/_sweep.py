@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _render
 from hpcenv.cli._wait import Wait
 from hpcenv.errors import Command, Interrupted, RunEndUnknown, Status
+from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import encode_record
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.sweep_job import (
@@ -28,10 +30,15 @@ from hpcenv.submission.sweep_job import (
 _ROWS = 40
 
 
-def submit(options: SubmitOptions, context: Context, *, dry_run: bool, wait: Wait | None, as_json: bool) -> int:
+def submit(
+    workspace: Workspace, options: SubmitOptions, context: Context, *, dry_run: bool, wait: Wait | None, as_json: bool
+) -> int:
     """Plan a sweep, submit it, and follow it with `wait`; return the exit status."""
-    plan = plan_sweep(_render.open_project(), options, context)
-    return carry_out(plan, context, by_name=options.runs_dir is None, dry_run=dry_run, wait=wait, as_json=as_json)
+    plan = plan_sweep(workspace, options, context)
+    if not dry_run:
+        _accept.remember_typed(workspace, options)
+    review = _accept.reviewed(workspace) if dry_run else None
+    return carry_out(plan, context, by_name=options.runs_dir is None, review=review, wait=wait, as_json=as_json)
 
 
 def carry_out(
@@ -39,19 +46,20 @@ def carry_out(
     context: Context,
     *,
     by_name: bool,
-    dry_run: bool,
+    review: Review | None,
     wait: Wait | None,
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a planned sweep, or show it with `dry_run`, and follow it with `wait`; return the exit status.
+    """Submit a planned sweep, or show it for a dry run, and follow it with `wait`; return the exit status.
 
     Args:
         by_name: whether commands find the sweep by its name; with --runs-dir they need its folder.
+        review: what the project asks, for a dry run; None submits.
         verb: name of the command, for the JSON envelope.
     """
-    if dry_run:
-        _show_plan(plan, as_json=as_json, verb=verb)
+    if review is not None:
+        _show_plan(plan, review, as_json=as_json, verb=verb)
         return 0
     return go_on(submit_sweep(plan, context), by_name=by_name, wait=wait, as_json=as_json, verb=verb)
 
@@ -78,7 +86,7 @@ def go_on(
         raise Interrupted(f"interrupted; {result.run} continues", hint=hint) from stop
 
 
-def _show_plan(plan: SweepPlan, *, as_json: bool, verb: str) -> None:
+def _show_plan(plan: SweepPlan, review: Review, *, as_json: bool, verb: str) -> None:
     first = element_plan(plan, plan.record.elements[0])
     if as_json:
         _render.success(
@@ -90,11 +98,13 @@ def _show_plan(plan: SweepPlan, *, as_json: bool, verb: str) -> None:
                 "first": {"script": first.script, "manifest": first.manifest},
                 "shape": plan.shape,
                 "notes": plan.plan.notes,
+                "acceptance": review,
             },
         )
         return
     for note in plan.plan.notes:
         _render.tell(f"note: {note}")
+    _accept.show(review)
     _render.tell(f"dry run: {plan.shape}; nothing is written")
     rows = [
         [element.folder, *element.values.values(), _render.quoted(plan.arguments[element.index])]

@@ -8,7 +8,7 @@ import time
 import click
 
 from hpcenv import size
-from hpcenv.cli import _duration, _render
+from hpcenv.cli import _accept, _duration, _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import FileUnusable
 from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clean
@@ -29,6 +29,7 @@ from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clea
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N runs.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove without asking for confirmation.")
+@_accept.option
 @_render.json_option
 def command(
     run: tuple[str, ...],
@@ -38,6 +39,7 @@ def command(
     keep: int | None,
     dry_run: bool,
     yes: bool,
+    accept: str | None,
     as_json: bool,
 ) -> int:
     """Remove run folders, and packed data that no run needs any more.
@@ -54,6 +56,8 @@ def command(
         _show(plan)
     done = None
     if plan.removals and not dry_run:
+        if runs is None and not run:
+            _accept.require_paths(accept, as_json=as_json)
         if not yes:
             _render.consent(f"{len(plan.removals)} folders and files", as_json=as_json)
         done = clean(plan, environ=os.environ)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from hpcenv.cli import _render
@@ -15,7 +17,7 @@ from hpcenv.project.init import init
 @_render.json_option
 def command(image: str, python: str | None, plain_http: tuple[str, ...], as_json: bool) -> None:
     """Write a commented hpcenv.toml into the current folder."""
-    result = init(_render.cwd(), image=image, python=python, plain_http=plain_http)
+    result = init(_render.cwd(), environ=os.environ, image=image, python=python, plain_http=plain_http)
     if as_json:
         _render.success("init", result)
         return

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _progress, _render
+from hpcenv.cli import _accept, _progress, _render
+from hpcenv.cli.image import _conversion
 from hpcenv.errors import LockfileStale, UsageError
 from hpcenv.locking.lock import check_lock, lock
 from hpcenv.progress import Event
 from hpcenv.project import stale
+from hpcenv.project.workspace import Workspace
 
 
 @click.command("lock")
@@ -39,8 +41,10 @@ from hpcenv.project import stale
     is_flag=True,
     help="Accept an image without a tag or with the tag `latest`. Same as allow-floating in hpcenv.toml.",
 )
+@_conversion.plain_http
+@_accept.option
 @_render.json_option
-def command(name: str, check: bool, as_json: bool, pins: str | None, **options: Any) -> int:
+def command(name: str, check: bool, as_json: bool, pins: str | None, accept: str | None, **options: Any) -> int:
     """Resolve the environment and write its lockfile.
 
     Resolves the image's tag to digests, makes the SIF, and reads Python, torch, libraries
@@ -49,10 +53,14 @@ def command(name: str, check: bool, as_json: bool, pins: str | None, **options: 
     with 21 when the installed packages differ from those in --from FILE.
     """
     path = None if pins is None else Path(os.path.abspath(_render.cwd() / pins))
-    if not check:
-        return _lock(name, as_json, pins=path, **options)
-    _refuse_with_check(options)
-    return _check(name, as_json, path)
+    if check:
+        _refuse_with_check(options)
+    workspace = _render.open_project()
+    # Both start the Python of `image = "host"`.
+    _accept.require(workspace, accept, as_json=as_json)
+    if check:
+        return _check(workspace, name, as_json, path)
+    return _lock(workspace, name, as_json, pins=path, **options)
 
 
 def _refuse_with_check(options: dict[str, Any]) -> None:
@@ -67,9 +75,17 @@ def _refuse_with_check(options: dict[str, Any]) -> None:
 
 
 def _lock(
-    name: str, as_json: bool, *, upgrade: bool, deep: bool, pins: Path | None, no_wheels: bool, allow_floating: bool
+    workspace: Workspace,
+    name: str,
+    as_json: bool,
+    *,
+    upgrade: bool,
+    deep: bool,
+    pins: Path | None,
+    no_wheels: bool,
+    allow_floating: bool,
+    plain_http: tuple[str, ...],
 ) -> int:
-    workspace = _render.open_project()
     with _progress.shown(as_json=as_json) as on_event:
         result = lock(
             workspace,
@@ -78,6 +94,7 @@ def _lock(
             on_event=on_event,
             name=name,
             allow_floating=allow_floating,
+            plain_http=plain_http,
             upgrade=upgrade,
             level="deep" if deep else "full",
             pins=pins,
@@ -109,8 +126,7 @@ def _lock(
     return 0
 
 
-def _check(name: str, as_json: bool, pins: Path | None) -> int:
-    workspace = _render.open_project()
+def _check(workspace: Workspace, name: str, as_json: bool, pins: Path | None) -> int:
     result = check_lock(workspace, environ=os.environ, name=name, pins=pins)
     problem = None
     if not result.fresh:

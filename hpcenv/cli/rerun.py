@@ -10,12 +10,14 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _render, _sweep
+from hpcenv.cli import _accept, _render, _sweep
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._dashes import WithDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import UsageError
+from hpcenv.project import acceptance
+from hpcenv.project.acceptance import Asked
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
 from hpcenv.records.files import load_record
@@ -41,6 +43,7 @@ class _Command(WithDashes, GroupedCommand):
 @click.option("--failed", is_flag=True, help="Of a sweep, only the runs that failed. They run in their own folders.")
 @click.option("--allow-changed", is_flag=True, help="Submit even if script, code or SIF have changed since the run.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
+@_accept.option
 @wait_options
 @_render.json_option
 @click.pass_context
@@ -52,6 +55,7 @@ def command(
     failed: bool,
     allow_changed: bool,
     dry_run: bool,
+    accept: str | None,
     wait: bool,
     timeout: float | None,
     as_json: bool,
@@ -75,10 +79,15 @@ def command(
     if failed:
         words = _typed_words(given, without, allow_changed=allow_changed)
         by_name = params["runs_dir"] is None
+        if not dry_run:
+            _accept.require(_render.open_project(), accept, as_json=as_json)
         return _rerun_failed(found, words, by_name=by_name, dry_run=dry_run, wait=waiting, as_json=as_json)
     old = _old_options(found)
     new = rerun.change(old, given, without, after_dashes())
-    return _again(found, old, new, allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json)
+    recorded = acceptance.asked_by_options(rerun.only_recorded(new, given), "request.json of the run")
+    return _again(
+        found, old, new, recorded, accept, allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json
+    )
 
 
 def _old_options(found: Run | Sweep) -> SubmitOptions:
@@ -104,8 +113,8 @@ def _folder(found: Run | Sweep) -> Path:
 
 
 def _again(
-    found: Run | Sweep, old: SubmitOptions, new: SubmitOptions, *, allow_changed: bool, dry_run: bool,
-    wait: Wait | None, as_json: bool,
+    found: Run | Sweep, old: SubmitOptions, new: SubmitOptions, recorded: Sequence[Asked], accept: str | None,
+    *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Submit the new run, or show it; return the exit status."""
     folder = _folder(found)
@@ -115,6 +124,10 @@ def _again(
         new = replace(new, name=rerun.free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
     context = rerun.context_again(submit_cli.context_of(), before, request.command_of(new))
     workspace = _render.open_project(context.cwd)
+    if not dry_run:
+        _accept.require(workspace, accept, as_json=as_json, more=recorded)
+        _accept.remember_typed(workspace, new)
+    review = _accept.reviewed(workspace, recorded) if dry_run else None
     other_lock = new.lock != old.lock
     if not as_json:
         _tell_changes(folder.name, rerun.changes(old, new))
@@ -125,13 +138,11 @@ def _again(
         sweep = plan_sweep(workspace, new, context)
         _tell_inputs(rerun.require_same_inputs(before, sweep.plan, allow=allow_changed, other_lock=other_lock), as_json)
         return _sweep.carry_out(
-            sweep, context, by_name=by_name, dry_run=dry_run, wait=wait, as_json=as_json, verb="rerun"
+            sweep, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
         )
     plan = plan_job(workspace, new, context)
     _tell_inputs(rerun.require_same_inputs(before, plan, allow=allow_changed, other_lock=other_lock), as_json)
-    return submit_cli.carry_out(
-        plan, context, by_name=by_name, dry_run=dry_run, wait=wait, as_json=as_json, verb="rerun"
-    )
+    return submit_cli.carry_out(plan, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun")
 
 
 def _typed_words(given: Mapping[str, Any], without: Sequence[str], *, allow_changed: bool) -> list[str]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _render
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import Command, Interrupted
+from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
 from hpcenv.records.codec import encode_record
 from hpcenv.submission.plan import Plan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--export", metavar="DIR", help="Write a folder that a person without hpcenv can submit. Nothing is submitted."
 )
+@_accept.option
 @wait_options
 @_render.json_option
 def command(
@@ -38,6 +40,7 @@ def command(
     wait: bool,
     timeout: float | None,
     export: str | None,
+    accept: str | None,
     as_json: bool,
     **params: Any,
 ) -> int:
@@ -51,23 +54,30 @@ def command(
     """  # noqa: D301  (click's mark for "do not wrap")
     waiting = wait_of(wait, timeout)
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
+    workspace = _render.open_project()
+    # --locked starts the Python of `image = "host"`. A dry run and --test-only start and queue nothing.
+    if options.locked or not (dry_run or test_only):
+        _accept.require(workspace, accept, as_json=as_json)
     # Each mode is imported when it is used, like a command: a dry run needs none of them.
     if export is not None:
         from hpcenv.cli import _export
 
         alone = not (test_only or dry_run or wait)
-        return _export.run(options, context, export, alone=alone, as_json=as_json)
+        return _export.run(workspace, options, context, export, alone=alone, as_json=as_json)
     if test_only:
         from hpcenv.cli import _estimate
 
-        return _estimate.show(options, context, alone=not (dry_run or wait), as_json=as_json)
+        return _estimate.show(workspace, options, context, alone=not (dry_run or wait), as_json=as_json)
     if options.sweep or options.array is not None:
         from hpcenv.cli import _sweep
 
-        return _sweep.submit(options, context, dry_run=dry_run, wait=waiting, as_json=as_json)
-    plan = plan_job(_render.open_project(), options, context)
+        return _sweep.submit(workspace, options, context, dry_run=dry_run, wait=waiting, as_json=as_json)
+    plan = plan_job(workspace, options, context)
+    if not dry_run:
+        _accept.remember_typed(workspace, options)
+    review = _accept.reviewed(workspace) if dry_run else None
     by_name = options.runs_dir is None
-    return carry_out(plan, context, by_name=by_name, dry_run=dry_run, wait=waiting, as_json=as_json)
+    return carry_out(plan, context, by_name=by_name, review=review, wait=waiting, as_json=as_json)
 
 
 def carry_out(
@@ -75,19 +85,20 @@ def carry_out(
     context: Context,
     *,
     by_name: bool,
-    dry_run: bool,
+    review: Review | None,
     wait: Wait | None,
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a plan, or show it with `dry_run`, and follow the run with `wait`; return the exit status.
+    """Submit a plan, or show it for a dry run, and follow the run with `wait`; return the exit status.
 
     Args:
         by_name: whether commands find the run by its name; with --runs-dir they need its folder.
+        review: what the project asks, for a dry run; None submits.
         verb: name of the command, for the JSON envelope.
     """
-    if dry_run:
-        _show_plan(plan, as_json=as_json, verb=verb)
+    if review is not None:
+        _show_plan(plan, review, as_json=as_json, verb=verb)
         return 0
     from hpcenv.submission.submit import submit
 
@@ -121,14 +132,15 @@ def context_of() -> Context:
     )
 
 
-def _show_plan(plan: Plan, *, as_json: bool, verb: str = "submit") -> None:
+def _show_plan(plan: Plan, review: Review, *, as_json: bool, verb: str = "submit") -> None:
     """Print script and manifest exactly as `submit` would write them."""
     if as_json:
         data = {"script": plan.script, "manifest": plan.manifest, "shape": plan.request.shape, "notes": plan.notes}
-        _render.success(verb, data)
+        _render.success(verb, {**data, "acceptance": review})
         return
     for note in plan.notes:
         _render.tell(f"note: {note}")
+    _accept.show(review)
     _render.tell(f"dry run: {plan.request.shape}; nothing is written")
     if plan.script:
         _render.tell("---- job.sbatch")

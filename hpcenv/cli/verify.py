@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _render
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
 from hpcenv.node.check import verdict_table
@@ -46,8 +46,9 @@ from hpcenv.submission.verify import outcome, verify, with_notes
 @click.option("--partition", help="Slurm partition of the job, with --nodes.")
 @click.option("--account", help="Slurm account of the job, with --nodes.")
 @click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
+@_accept.option
 @_render.json_option
-def command(nodes: int | None, as_json: bool, strict: bool, **options: Any) -> int:
+def command(nodes: int | None, as_json: bool, strict: bool, accept: str | None, **options: Any) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
     Exit status: 0 match; 90 a field that must match differs; 91 such a field could not be
@@ -56,6 +57,7 @@ def command(nodes: int | None, as_json: bool, strict: bool, **options: Any) -> i
     """
     _refuse_without_effect(nodes, options)
     workspace = _render.open_project()
+    _accept.require(workspace, accept, as_json=as_json)
     level: Level | None = "deep" if options["deep"] else None
     started = time.monotonic()
     if nodes is None:

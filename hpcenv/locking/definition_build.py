@@ -117,6 +117,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
         HpcenvError: see `apptainer_build.build_definition`.
     """
     plain_http = _uses_plain_http(build)
+    registries = {reference.registry for reference in _registry_sources(build).values()}
     images = _resolve_sources(build, on_event)
     digests = {origin: image.manifest_digest for origin, image in images.items()}
     if build.access.ca_file is not None:
@@ -130,6 +131,8 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
         store.lease(lease, purpose=f"builds {build.name}", timeout=60, on_event=on_event),
         store.scratch(1 << 30, purpose="build the definition file") as folder,
     ):
+        if registries & set(build.access.without_password):
+            environ = _without_logins(environ, folder)
         made = apptainer_build.build_definition(
             apptainer=apptainer.find(environ.get("PATH")),
             text=build.text,
@@ -184,6 +187,17 @@ def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:
         ),
         made=made,
     )
+
+
+def _without_logins(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return an environment in which Apptainer finds no saved password; `folder` has no file for it."""
+    (folder / "no-login.json").write_text("{}")
+    files = dict.fromkeys(("APPTAINER_AUTHFILE", "REGISTRY_AUTH_FILE"), str(folder / "no-login.json"))
+    folders = dict.fromkeys(("APPTAINER_CONFIGDIR", "DOCKER_CONFIG"), str(folder))
+    kept = {
+        name: value for name, value in environ.items() if not name.endswith(("_DOCKER_USERNAME", "_DOCKER_PASSWORD"))
+    }
+    return {**kept, **files, **folders}
 
 
 def _registry_sources(build: DefinitionBuild) -> dict[str, Reference]:

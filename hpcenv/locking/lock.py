@@ -111,6 +111,7 @@ def lock(
     on_event: OnEvent = ignore,
     name: str = DEFAULT_LOCK,
     allow_floating: bool = False,
+    plain_http: tuple[str, ...] = (),
     upgrade: bool = False,
     level: Level = "full",
     pins: Path | None = None,
@@ -125,6 +126,7 @@ def lock(
         on_event: called with the progress of an image's conversion.
         name: which lockfile, `lockfiles/NAME.lock.toml`.
         allow_floating: accept a reference that names another image every few weeks.
+        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
         upgrade: ask the registry again which image the tag names; otherwise a locked image
             stays locked, as `uv lock` keeps versions.
         level: `full`, or `deep` to import torch and record what the loader really maps.
@@ -151,10 +153,12 @@ def lock(
             before=None if upgrade else before,
             environ=environ,
             on_event=on_event,
-            options=BuildOptions(allow_floating=allow_floating),
+            options=BuildOptions(allow_floating=allow_floating, plain_http=plain_http),
         )
         environment, container = container_environment(workspace, made.path, gpus=False), made.container
-    report(f"reading {environment.sif or environment.python}")
+    named = f"starting {environment.python}, which `python` in {workspace.spec} names, and reading its packages"
+    by_project = workspace.project.on_host and workspace.project.python is not None
+    report(named if by_project else f"reading {environment.sif or environment.python}")
     kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
     if kept is not None and container is not None:
         container = replace(container, sif=kept)

@@ -50,11 +50,13 @@ class BuildOptions:
         convert: how to convert an image with layers.
         allow_floating: accept an image that may be different tomorrow.
         binds: folders of the host that the build of a definition file sees.
+        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
     """
 
     convert: ConvertOptions = field(default_factory=ConvertOptions)
     allow_floating: bool = False
     binds: tuple[Bind, ...] = ()
+    plain_http: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ def _make_from_layers(
     request = ImageRequest(
         source=_pinned(workspace, source, locked, on_event),
         platform=project_platform(workspace),
-        access=_access(workspace, environ),
+        access=registry_access(workspace, environ, typed=options.plain_http),
         allow_floating=options.allow_floating or workspace.project.allow_floating,
     )
     place = workspace.store_place
@@ -187,8 +189,19 @@ def _pinned(
     return pinned
 
 
-def _access(workspace: Workspace, environ: Mapping[str, str]) -> Access:
-    return Access(plain_http=tuple(workspace.project.plain_http), ca_file=ca_file(workspace), environ=environ)
+def registry_access(workspace: Workspace, environ: Mapping[str, str], *, typed: tuple[str, ...] = ()) -> Access:
+    """Return how to connect to the registries of a project.
+
+    Args:
+        typed: registries without TLS that the user named himself: only these get a saved password without TLS.
+    """
+    named = workspace.project.plain_http
+    return Access(
+        plain_http=(*typed, *named),
+        without_password=tuple(host for host in named if host not in typed),
+        ca_file=ca_file(workspace),
+        environ=environ,
+    )
 
 
 def _has_recorded_bytes(image: Converted | StoredImage) -> bool:
@@ -320,7 +333,7 @@ def _make_from_definition(
         text=read_definition(path),
         name=str(source),
         platform=project_platform(workspace),
-        access=_access(workspace, environ),
+        access=registry_access(workspace, environ, typed=options.plain_http),
         allow_floating=options.allow_floating or workspace.project.allow_floating,
         binds=options.binds,
     )

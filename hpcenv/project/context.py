@@ -42,3 +42,11 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of files that hpcenv can compute again (XDG Base Directory Specification 0.8)."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcenv"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of files that hpcenv cannot compute again (XDG Base Directory Specification 0.8)."""
+    # The specification: a path that is not absolute is ignored.
+    named = environ.get("XDG_STATE_HOME", "")
+    home = Path(environ.get("HOME") or Path.home())
+    return (Path(named) if named.startswith("/") else home / ".local" / "state") / "hpcenv"

@@ -5,11 +5,14 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.errors import UsageError, WouldOverwrite
+from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
+from hpcenv.project import acceptance
 from hpcenv.project.spec import TEMPLATE
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.records.files import write_text
@@ -24,11 +27,17 @@ class InitResult:
 
 
 def init(
-    folder: Path, *, image: str = "host", python: str | None = None, plain_http: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    environ: Mapping[str, str],
+    image: str = "host",
+    python: str | None = None,
+    plain_http: tuple[str, ...] = (),
 ) -> InitResult:
-    """Write hpcenv.toml into `folder`.
+    """Write hpcenv.toml into `folder`, and accept what it asks of this machine: the user typed it.
 
     Args:
+        environ: the user's environment, for the folder of what he accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
         python: the interpreter; None leaves the default as a comment.
         plain_http: registries that are used without TLS, each as HOST:PORT.
@@ -50,8 +59,13 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(text, path)
     try:
-        open_workspace(folder)
+        workspace = open_workspace(folder)
     except BaseException:
         path.unlink()
         raise
+    # Not the site profiles and the batch template that the folder may have.
+    written = tuple(one for one in acceptance.asked_by(workspace) if one.key in ("python", "image"))
+    # Without that folder, the next command asks.
+    with contextlib.suppress(FileUnusable):
+        acceptance.keep(written, folder, environ)
     return InitResult(path=path, image=image)

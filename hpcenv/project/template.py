@@ -1,4 +1,4 @@
-"""Templates: text files with holes, filled purely.
+"""Templates: text files with holes, filled purely; and where those of hpcenv are.
 
 Runs on: LOGIN NODE.
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from hpcenv.errors import UsageError
 
@@ -54,3 +55,10 @@ def fill(
         problems = [f"@{{{hole}}} is unknown" for hole in missing] + [f"@{{{hole}}} is missing" for hole in surplus]
         raise UsageError(f"the {name} does not fit", why="\n".join(problems))
     return _HOLE.sub(lambda hole: values[hole[1]], template)
+
+
+def built_in(name: str) -> Path:
+    """Return the path of one of hpcenv's batch templates."""
+    package = Path(__file__).parents[1]
+    installed = package / "_data" / "sbatch_templates" / name
+    return installed if installed.exists() else package.parent / "sbatch_templates" / name

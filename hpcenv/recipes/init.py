@@ -20,8 +20,9 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
-from hpcenv.image.reference import parse_reference
-from hpcenv.image.registry import resolve as registry
+from hpcenv.image.reference import Platform, parse_reference
+from hpcenv.image.registry import source
+from hpcenv.image.registry.source import Access
 from hpcenv.locking.pins import marker_environment, read_pins
 from hpcenv.node.check import compat, sif
 from hpcenv.project import toml_files
@@ -88,7 +89,7 @@ def init(
         pylock: pylock.toml, uv.lock or requirements with hashes; None to ask pip's index now.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
             contain the Python if it is not the distribution's; the build checks that.
-        plain_http: registries that are contacted without TLS.
+        plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
         compat_file: compatibility table to use in place of the one in hpcenv.
         force: replace files that hpcenv did not write.
 
@@ -111,7 +112,9 @@ def init(
     combination = choose(table, torch=torch, cuda=cuda, python=python, distribution=distribution)
     # Before a registry is contacted.
     notes = [] if pins is None else [*check_pins(pins, combination)]
-    found = find_base(base or combination.default_base, environ=environ, plain_http=plain_http)
+    found = find_base(
+        base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
+    )
     if pins is None:
         pins, resolved = resolve(combination, environ)
         notes += [*resolved, *check_pins(pins, combination)]
@@ -195,13 +198,16 @@ def _refuse_overwriting(folder: Path, names: Mapping[str, str], *, force: bool) 
 # -- the base -------------------------------------------------------------------------------------------------------
 
 
-def find_base(base: str, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> BaseImage:
+def find_base(
+    base: str, *, environ: Mapping[str, str], plain_http: Sequence[str] = (), without_password: Sequence[str] = ()
+) -> BaseImage:
     """Return a base with its digest: the given one, or the one that the registry names now.
 
     Args:
         base: an image reference, or the path of a SIF.
         environ: the user's environment, for credentials.
         plain_http: registries that are contacted without TLS.
+        without_password: those of them that get no saved password.
 
     Raises:
         SpecError: it is neither an image reference nor a SIF.
@@ -218,7 +224,8 @@ def find_base(base: str, *, environ: Mapping[str, str], plain_http: Sequence[str
     if reference.digest is not None:
         return BaseImage(reference=name, tag=reference.tag or "", digest=reference.digest)
     try:
-        image = registry.resolve(reference, plain_http=reference.registry in plain_http, environ=environ)
+        access = Access(plain_http=tuple(plain_http), without_password=tuple(without_password), environ=environ)
+        image = source.resolve(reference, access, platform=Platform())
     except ImageUnavailable as error:
         with_digest = f"name the digest, so that no registry is contacted: --base {base}@sha256:..."
         before = (*error.hint_parts, "\nor ") if error.hint_parts else ()

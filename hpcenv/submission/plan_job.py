@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcenv import node
 from hpcenv.errors import UsageError, WouldOverwrite
 from hpcenv.locking import same_tree
 from hpcenv.node.check import data as data_state
@@ -29,6 +28,7 @@ from hpcenv.project.context import Context
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site import Profile
+from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import read_file
@@ -644,10 +644,3 @@ def template_path(workspace: Workspace, options: SubmitOptions) -> Path:
         return path
     own = workspace.root / "sbatch_templates" / "job.sbatch"
     return own if own.is_file() else built_in("job.sbatch")
-
-
-def built_in(name: str) -> Path:
-    """Return the path of one of hpcenv's templates."""
-    package = Path(node.__file__).parents[1]
-    installed = package / "_data" / "sbatch_templates" / name
-    return installed if installed.exists() else package.parent / "sbatch_templates" / name

@@ -18,7 +18,7 @@ from typing import Any
 from hpcenv.errors import Command, FileUnusable, RecordInvalid, UsageError
 from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
-from hpcenv.project.options import Option, in_place
+from hpcenv.project.options import BY_NAME, Option, in_place
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest
@@ -100,6 +100,17 @@ def change(
     for name, value in given.items():
         values[name] = _changed(getattr(old, name), value, name)
     return replace(old, **values, args=old.args if args is None else args)
+
+
+def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOptions:
+    """Return the options without what the user typed for the new run: that is his own."""
+    typed: dict[str, Any] = {
+        name: {key: kept for key, kept in getattr(options, name).items() if key not in value}
+        if isinstance(value, Mapping)
+        else BY_NAME[name].absent
+        for name, value in given.items()
+    }
+    return replace(options, **typed)
 
 
 def _changed(old: Any, given: Any, name: str) -> Any:

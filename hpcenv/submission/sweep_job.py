@@ -21,6 +21,7 @@ from hpcenv import process
 from hpcenv.cluster import slurm
 from hpcenv.errors import Command, HpcenvError, RunEndUnknown, SubmitUncertain, UsageError, WaitTimeout
 from hpcenv.project.context import Context
+from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records import sweep as sweep_model
 from hpcenv.records.codec import SCHEMA, encode_record
@@ -35,7 +36,7 @@ from hpcenv.runs.state import RunState, read_states
 from hpcenv.submission import batch_script
 from hpcenv.submission import submit as submit_step
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
-from hpcenv.submission.plan_job import built_in, plan_job, read_template
+from hpcenv.submission.plan_job import plan_job, read_template
 from hpcenv.submission.request import SubmitOptions
 
 ELEMENT = "HPCENV_ELEMENT"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _progress, _render
+from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.errors import LockfileMissing
 from hpcenv.image.pull import BuiltImage
@@ -25,9 +25,9 @@ from hpcenv.locking.definition_build import (
     refuse_on_cluster,
 )
 from hpcenv.locking.image_source import project_platform
-from hpcenv.locking.project_image import BuildOptions, build, ca_file
+from hpcenv.locking.project_image import BuildOptions, build, registry_access
 from hpcenv.progress import OnEvent
-from hpcenv.project.workspace import SPEC_NAME, read_lockfile
+from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
 
 
 @click.command("build")
@@ -46,9 +46,12 @@ from hpcenv.project.workspace import SPEC_NAME, read_lockfile
     help="Platform for FILE.def, if not the project's or linux/amd64.",
 )  # fmt: skip
 @_conversion.convert_options
+@_accept.option
 @_render.store_option
 @_render.json_option
-def command(definition: str | None, lock: str, as_json: bool, where: _render.Where, **values: Any) -> int:
+def command(
+    definition: str | None, lock: str, accept: str | None, as_json: bool, where: _render.Where, **values: Any
+) -> int:
     """Make the project's SIF, or build one from a definition file.
 
     Without FILE.def: the image that hpcenv.toml names, at its locked digest. With FILE.def:
@@ -56,45 +59,51 @@ def command(definition: str | None, lock: str, as_json: bool, where: _render.Whe
     """
     binds = tuple(parse_bind(text, _render.cwd()) for text in values["binds"])
     convert = _conversion.chosen(values)
-    options = BuildOptions(convert=convert, allow_floating=values["allow_floating"], binds=binds)
     plain_http, platform = values["plain_http"], values["platform"]
-    if definition is None and (plain_http or platform):
-        raise click.UsageError("--plain-http and --platform need FILE.def; for a project set them in hpcenv.toml")
+    options = BuildOptions(convert=convert, allow_floating=values["allow_floating"], binds=binds, plain_http=plain_http)
+    if definition is None and platform:
+        raise click.UsageError("--platform needs FILE.def; for a project set it in hpcenv.toml")
+    workspace = _project(where, needed=definition is None)
+    if workspace is not None:
+        _accept.require(workspace, accept, as_json=as_json)
     with _progress.shown(as_json=as_json) as on_event:
         if definition is not None:
-            result = _from_definition(definition, where, options, on_event, plain_http=plain_http, platform=platform)
-        else:
-            result = _from_project(where, lock, options, on_event, upgrade=values["upgrade"])
+            result = _from_definition(definition, where, workspace, options, on_event, platform=platform)
+        elif workspace is not None:
+            result = _from_project(workspace, lock, options, on_event, upgrade=values["upgrade"])
     return _conversion.show_result("image build", result, as_json=as_json)
+
+
+def _project(where: _render.Where, *, needed: bool) -> Workspace | None:
+    """Return the project around this folder; None without one, for a definition file that is named."""
+    here = _render.cwd()
+    in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
+    return where.project() if needed or in_project else None
 
 
 def _from_definition(
     definition: str,
     where: _render.Where,
+    workspace: Workspace | None,
     options: BuildOptions,
     on_event: OnEvent,
     *,
-    plain_http: tuple[str, ...],
     platform: Platform | None,
 ) -> BuiltImage:
     if options.convert.allocation is not None:
         refuse_on_cluster(definition)
-    here = _render.cwd()
     # In a project, its settings for registries and the platform apply here too.
-    in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
-    workspace = where.project() if in_project else None
+    access = Access(plain_http=options.plain_http, environ=os.environ)
     if workspace is not None:
         platform = platform or project_platform(workspace)
-        plain_http = (*plain_http, *workspace.project.plain_http)
-    path = here / definition
+        access = registry_access(workspace, os.environ, typed=options.plain_http)
+    path = _render.cwd() / definition
     request = DefinitionBuild(
         path=path,
         text=read_definition(path),
         name=definition,
         platform=platform or Platform(),
-        access=Access(
-            plain_http=plain_http, ca_file=None if workspace is None else ca_file(workspace), environ=os.environ
-        ),
+        access=access,
         allow_floating=options.allow_floating,
         binds=options.binds,
     )
@@ -102,9 +111,8 @@ def _from_definition(
 
 
 def _from_project(
-    where: _render.Where, lock: str, options: BuildOptions, on_event: OnEvent, *, upgrade: bool
+    workspace: Workspace, lock: str, options: BuildOptions, on_event: OnEvent, *, upgrade: bool
 ) -> BuiltImage:
-    workspace = where.project()
     before, lockfile = None, workspace.lockfile_path(lock)
     if not upgrade:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpcenv import size
-from hpcenv.cli import _duration, _progress, _render
+from hpcenv.cli import _accept, _duration, _progress, _render
 from hpcenv.cli.image.listing import columns
 from hpcenv.errors import HpcenvError, SpecError
 from hpcenv.image.store.store_folder import place_exists
@@ -48,6 +48,7 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
+@_accept.option
 @_render.store_option
 @_render.json_option
 def command(
@@ -55,6 +56,7 @@ def command(
     keep_bytes: int | None,
     dry_run: bool,
     yes: bool,
+    accept: str | None,
     where: _render.Where,
     as_json: bool,
 ) -> None:
@@ -77,6 +79,8 @@ def command(
         _show(plan)
     done = None
     if plan.removals and not dry_run:
+        if where.is_projects:
+            _accept.require_paths(accept, as_json=as_json)
         if not yes:
             _render.consent(f"{len(plan.removals)} of the store's files and folders", as_json=as_json)
         with _progress.shown(as_json=as_json) as show:

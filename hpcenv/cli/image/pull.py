@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _progress, _render
+from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.image.pull import BuiltImage, ImageRequest, pull
 from hpcenv.image.reference import Reference
@@ -23,9 +23,12 @@ from hpcenv.image.verify import request_options
 @_conversion.image_options
 @click.option("--allow-floating", is_flag=True, help="Accept `latest` or no tag.")
 @_conversion.convert_options
+@_accept.option
 @_render.store_option
 @_render.json_option
-def command(reference: str, as_json: bool, where: _render.Where, allow_floating: bool, **values: Any) -> int:
+def command(
+    reference: str, accept: str | None, as_json: bool, where: _render.Where, allow_floating: bool, **values: Any
+) -> int:
     """Convert an image to a SIF in the store, and print the path of the SIF.
 
     REFERENCE is docker://HOST/NAME:TAG, oci:DIR, oci-archive:FILE or docker-archive:FILE.
@@ -34,6 +37,8 @@ def command(reference: str, as_json: bool, where: _render.Where, allow_floating:
     NAME@sha256:..., hpcenv then does not contact the registry.
     """
     request = _conversion.image_request(_conversion.layered_image(reference), values, allow_floating=allow_floating)
+    if where.is_projects:
+        _accept.require_paths(accept, as_json=as_json)
     with _progress.shown(as_json=as_json) as on_event:
         result = pull(request, _conversion.chosen(values), place=where.place(), environ=os.environ, on_event=on_event)
     return _conversion.show_result(

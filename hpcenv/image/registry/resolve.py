@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpcenv.errors import FileUnusable
 from hpcenv.image.reference import Platform, Reference, refuse_floating
 from hpcenv.image.registry import credentials, manifests
+from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
 from hpcenv.progress import OnEvent, ignore
 
@@ -40,6 +41,7 @@ def resolve(
     allow_floating: bool = False,
     timeout: float = 30.0,
     environ: Mapping[str, str] = _NO_VARIABLES,
+    search: Search | None = None,
     ca_file: Path | None = None,
     on_event: OnEvent = ignore,
 ) -> ResolvedImage:
@@ -53,6 +55,7 @@ def resolve(
         timeout: seconds for one request with its retries; resolving needs at most four
             requests, and a login at most four more.
         environ: the user's environment, for credentials (see `credentials.find`).
+        search: the credentials to use, in place of those that `environ` leads to.
         ca_file: certificates to trust instead of the system's, PEM; without it the variable
             `REQUESTS_CA_BUNDLE` of this process counts.
         on_event: called before a request is sent again.
@@ -68,7 +71,7 @@ def resolve(
         refuse_floating(reference)
     _check_ca(ca_file)
 
-    search = credentials.find(reference.registry, reference.repository, environ)
+    search = search or credentials.find(reference.registry, reference.repository, environ)
     client = Client(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout, on_event=on_event)
     with contextlib.closing(client):
         client.authenticate()
@@ -109,6 +112,7 @@ def open_source(
     plain_http: bool = False,
     timeout: float = 30.0,
     environ: Mapping[str, str] = _NO_VARIABLES,
+    search: Search | None = None,
     ca_file: Path | None = None,
 ) -> RegistryBlobs:
     """Give access to the layers of a repository, for `blobs.fetch_all`; close it afterwards.
@@ -118,7 +122,7 @@ def open_source(
     Args:
         reference: the image; only its registry and repository matter here.
         timeout: seconds until the registry's answer begins; a layer may take longer.
-        plain_http, environ, ca_file: as for `resolve`.
+        plain_http, environ, search, ca_file: as for `resolve`.
 
     Raises:
         FileUnusable: `ca_file` cannot be read.
@@ -126,7 +130,7 @@ def open_source(
     from hpcenv.image.registry.client import RegistryBlobs
 
     _check_ca(ca_file)
-    search = credentials.find(reference.registry, reference.repository, environ)
+    search = search or credentials.find(reference.registry, reference.repository, environ)
     return RegistryBlobs(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from hpcenv.errors import ImageUnavailable
 from hpcenv.image.reference import LayeredImage, LocalImage, Platform, Reference
-from hpcenv.image.registry import blobs, manifests, oci_layout
+from hpcenv.image.registry import blobs, credentials, manifests, oci_layout
 from hpcenv.image.registry import resolve as registry
+from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
 from hpcenv.image.registry.oci_layout import LocalBlobs
 from hpcenv.progress import OnEvent, ignore
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Access", "open_source", "resolve", "resolve_stored"]
 
+_NOT_SENT = (
+    "a saved password is not sent to {0}: it uses http, and only hpcenv.toml says so; to send it: --plain-http {0}"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
@@ -30,15 +35,23 @@ class Access:
 
     Attributes:
         plain_http: registries that use http, as written in references.
+        without_password: those of `plain_http` that get no saved password: a repository lists them, not the user.
         ca_file: certificates to trust instead of the system's, PEM.
         environ: the user's environment, for credentials.
         timeout: seconds until an answer begins.
     """
 
     plain_http: tuple[str, ...] = ()
+    without_password: tuple[str, ...] = ()
     ca_file: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 30.0
+
+    def credentials_for(self, reference: Reference) -> Search:
+        """Return the user's credentials for a registry, as far as they may be sent there."""
+        if reference.registry in self.without_password:
+            return Search(credential=None, notes=(_NOT_SENT.format(reference.registry),))
+        return credentials.find(reference.registry, reference.repository, self.environ)
 
 
 def resolve(
@@ -63,7 +76,7 @@ def resolve(
         plain_http=source.registry in access.plain_http,
         allow_floating=allow_floating,
         timeout=access.timeout,
-        environ=access.environ,
+        search=access.credentials_for(source),
         ca_file=access.ca_file,
         on_event=on_event,
     )
@@ -132,6 +145,6 @@ def open_source(source: LayeredImage, resolved: ResolvedImage, access: Access) -
         source,
         plain_http=source.registry in access.plain_http,
         timeout=access.timeout,
-        environ=access.environ,
+        search=access.credentials_for(source),
         ca_file=access.ca_file,
     )

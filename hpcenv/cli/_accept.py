@@ -1,0 +1,103 @@
+"""Ask the user to accept what a project asks of this machine, and `--accept` for scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.errors import Command as HintCommand
+from hpcenv.errors import FileUnusable, NotAccepted
+from hpcenv.project import acceptance
+from hpcenv.project.acceptance import Asked, Review
+from hpcenv.project.workspace import SPEC_NAME, Workspace
+from hpcenv.records.variables import recorded_command
+from hpcenv.submission.request import SubmitOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Commands of two words.
+_GROUPS = ("image",)
+
+
+def option(command: Command) -> Command:
+    """Give a command `--accept`."""
+    text = "Accept what the project asks of this machine, by the digest of that list."
+    return click.option("--accept", metavar="DIGEST", help=text)(command)
+
+
+def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Sequence[Asked] = ()) -> None:
+    """Return if the user has accepted what the project asks; on a terminal, ask.
+
+    Args:
+        given: the digest after `--accept`.
+        as_json: the command prints JSON, and asks nothing.
+        more: what a record of the project asks, beside hpcenv.toml.
+
+    Raises:
+        NotAccepted: the user said no, or cannot be asked.
+    """
+    _require(workspace, (*acceptance.asked_by(workspace), *more), given, as_json=as_json)
+
+
+def require_paths(given: str | None, *, as_json: bool) -> None:
+    """Return if the user has accepted that hpcenv writes to the folders of [paths]; as `require`.
+
+    For commands that start nothing, but write or remove there. Outside a project they need nothing.
+    """
+    here = _render.cwd()
+    if any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
+        workspace = _render.open_project()
+        _require(workspace, acceptance.asked_paths(workspace), given, as_json=as_json)
+
+
+def _require(workspace: Workspace, asked: Sequence[Asked], given: str | None, *, as_json: bool) -> None:
+    hint = ("read hpcenv.toml, then: ", _accepting(acceptance.digest_of(asked)))
+    if given is not None or as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        acceptance.require(asked, workspace.root, os.environ, given=given, hint=hint)
+        return
+    new = acceptance.new_in(asked, workspace.root, os.environ)
+    if new:
+        _ask(workspace, asked, new)
+
+
+def _accepting(digest: str) -> HintCommand:
+    """Return the command that was typed, with `--accept`."""
+    words = recorded_command(sys.argv[1:])
+    verb = 2 if words[:1] and words[0] in _GROUPS else 1
+    return HintCommand("hpcenv", *words[:verb], "--accept", digest, *words[verb:])
+
+
+def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> None:
+    _render.tell(f"The project {workspace.root} asks for:")
+    for one in asked:
+        _render.tell(f"  {'new: ' if one in new and len(new) < len(asked) else ''}{one.text}")
+    if not click.confirm("Accept this for this project?", err=True):
+        raise NotAccepted("you have not accepted what the project asks for; nothing was started")
+    acceptance.keep(asked, workspace.root, os.environ)
+
+
+def show(review: Review) -> None:
+    """Print what the project asks, for a dry run; ask nothing."""
+    for line in review.asks:
+        _render.tell(f"asks: {line}")
+    if not review.accepted:
+        _render.tell(f"not accepted yet: without --dry-run hpcenv asks you, or takes --accept {review.digest}")
+
+
+def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:
+    """Return what the project asks, for a dry run."""
+    return acceptance.review((*acceptance.asked_by(workspace), *more), workspace.root, os.environ)
+
+
+def remember_typed(workspace: Workspace, options: SubmitOptions) -> None:
+    """Keep what the user typed himself, so that `hpcenv rerun` of the run does not ask for it."""
+    typed = acceptance.asked_by_options(options, "")
+    if typed:
+        with contextlib.suppress(FileUnusable):
+            acceptance.keep(typed, workspace.root, os.environ)

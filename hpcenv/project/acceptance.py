@@ -1,0 +1,333 @@
+"""What a project asks of the user's machine, and what the user has accepted.
+
+Runs on: LOGIN NODE. A project is often somebody else's. Some values in it reach outside it: a folder that the container
+sees, a secret that is read, a program that is started. The user sees them once, before anything is queued or started,
+and accepts them. This module lists these values and keeps what was accepted, in one file for each project in the user's
+state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types is his own, and is not
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from hpcenv.errors import FileUnusable, Hint, HpcenvError, NotAccepted
+from hpcenv.project import site_files
+from hpcenv.project.context import state_folder
+from hpcenv.project.option_types import OptionValues
+from hpcenv.project.options import BY_NAME
+from hpcenv.project.site import SiteFile
+from hpcenv.project.template import built_in
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.files import read_file, read_json, write_text
+
+_SCHEMA = 1
+# Values that are kept for a project; the oldest ones are forgotten.
+_MOST = 1000
+# 128 bits: nobody can find another list with the same digest.
+_DIGITS = 32
+# A longer value is shortened when it is shown; the digest has all of it.
+_SHOWN = 200
+
+# Variables that make every program load other code. Those of Python are in the lockfile's fields.
+_LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP")
+
+# Key, value, and digest of the file.
+_Row: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One value of a project that reaches outside the project.
+
+    Attributes:
+        key: where it stands: file or table, and key.
+        value: as it is written.
+        means: what it does.
+        content: sha256 of the file that it names, if the file itself is what is accepted.
+    """
+
+    key: str
+    value: str
+    means: str
+    content: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line that the user reads."""
+        value = self.value if len(self.value) <= _SHOWN else f"{self.value[:_SHOWN]}... ({len(self.value)} characters)"
+        line = f"{self.key} = {value}: {self.means}"
+        # A line end in a value would look like another line.
+        return line if line.isprintable() else ascii(line)[1:-1]
+
+
+# -- what is asked --------------------------------------------------------------------------
+
+
+def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
+    """Return what a project asks of the user's machine; empty if it asks for nothing outside itself."""
+    return (
+        *_programs(workspace),
+        *_binds(workspace),
+        *_variables(workspace),
+        *_passed_on(workspace),
+        *_template(workspace),
+        *_sites(workspace),
+        *asked_paths(workspace),
+    )
+
+
+def asked_paths(workspace: Workspace) -> tuple[Asked, ...]:
+    """Return the folders of [paths] that are outside the project, for commands that only write or remove there."""
+    paths = workspace.project.paths
+    named = (("runs", paths.runs), ("store", paths.store), ("lockfiles", paths.lockfiles))
+    means = "hpcenv writes there, outside the project"
+    return tuple(
+        Asked(key=f"[paths] {key}", value=value, means=means)
+        for key, value in named
+        if value is not None and _is_outside(workspace, value)
+    )
+
+
+def asked_by_options(options: OptionValues, origin: str) -> tuple[Asked, ...]:
+    """Return what recorded options of a submission ask for; they may be another user's.
+
+    Args:
+        origin: the record that they stand in.
+    """
+    found = [
+        *(Asked(key=f"--secret {n}", value=v, means=f"{_SECRET} ({origin})") for n, v in options.secret.items()),
+        *_native("--sbatch", options.sbatch, f"sbatch gets it ({origin})"),
+        *_native("--srun", options.srun, f"srun gets it ({origin})"),
+        *(Asked(key="--pass-env", value=name, means=f"{_PASSED} ({origin})") for name in options.pass_env),
+        *(Asked(key=f"--env {n}", value=v, means=f"{_LOADS} ({origin})") for n, v in _loading(options.env)),
+    ]
+    for name in ("runs_dir", "stage_dir"):
+        value = getattr(options, name)
+        if value is not None:
+            found.append(Asked(key=BY_NAME[name].flag, value=value, means=f"hpcenv writes there ({origin})"))
+    if options.site is not None and "/" in options.site:
+        found.append(Asked(key="--site", value=options.site, means=f"the site profile of the run ({origin})"))
+    return tuple(found)
+
+
+_SECRET = "its value is read, and the ranks get it"  # noqa: S105  (no secret)
+_PASSED = "the ranks get this variable of yours"
+_LOADS = "programs of the ranks load other code because of it"
+
+
+def _is_outside(workspace: Workspace, path: str) -> bool:
+    place = os.path.realpath(workspace.root / os.path.expanduser(path))
+    return not Path(place).is_relative_to(os.path.realpath(workspace.root))
+
+
+def _programs(workspace: Workspace) -> Iterator[Asked]:
+    project = workspace.project
+    if project.on_host and project.python is not None:
+        yield Asked(key="python", value=project.python, means="a program that is started here and on the nodes")
+    if project.image.endswith(".def"):
+        yield Asked(key="image", value=project.image, means="Apptainer runs the commands of this file here")
+    if project.ca_file is not None:
+        yield Asked(key="ca-file", value=project.ca_file, means="registries with its certificates get your passwords")
+
+
+def _binds(workspace: Workspace) -> Iterator[Asked]:
+    for bind in workspace.project.bind:
+        if _is_outside(workspace, bind.source):
+            mode = "read" if bind.read_only else "read and write"
+            target = bind.target or bind.source
+            yield Asked(key="[[bind]]", value=f"{bind.source} at {target}", means=f"the ranks can {mode} it")
+
+
+def _variables(workspace: Workspace) -> Iterator[Asked]:
+    project = workspace.project
+    for name, source in project.secrets.items():
+        yield Asked(key=f"[secrets] {name}", value=source, means=_SECRET)
+    for name, value in _loading(project.env):
+        yield Asked(key=f"[env] {name}", value=value, means=_LOADS)
+    for name in project.submit.pass_env:
+        yield Asked(key="[submit] pass-env", value=name, means=_PASSED)
+
+
+def _loading(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, value) for name, value in variables.items() if _LOADS_CODE.fullmatch(name))
+
+
+def _passed_on(workspace: Workspace) -> Iterator[Asked]:
+    yield from _native("[sbatch]", workspace.project.sbatch, "sbatch gets it")
+    yield from _native("[srun]", workspace.project.srun, "srun gets it")
+
+
+def _native(table: str, options: Mapping[str, object], means: str) -> Iterator[Asked]:
+    for name, value in options.items():
+        yield Asked(key=f"{table} {name}", value=str(value), means=means)
+
+
+def _template(workspace: Workspace) -> Iterator[Asked]:
+    named, own = workspace.project.submit.template, workspace.root / "sbatch_templates" / "job.sbatch"
+    path = own if named is None else Path(os.path.abspath(workspace.root / os.path.expanduser(named)))
+    if named is None and not own.is_file():
+        return
+    content = _sha256(path)
+    if content == _sha256(built_in("job.sbatch")):
+        return
+    key, value = ("[submit] template", named) if named is not None else ("sbatch_templates", "job.sbatch")
+    yield Asked(key=key, value=value, means="the batch script, which runs outside the container", content=content)
+
+
+def _sites(workspace: Workspace) -> Iterator[Asked]:
+    """Yield the site profiles of the project: any of them may fit the cluster, and they win over the user's own."""
+    folder, named = workspace.root / "sites", workspace.project.site
+    paths = (
+        {}
+        if _same_folder(folder, site_files.shipped())
+        else {f"sites/{p.name}": p for p in site_files.in_folder(folder)}
+    )
+    if named is not None and ("/" in named or named.endswith(site_files.SUFFIX)):
+        paths[f"site = {named}"] = Path(os.path.abspath(workspace.root / os.path.expanduser(named)))
+    for key, path in paths.items():
+        try:
+            means = _profile_in_words(site_files.read(path)[0])
+        except HpcenvError as error:
+            means = f"it cannot be read: {error.what}"
+        yield Asked(key="site profile", value=key, means=means, content=_sha256(path))
+
+
+def _same_folder(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _profile_in_words(site: SiteFile) -> str:
+    binds = [f"{bind.source} at {bind.target or bind.source}" for bind in site.bind]
+    parts = (
+        ("containers start with", [site.apptainer] if site.apptainer else []),
+        ("modules", list(site.modules)),
+        ("binds", binds),
+        ("variables", list(site.env)),
+        ("sbatch gets", list(site.sbatch)),
+        ("srun gets", list(site.srun)),
+    )
+    said = [f"{what} {', '.join(names)}" for what, names in parts if names]
+    return "; ".join(said) or "defaults for options of submit"
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+# -- what is accepted -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What a project asks, and whether the user has accepted it, for a dry run.
+
+    Attributes:
+        asks: one line for each value.
+        digest: of the list; empty if nothing is asked.
+        accepted: whether all of it is accepted.
+    """
+
+    asks: tuple[str, ...]
+    digest: str
+    accepted: bool
+
+
+def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Review:
+    """Return what a project asks, and whether the user has accepted it."""
+    return Review(
+        asks=tuple(one.text for one in asked),
+        digest=digest_of(asked) if asked else "",
+        accepted=not new_in(asked, root, environ),
+    )
+
+
+def digest_of(asked: Sequence[Asked]) -> str:
+    """Return the digest of a list: other values have another one. What they mean in words does not count."""
+    text = json.dumps(sorted(set(map(_row, asked))))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _row(one: Asked) -> _Row:
+    return one.key, one.value, one.content
+
+
+def new_in(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> tuple[Asked, ...]:
+    """Return the values that the user has not accepted for the project in this folder."""
+    accepted = set(_read(root, environ)) if asked else set()
+    return tuple(one for one in asked if _row(one) not in accepted)
+
+
+def keep(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> None:
+    """Remember that the user accepted these values for the project in this folder.
+
+    Raises:
+        FileUnusable: the state folder cannot be written.
+    """
+    rows = list(dict.fromkeys(map(_row, asked)))
+    if not rows:
+        return
+    kept = [row for row in _read(root, environ) if row not in rows]
+    path = _file(root, environ)
+    data = {"schema": _SCHEMA, "project": os.path.realpath(root), "accepted": [*kept, *rows][-_MOST:]}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(json.dumps(data, indent=1) + "\n", path, mode=0o600)
+    except OSError as error:
+        why = f"{error.strerror}; what you accept for a project is kept there"
+        raise FileUnusable(
+            f"`{path}` cannot be written", why=why, hint="XDG_STATE_HOME names another folder"
+        ) from error
+
+
+def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, given: str | None, hint: Hint) -> None:
+    """Refuse what the user has not accepted; keep what `given` accepts.
+
+    Args:
+        given: the digest of the list that the user accepts; None without one. It must be that of this list, also
+            where all of it is accepted already: a script that names one wants to hear of a change.
+        hint: how to accept.
+
+    Raises:
+        NotAccepted: the list and its digest.
+        FileUnusable: the state folder cannot be written.
+    """
+    new = new_in(asked, root, environ)
+    if asked and given == digest_of(asked):
+        if new:
+            keep(asked, root, environ)
+        return
+    if not new and (given is None or not asked):
+        return
+    lines = [one.text for one in asked]
+    if given is not None:
+        lines.append(f"the digest of this list is {digest_of(asked)}, not {given}")
+    raise NotAccepted(
+        f"the project {root} asks for what you have not accepted; nothing was started", why="\n".join(lines), hint=hint
+    )
+
+
+def _file(root: Path, environ: Mapping[str, str]) -> Path:
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:_DIGITS]
+    return state_folder(environ) / "accepted" / f"{name}.json"
+
+
+def _read(root: Path, environ: Mapping[str, str]) -> list[_Row]:
+    """Return what was accepted for a project, the newest last; a damaged file accepts nothing."""
+    try:
+        data = read_json(_file(root, environ))
+        if data["schema"] != _SCHEMA or data["project"] != os.path.realpath(root):
+            return []
+        return [(str(key), str(value), str(content)) for key, value, content in data["accepted"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
