@@ -9,11 +9,12 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from typing import Any
 import pytest
 import tomlkit
 from hypothesis import settings
+
+from hpcenv.errors import NotAccepted
+from hpcenv.project import acceptance
+from hpcenv.project.workspace import open_workspace
 
 # Each push runs all of it; `python -m tests.fuzz.run` is there for the long search.
 settings.register_profile("suite", max_examples=50, deadline=None)
@@ -43,6 +48,17 @@ def pytest_runtest_setup() -> None:
         pytest.skip("NOT RUN: the time for all tests is used up (HPCENV_TEST_SECONDS)")
 
 
+def state_home(folder: Path) -> Path:
+    """Return XDG_STATE_HOME for commands in a folder: beside it, because a run copies the files of its project."""
+    return folder.parent / "state"
+
+
+def accept(project: Path, environ: Mapping[str, str] | None = None) -> None:
+    """Accept what a project asks of this machine, as its user does once."""
+    environ = {"XDG_STATE_HOME": str(state_home(project))} if environ is None else environ
+    acceptance.keep(acceptance.asked_by(open_workspace(project)), project, environ)
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a fake command."""
@@ -60,6 +76,7 @@ class FakeSlurm:
         self.folder = folder
         kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
         self.environ = {**kept, "PATH": f"{tools}:/usr/bin:/bin", "FAKE_SLURM": str(folder)}
+        self.environ["XDG_STATE_HOME"] = str(state_home(folder))
 
     def answers(self, tool: str, out: str = "", *, err: str = "", status: int = 0) -> None:
         for suffix, text in (("out", out), ("err", err), ("status", str(status))):
@@ -105,16 +122,33 @@ class Done:
         return json.loads(self.stdout)
 
 
-def hpcenv(*words: str | bytes, cwd: Path, environ: Mapping[str, str] | None = None, timeout: float = 60) -> Done:
-    """Run hpcenv as a user does, without Slurm unless `environ` has it."""
+def hpcenv(
+    *words: str | bytes,
+    cwd: Path,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    accepts: bool = True,
+) -> Done:
+    """Run hpcenv as a user does, without Slurm unless `environ` has it.
+
+    Args:
+        accepts: the user reads what the project asks, and types the command again with `--accept`.
+    """
     plain = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8"}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcenv", *words],
-        cwd=cwd,
-        env=plain if environ is None else {"LANG": "C.UTF-8", **environ},
-        capture_output=True,
-        timeout=timeout,
-    )
+    environ = plain if environ is None else {"LANG": "C.UTF-8", **environ}
+    environ = {"XDG_STATE_HOME": str(state_home(cwd)), **environ}
+    done = _run(words, cwd, environ, timeout)
+    if done.status != NotAccepted.exit_status or not accepts:
+        return done
+    digest = re.search("--accept ([0-9a-f]{32})", done.stdout + done.stderr)
+    assert digest, done
+    place = 2 if words[0] == "image" else 1
+    return _run((*words[:place], "--accept", digest[1], *words[place:]), cwd, environ, timeout)
+
+
+def _run(words: Sequence[str | bytes], cwd: Path, environ: Mapping[str, str], timeout: float) -> Done:
+    argv = [sys.executable, "-m", "hpcenv", *words]
+    done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, timeout=timeout)
     return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
@@ -193,10 +227,12 @@ def locked_once(tmp_path_factory: pytest.TempPathFactory, python_with_torch: Pat
 
 
 @pytest.fixture
-def project(locked_once: Path, tmp_path: Path) -> Path:
+def project(locked_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of `image = "host"` with a fresh lockfile and a train.py."""
     folder = tmp_path / "project"
     shutil.copytree(locked_once, folder)
+    accept(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state_home(folder)))
     return folder
 
 

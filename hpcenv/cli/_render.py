@@ -201,11 +201,17 @@ _ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--json")
 def command_line() -> tuple[str, ...]:
     """Return the words that make this run again, starting with `hpcenv`.
 
-    Words about how it is shown are left out: a dry run then says exactly what submit writes.
+    Words about how it is shown, and what is accepted, are left out: a dry run then says exactly what submit writes.
     """
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
-    return ("hpcenv", *(w for w in words[:end] if w not in _ABOUT_SHOWING), *words[end:])
+    before = ["", *words][:end]
+    kept = (
+        word
+        for word, last in zip(words[:end], before, strict=True)
+        if word not in _ABOUT_SHOWING and not word.startswith("--accept=") and "--accept" not in (word, last)
+    )
+    return ("hpcenv", *kept, *words[end:])
 
 
 def quoted(words: tuple[str, ...]) -> str:

@@ -37,6 +37,7 @@ from hpcenv.node.manifest import open_manifest
 from hpcenv.node.network.rendezvous import Choice
 from hpcenv.node.stage import stage
 from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode, find_this_node
+from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_end, read_json, save_record, write_text
@@ -159,6 +160,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
     before = read_previous_job(manifest, run, attempt=place.restarts)
     if before.over:
         _say(f"hpcenv: {before.why}")
+        _forget_secrets(manifest)
         return Status.RUN_HAS_ENDED
     _forget_other_attempts(run)
     leftovers = [path for path in run.of_one_attempt() if os.path.lexists(path)]
@@ -470,7 +472,29 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
         if refused is not None:
             ending = refused
             _write_finished(run, ending.status(number), ending, down=down)
+    if _is_last(run, manifest, place, ending):
+        _forget_secrets(manifest)
     return Status.NOT_DONE if ending.status(number) != number else 0
+
+
+def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending) -> bool:
+    """Whether no attempt can follow this one.
+
+    What was asked to end may be queued again by Slurm or by hand (`scontrol requeue`) after this step. The next command
+    of hpcenv that sees the end of such a run removes what is left (`runs/state.py`).
+    """
+    if ending.again or ending.cancelled or ending.stopped not in ("", "time-limit"):
+        return False
+    exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
+    asked = any(record.asked_to_end for record in exits) and not ending.stopped
+    return not asked and not requeue.has_next_link(run, manifest, place.job_id)
+
+
+def _forget_secrets(manifest: Manifest) -> None:
+    """Remove the file with the values of the run's secrets."""
+    path = Path(manifest.secret_values)
+    if manifest.secret_values:
+        secret_file.remove(path.parents[1], [manifest.run_folder])
 
 
 def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> None:

@@ -10,7 +10,8 @@ from hpcenv.project import severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
-from hpcenv.project.option_values import SbatchTable, SrunTable, Text, Word, secrets, text, variables
+from hpcenv.project.option_values import SbatchTable, SrunTable, Text, Word, text, variables
+from hpcenv.project.option_values import secrets as secret_sources
 from hpcenv.project.table_schema import After
 from hpcenv.records.manifest import DataCompare, Severity
 
@@ -134,7 +135,7 @@ class Project(Document):
     srun: SrunTable = field(default_factory=dict)
     site: Text | None = None
     env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
-    secrets: Annotated[dict[str, str], After(secrets)] = field(default_factory=dict)
+    secrets: Annotated[dict[str, str], After(secret_sources)] = field(default_factory=dict)
     bind: tuple[BindTable, ...] = ()
     code: CodeFilesTable = field(default_factory=CodeFilesTable)
     data: tuple[DataTable, ...] = ()

@@ -219,17 +219,19 @@ class StopOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A variable whose value is read on the node and written nowhere.
+    """A variable whose value is read on the node, and written into no file of the run.
 
     Attributes:
         name: the variable that the ranks see.
-        source: `file:PATH` or `env:NAME` of the job's environment.
+        source: `file:PATH`, or `env:NAME` of the submission's environment or the job's.
         origin: the flag or key that requests it.
+        kept: its value is in the file `Manifest.secret_values` until the run has ended.
     """
 
     name: str
     source: str
     origin: str
+    kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +310,7 @@ class Manifest:
         launch, stop: torchrun's options, and what happens before the job's end.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
+        secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
         spare: nodes allocated beyond `nodes`, to replace those that the gate rejects.
         retry_excluding: how often the job starts again without the nodes that the gate rejected.
         modules: environment modules that the batch script loads.
@@ -350,6 +353,7 @@ class Manifest:
     stop: StopOptions = StopOptions()
     pass_env: tuple[str, ...] = ()
     secrets: tuple[Secret, ...] = ()
+    secret_values: str = ""
     spare: int = 0
     retry_excluding: int = 0
     modules: tuple[str, ...] = ()

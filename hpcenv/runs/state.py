@@ -13,6 +13,8 @@ from hpcenv.cluster import slurm
 from hpcenv.cluster.slurm import JobState
 from hpcenv.node.launch.previous_job import is_over
 from hpcenv.node.this_node import expand_hostlist
+from hpcenv.project.context import state_folder
+from hpcenv.records import secret_file
 from hpcenv.runs.attempts import (
     attempt_number,
     describe_stop,
@@ -91,7 +93,12 @@ def resolve_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> lis
     # Ask Slurm before reading the files: a job that Slurm calls ended has then written all its records.
     on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
     jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
-    return [_resolve_state(run, jobs) for run in runs]
+    resolved = [_resolve_state(run, jobs) for run in runs]
+    # Every command that learns that a run has ended removes the values of its secrets: no step of a job does it that
+    # was cancelled in the queue, or killed.
+    ended = [str(run.folder.path) for run, found in zip(runs, resolved, strict=True) if found.state.quiet]
+    secret_file.remove(state_folder(environ), ended)
+    return resolved
 
 
 def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedState:

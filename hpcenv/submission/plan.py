@@ -80,6 +80,7 @@ class Plan:
         template: text of the batch template; empty for `--cluster local`.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
         files: what else the run folder holds: relative path -> content.
+        secret_values: variable of the submission -> value, for the file that the nodes read.
     """
 
     manifest: Manifest
@@ -93,6 +94,7 @@ class Plan:
     record: RequestRecord | None = None
     source: PlannedSource | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,18 +24,19 @@ from hpcenv.node.container.start_command import build_start_command, own_folders
 from hpcenv.node.stage import data_folder
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.context import Context
+from hpcenv.project.context import Context, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site import Profile
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
+from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import read_file
-from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, StageRequest
+from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, Secret, StageRequest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
-from hpcenv.submission import choose_site, module_file, preflight, snapshot
+from hpcenv.submission import choose_site, kept_secrets, module_file, preflight, snapshot
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
@@ -130,6 +131,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     """
     _require_no_import(context)
     cluster, notes = _cluster(options, context)
+    options, context = kept_secrets.hide_credentials(options, context, notes)
     record = to_record(options)
     # sinfo and git answer in the background.
     with preflight.Question(context, needed=cluster == "slurm") as question, _look(options, context) as look:
@@ -157,6 +159,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
         data = _data(wanted)
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data)
+    values = kept_secrets.values_of(manifest.secrets, context.environ)
     _require_start_line(manifest)
     return Plan(
         manifest=manifest,
@@ -170,6 +173,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         template=template,
         record=record,
         files=started.files,
+        secret_values=values,
     )
 
 
@@ -284,8 +288,10 @@ def _preflight(
     if not options.handover and (options.script is not None or options.call is not None):
         modules = () if shape.profile is None else shape.profile.modules
         as_here = not modules and template_path(workspace, options) == built_in("job.sbatch")
-        named = secrets(workspace, options)
+        named = _secrets(wanted)
         notes += preflight.require_secrets(named, context, local=wanted.cluster == "local", as_here=as_here)
+        if wanted.cluster == "slurm" and not options.assume_shared:
+            notes += kept_secrets.require_visible(named, context)
     if wanted.cluster == "local":
         preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
         return
@@ -353,6 +359,7 @@ def _manifest(
     workspace, options, request = wanted.workspace, wanted.options, shape.request
     lockfile, origin = locked.lockfile, workspace.shown(locked.path)
     expectations = lock_model.expectations(lockfile, level=gate.level, origin=origin)
+    named = _secrets(wanted)
     gpus = request.gpus_per_node
     return Manifest(
         schema=SCHEMA,
@@ -390,7 +397,10 @@ def _manifest(
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         pass_env=passed_variables(options),
-        secrets=secrets(workspace, options),
+        secrets=named,
+        secret_values=str(secret_file.path_of(state_folder(wanted.context.environ), str(run_folder)))
+        if any(secret.kept for secret in named)
+        else "",
         spare=request.spare,
         retry_excluding=options.retry_excluding or 0,
         modules=() if shape.profile is None else shape.profile.modules,
@@ -400,6 +410,14 @@ def _manifest(
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
         lockfile_edited=_edited(lockfile),
     )
+
+
+def _secrets(wanted: _Wanted) -> tuple[Secret, ...]:
+    """Return the secrets of the run; those that the submission has the value of are kept for the nodes."""
+    named = secrets(wanted.workspace, wanted.options)
+    if wanted.options.handover or (wanted.options.script is None and wanted.options.call is None):
+        return named
+    return kept_secrets.mark_kept(named, wanted.context.environ)
 
 
 def _edited(locked: Lockfile) -> str:

@@ -147,8 +147,8 @@ def require_shared(run_folder: Path, options: SubmitOptions, context: Context, e
 def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool, as_here: bool) -> list[str]:
     """Refuse a secret that no node can read; return notes about secrets that only the nodes may have.
 
-    No value is read. A job gets the environment of its submission (`--export=ALL`), so a variable
-    that is not set here can only come from Slurm, from a module or from the user's batch template.
+    No value is read. A variable that is not set here can only come from Slurm, from a module or from the user's batch
+    template.
     A file may be on the local disks of the nodes.
 
     Args:
@@ -170,7 +170,7 @@ def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool,
             if as_here or local:
                 raise UsageError(
                     what,
-                    why=f"{place} is not set here, and a job has the variables of its submission; "
+                    why=f"{place} is not set here, and hpcenv keeps no value after the end of a run; "
                     f"requested by {secret.origin}",
                     hint=f"export {place}=..., or {secret.name}=file:PATH",
                 )

@@ -34,7 +34,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
 from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.submission import snapshot
+from hpcenv.submission import kept_secrets, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
@@ -69,11 +69,13 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     if plan.manifest.cluster == "slurm":
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     plan = pack_data(plan)
+    context, own = kept_secrets.without(context, plan.secret_values), context
     make_folder(run.path)
     job_ids: list[str] = []
     warnings: list[str] = []
     try:
         materialize(plan, run, context)
+        kept_secrets.write(plan.manifest, plan.secret_values, own)
         for _ in range(max(1, plan.manifest.chain)):
             job_id, said = _start(plan, run, context, after=job_ids[-1] if job_ids else None)
             job_ids.append(job_id)
@@ -159,6 +161,7 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
     except HpcenvError as problem:
         return _may_be_queued(error, problem, plan.manifest.run, run) if isinstance(error, HpcenvError) else error
     need_image(plan, run, needed=False)
+    kept_secrets.remove([str(run.path)], context)
     shutil.rmtree(run.path, ignore_errors=True)
     return error
 

@@ -23,9 +23,10 @@ from hpcenv.errors import Command, HpcenvError, RunEndUnknown, SubmitUncertain, 
 from hpcenv.project.context import Context
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
+from hpcenv.records import secret_file
 from hpcenv.records import sweep as sweep_model
 from hpcenv.records.codec import SCHEMA, encode_record
-from hpcenv.records.files import save_record
+from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Bind, Manifest, Setting, Source
 from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
@@ -33,7 +34,7 @@ from hpcenv.records.sweep import Elements, SweepElement, SweepRecord
 from hpcenv.records.variables import recorded_command
 from hpcenv.runs.entries import Submitted, Sweep, open_folder, problem_of_element, read_sweep_record
 from hpcenv.runs.state import RunState, read_states
-from hpcenv.submission import batch_script
+from hpcenv.submission import batch_script, kept_secrets
 from hpcenv.submission import submit as submit_step
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
 from hpcenv.submission.plan_job import plan_job, read_template
@@ -169,6 +170,9 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
         script=str(Path(folder) / sweep.call) if sweep.call else _in_element(base.script, base, folder),
         workdir=_in_element(base.workdir, base, folder),
         source=_source(base, folder),
+        secret_values=str(Path(base.secret_values).with_name(secret_file.name_of(folder)))
+        if base.secret_values
+        else "",
         settings=_settings(base, element),
         element=element.values,
         # Elements use the code and the lockfile of the sweep.
@@ -218,10 +222,12 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     sweep = replace(sweep, plan=submit_step.pack_data(sweep.plan))
+    context, own = kept_secrets.without(context, sweep.plan.secret_values), context
     submit_step.make_folder(run.path)
     job_ids: list[str] = []
     try:
         _materialize(sweep, run, context)
+        _keep_secrets(sweep, own)
         submit_step.need_image(sweep.plan, run, needed=True)
         from hpcenv.submission.submitit_executor import ScriptExecutor
 
@@ -230,6 +236,8 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         _record(sweep.record, run, submitted.job_id, sweep.plan.command)
     except BaseException as error:
         reported = submit_step.undo(sweep.plan, run, context, error, job_ids)
+        if not run.path.exists():
+            kept_secrets.remove([str(run.path / element.folder) for element in sweep.record.elements], own)
         if reported is error:
             raise
         raise reported from error
@@ -241,6 +249,12 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         elements=sweep.record.elements,
         notes=(*sweep.plan.notes, *(f"sbatch: {line}" for line in dict.fromkeys(submitted.warnings))),
     )
+
+
+def _keep_secrets(sweep: SweepPlan, context: Context) -> None:
+    """Write the values of secrets for each element: each removes its own when it has ended."""
+    for element in sweep.record.elements if sweep.plan.secret_values else ():
+        kept_secrets.write(element_plan(sweep, element).manifest, sweep.plan.secret_values, context)
 
 
 # Files of the sweep's folder that the elements link to.
@@ -293,6 +307,7 @@ def _dumps(common: Mapping[str, Any], manifest: Manifest) -> str:
         "settings": [dataclasses.asdict(setting) for setting in manifest.settings],
         "element": manifest.element,
         "environment": dataclasses.asdict(manifest.environment),
+        "secret_values": manifest.secret_values,
     }
     return json.dumps({**common, **own}, indent=1, sort_keys=True) + "\n"
 
@@ -470,15 +485,21 @@ def rerun_failed(folder: Path, context: Context) -> SweepResult:
     run = RunFolder(folder)
     spec = sweep_model.array_spec([element.index for element in elements], record.at_once or None)
     known = {element.job_id.partition("_")[0] for element in status.elements}
+    folders = [folder / element.folder for element in elements]
+    values = kept_secrets.renew([load_record(Manifest, RunFolder(path).manifest) for path in folders], context)
+    environ = kept_secrets.without(context, values).environ
     try:
         from hpcenv.submission.submitit_executor import ScriptExecutor
 
-        submitted = ScriptExecutor(folder, environ=context.environ).queue(run.script, options=(f"--array={spec}",))
+        submitted = ScriptExecutor(folder, environ=environ).queue(run.script, options=(f"--array={spec}",))
     except (SubmitUncertain, KeyboardInterrupt) as error:
         reported = _take_back(record, known, context, error)
         if reported is error:
             raise
         raise reported from error
+    except HpcenvError:
+        kept_secrets.remove([str(path) for path in folders], context)
+        raise
     _record_again(elements, folder, submitted.job_id)
     return SweepResult(
         run=record.run,

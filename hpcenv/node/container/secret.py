@@ -1,4 +1,4 @@
-"""Secrets: variables whose values are read on the node at launch, and never written to a file.
+"""Secrets: variables whose values are read on the node at launch, and written into no file of the run.
 
 Runs on: COMPUTE NODE. Standard library only. No message contains a value.
 """
@@ -11,28 +11,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcenv.errors import NodesUnknown
+from hpcenv.records import secret_file
 from hpcenv.records.manifest import Secret
 
 _MAX_BYTES = 64 * 1024
 
 
-def read_all(secrets: Sequence[Secret], environ: Mapping[str, str], *, node: str) -> dict[str, str]:
+def read_all(secrets: Sequence[Secret], environ: Mapping[str, str], *, node: str, kept: str = "") -> dict[str, str]:
     """Return name -> value of every secret.
 
     Args:
         secrets: names with sources, from the manifest.
-        environ: environment variables of the job, for sources `env:NAME`.
+        environ: environment variables of the job, for sources `env:NAME` that the job itself sets.
         node: name of this node, for errors.
+        kept: file with the values of the sources `env:NAME` of the submission.
 
     Raises:
         NodesUnknown: a secret cannot be read. The error names the source, and contains no part of a value.
     """
-    return {secret.name: _read(secret, environ, node) for secret in secrets}
+    return {secret.name: _read(secret, environ, node, kept) for secret in secrets}
 
 
-def _read(secret: Secret, environ: Mapping[str, str], node: str) -> str:
+def _read(secret: Secret, environ: Mapping[str, str], node: str, kept: str) -> str:
     kind, _, name = secret.source.partition(":")
     try:
+        if secret.kept:
+            return _kept(name, Path(kept))
         if kind == "env":
             if name not in environ:
                 raise ValueError(f"{name} is not set in the environment of the job")
@@ -45,8 +49,23 @@ def _read(secret: Secret, environ: Mapping[str, str], node: str) -> str:
         raise NodesUnknown(
             f"node {node} cannot read the secret {secret.name} from `{secret.source}`",
             why=f"{why}; the secret is requested by {secret.origin}",
-            hint="check that this node can see the file and that you may read it; set variables where you submit",
+            hint=_GONE
+            if secret.kept
+            else "check that this node can see the file and that you may read it; set variables where you submit",
         ) from None
+
+
+_GONE = "its value is kept only until the run has ended: submit again; where nodes cannot see that file: file:PATH"
+
+
+def _kept(name: str, path: Path) -> str:
+    """Return a value that the submission has left for this run."""
+    try:
+        return secret_file.read(path)[name]
+    except KeyError:
+        raise ValueError(f"{path} does not have it") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _from_file(path: Path) -> str:

@@ -58,7 +58,11 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
         "HPCENV_ATTEMPT": str(this_node.attempt),
         **({"TERM": environ["TERM"]} if "TERM" in environ else {}),
-        **(secret.read_all(manifest.secrets, environ, node=this_node.node) if secrets else {}),
+        **(
+            secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values)
+            if secrets
+            else {}
+        ),
     }
     with ExitStack() as stack:
         start, descriptors = _start_command(

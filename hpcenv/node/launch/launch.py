@@ -208,7 +208,7 @@ def _variables(
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
         "HPCENV_ATTEMPT": str(this_node.attempt),
         "HPCENV_NODE": this_node.node,
-        **secret.read_all(manifest.secrets, environ, node=this_node.node),
+        **secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values),
     }
 
 

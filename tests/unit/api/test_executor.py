@@ -24,6 +24,7 @@ from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import function
+from tests.conftest import state_home
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -40,6 +41,7 @@ def program(project: Path, text: str, *, timeout: float = 180) -> str:
     path = project / "mine.py"
     path.write_text(textwrap.dedent(text))
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(project), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    environ["XDG_STATE_HOME"] = str(state_home(project))
     done = subprocess.run(
         [sys.executable, path], cwd=project, env=environ, text=True, capture_output=True, timeout=timeout
     )

@@ -17,11 +17,11 @@ from hpcenv.cli.image import VERBS as IMAGE_VERBS
 
 
 def start(*words: str, cwd: Path, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", **(environ or {})}
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", "XDG_STATE_HOME": str(cwd.parent / "state")}
     return subprocess.Popen(
         [sys.executable, "-m", "hpcenv", *words],
         cwd=cwd,
-        env=env,
+        env={**env, **(environ or {})},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -261,7 +261,7 @@ def test_a_timeout_without_a_wait_is_refused(hpcenv: Any, project: Path, words: 
 def test_a_reader_who_goes_away_is_no_failure(words: tuple[str, ...], project: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8", "XDG_STATE_HOME": str(project.parent / "state")}
     done = subprocess.run(
         [sys.executable, "-m", "hpcenv", *words], cwd=project, env=env, stdout=writer, stderr=subprocess.PIPE, text=True
     )

@@ -53,9 +53,9 @@ class Scene:
         python = self.pythons["with torch"]
         self.write("hpcenv.toml", f'image = "host"\npython = "{python}"\n{text}')
 
-    def typed(self, *argv: str, environ: dict[str, str] | None = None) -> str:
+    def typed(self, *argv: str, environ: dict[str, str] | None = None, accepts: bool = True) -> str:
         """Return what a command that fails prints to standard error."""
-        done = self._run(*argv, cwd=self.project, environ=environ)
+        done = self._run(*argv, cwd=self.project, environ=environ, accepts=accepts)
         assert done.status != 0, done.stdout
         return done.stderr[done.stderr.index("error[") :]
 
@@ -121,6 +121,12 @@ def with_spec(scene: Scene, text: str, *argv: str) -> str:
     return scene.typed(*argv)
 
 
+def not_accepted(scene: Scene) -> str:
+    asks = '[[bind]]\nsource = "/scratch"\ntarget = "/data"\n[secrets]\nHF_TOKEN = "file:~/token"\n'
+    scene.spec(asks)
+    return scene.typed("submit", "train.py", "--nproc", "1", "--", "--lr", "0.1", accepts=False)
+
+
 def with_file(scene: Scene, name: str, text: str, *argv: str) -> str:
     scene.write(name, text)
     return scene.typed(*argv)
@@ -174,6 +180,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
             (Secret(name="TOKEN", source="file:/nonexistent/token", origin="--secret"),), {}, node="n1"
         )
     ),
+    "not-accepted": not_accepted,
     "rebuild-differs": lambda s: shown(rebuilt(s)),
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }

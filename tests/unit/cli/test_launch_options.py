@@ -39,7 +39,7 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
         "launcher": "torchrun", "standalone": True, "max_restarts": 2, "torchrun_args": ["--monitor-interval=1", "--role=a b"],
     }  # fmt: skip
     assert manifest["pass_env"] == ["HF_*"]
-    assert manifest["secrets"] == [{"name": "TOKEN", "source": "file:~/token", "origin": "--secret"}]
+    assert manifest["secrets"] == [{"name": "TOKEN", "source": "file:~/token", "origin": "--secret", "kept": False}]
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def test_a_colour_ends_with_its_line() -> None:
 
 def on_terminal(words: list[str], cwd: Path, *, argv: list[str] | None = None, **environ: str) -> str:
     leader, follower = pty.openpty()
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", "TERM": "xterm", **environ}
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "LANG": "C.UTF-8", "TERM": "xterm"}
     child = subprocess.Popen(
         argv or [sys.executable, "-m", "hpcenv", *words],
         cwd=cwd,
-        env=env,
+        env={**env, "XDG_STATE_HOME": str(cwd.parent / "state"), **environ},
         stdin=follower,
         stdout=follower,
         stderr=follower,

@@ -1,0 +1,138 @@
+"""The values of `env:NAME` secrets on their way to the nodes: not through Slurm, but in a file of the user.
+
+Runs on: LOGIN NODE. sbatch would store the environment with the job, readable for more people than the user.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.errors import FileUnusable, RunFolderNotShared, UsageError
+from hpcenv.project.context import Context, state_folder
+from hpcenv.records import secret_file
+from hpcenv.records.manifest import Manifest, Secret
+from hpcenv.records.variables import looks_like_credential
+from hpcenv.submission.request import SubmitOptions
+
+# Without these, sbatch itself would not work.
+_NEEDED_BY_SBATCH = ("PATH", "HOME")
+
+
+def hide_credentials(options: SubmitOptions, context: Context, notes: list[str]) -> tuple[SubmitOptions, Context]:
+    """Make a secret of each `--env NAME=VALUE` whose name looks like that of a credential.
+
+    Returns:
+        The options with `--secret NAME=env:NAME` in its place, and the context with that variable.
+    """
+    found = {name: value for name, value in options.env.items() if looks_like_credential(name)}
+    if not found:
+        return options, context
+    given = {name: value for name, value in found.items() if options.secret.get(name, f"env:{name}") == f"env:{name}"}
+    if given:
+        notes.append(f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name is like a credential's")
+    secret = {**options.secret, **{name: f"env:{name}" for name in given}}
+    env = {name: value for name, value in options.env.items() if name not in found}
+    return replace(options, env=env, secret=secret), replace(context, environ={**context.environ, **given})
+
+
+def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:
+    """Mark the secrets whose value the submission has; those that only the job sets are read there."""
+    return tuple(replace(secret, kept=True) if _variable(secret) in environ else secret for secret in secrets)
+
+
+def values_of(secrets: Sequence[Secret], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variable -> value of the secrets that are kept."""
+    return {_variable(secret): environ[_variable(secret)] for secret in secrets if secret.kept}
+
+
+def _variable(secret: Secret) -> str:
+    """Return the variable that a secret is read from; empty if it is read from a file."""
+    kind, _, name = secret.source.partition(":")
+    return name if kind == "env" else ""
+
+
+def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
+    """Refuse kept secrets where nodes cannot see the user's state folder; return a note where that is not known.
+
+    Raises:
+        RunFolderNotShared: nodes cannot see it.
+    """
+    kept = [secret for secret in secrets if secret.kept]
+    if not kept:
+        return []
+    state = state_folder(context.environ)
+    seen = filesystem.visibility(state, home=Path(context.environ.get("HOME") or os.path.expanduser("~")))
+    names = ", ".join(f"{secret.name} from {secret.source} ({secret.origin})" for secret in kept)
+    if seen.shared is False:
+        raise RunFolderNotShared(
+            f"compute nodes cannot see `{state}`, where the values of secrets wait for the job",
+            why=f"{seen.reason}; it is needed for {names}",
+            hint=f"write the value into a file that nodes see, only for you: {kept[0].name}=file:PATH; "
+            "or let XDG_STATE_HOME name a shared folder",
+        )
+    return [] if seen.shared else [f"cannot tell whether nodes see {state}, needed for {names}: {seen.reason}"]
+
+
+def without(context: Context, values: Mapping[str, str]) -> Context:
+    """Return a context for sbatch, without the variables that hold secrets."""
+    hidden = set(values) - set(_NEEDED_BY_SBATCH)
+    return replace(context, environ={name: v for name, v in context.environ.items() if name not in hidden})
+
+
+def write(manifest: Manifest, values: Mapping[str, str], context: Context) -> None:
+    """Write the values for one run.
+
+    Raises:
+        FileUnusable: the user's state folder cannot be written.
+    """
+    if not values:
+        return
+    state = state_folder(context.environ)
+    try:
+        secret_file.write(state, manifest.run_folder, values)
+    except OSError as error:
+        raise FileUnusable(
+            f"`{state}` cannot be written",
+            why=f"{error.strerror}; the values of secrets wait there for the job",
+            hint="let XDG_STATE_HOME name another folder, or use NAME=file:PATH",
+        ) from error
+
+
+def remove(run_folders: Sequence[str], context: Context) -> None:
+    """Remove the values for some runs."""
+    secret_file.remove(state_folder(context.environ), run_folders)
+
+
+def renew(manifests: Sequence[Manifest], context: Context) -> dict[str, str]:
+    """Write the values for runs that are queued again; return them. The earlier ones were removed with the runs' end.
+
+    Raises:
+        UsageError: a variable is not set here, or the nodes would look into another folder.
+        FileUnusable: the user's state folder cannot be written.
+    """
+    found: dict[str, str] = {}
+    state = state_folder(context.environ)
+    for manifest in manifests:
+        kept = [secret for secret in manifest.secrets if secret.kept]
+        missing = [secret for secret in kept if _variable(secret) not in context.environ]
+        if missing:
+            name = _variable(missing[0])
+            raise UsageError(
+                f"the secret {missing[0].name} cannot be read from `{missing[0].source}`",
+                why=f"{name} is not set here, and hpcenv keeps no value after the end of a run",
+                hint=f"export {name}=...",
+            )
+        if kept and manifest.secret_values != str(secret_file.path_of(state, manifest.run_folder)):
+            raise UsageError(
+                f"the values of secrets of {manifest.run} cannot be brought again",
+                why=f"its nodes read {manifest.secret_values}, which is not in your state folder {state}",
+                hint="submit it as a new run, or set XDG_STATE_HOME as it was",
+            )
+        values = values_of(kept, context.environ)
+        write(manifest, values, context)
+        found |= values
+    return found

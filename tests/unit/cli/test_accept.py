@@ -1,0 +1,152 @@
+"""What a project asks is shown and accepted before anything is queued or started: every command, and the API."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcenv as api
+from hpcenv.errors import NotAccepted
+from tests.conftest import state_home
+
+SUBMIT = ("submit", "train.py", "--nproc", "1", "--cluster", "local")
+
+
+@pytest.fixture
+def hostile(project: Path, tmp_path: Path) -> Path:
+    """Somebody's project: its Python would leave a mark if it were started."""
+    evil = project / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    evil.chmod(0o755)
+    (project / "hpcenv.toml").write_text('image = "host"\npython = "./evil"\n')
+    return project
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lock",),
+        ("lock", "--check"),
+        ("lock", "--json"),
+        SUBMIT,
+        (*SUBMIT, "--locked", "--dry-run"),
+        ("submit", "train.py", "--nproc", "1", "--sweep", "lr=1,2"),
+        ("submit", "train.py", "--nproc", "1", "--export", "out"),
+        ("verify",),
+        ("verify", "--nodes", "2"),
+        ("image", "build"),
+    ],
+)
+def test_no_command_starts_or_queues_anything_of_a_project_that_is_not_accepted(
+    hpcenv: Any, hostile: Path, tmp_path: Path, fake_slurm: Any, words: tuple[str, ...]
+) -> None:
+    done = hpcenv(*words, cwd=hostile, environ=fake_slurm.environ, accepts=False)
+    assert done.status == NotAccepted.exit_status, (done.stdout, done.stderr)
+    said = done.stdout + done.stderr
+    assert "python = ./evil: a program that is started here and on the nodes" in said
+    assert re.search(rf"hpcenv {' '.join(words[: 1 + (words[0] == 'image')])} --accept [0-9a-f]{{32}}", said)
+    assert not (tmp_path / "started").exists()
+    assert not (hostile / "runs").exists()
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("words", [("status",), ("list",), (*SUBMIT, "--dry-run"), ("export", "requirements")])
+def test_what_starts_nothing_does_not_ask(hpcenv: Any, hostile: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = hpcenv(*words, cwd=hostile, accepts=False)
+    assert done.status != NotAccepted.exit_status
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_dry_run_shows_and_does_not_ask(hpcenv: Any, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[srun]\nmpi = "none"\n')
+    done = hpcenv(*SUBMIT, "--dry-run", cwd=project, accepts=False)
+    assert done.status == 0, done.stderr
+    assert "asks: [srun] mpi = none: srun gets it" in done.stderr
+    digest = re.search("--accept ([0-9a-f]{32})", done.stderr)
+    assert digest
+    data = hpcenv(*SUBMIT, "--dry-run", "--json", cwd=project, accepts=False).envelope["data"]["acceptance"]
+    assert (data["digest"], data["accepted"], len(data["asks"])) == (digest[1], False, 2)
+    assert hpcenv("lock", "--check", "--accept", digest[1], cwd=project, accepts=False).status == 0
+    assert hpcenv(*SUBMIT, "--dry-run", "--json", cwd=project).envelope["data"]["acceptance"]["accepted"]
+
+
+def test_the_digest_is_that_of_the_list_and_a_script_hears_of_a_change(hpcenv: Any, project: Path) -> None:
+    done = hpcenv("lock", "--check", "--accept", "0" * 32, cwd=project, accepts=False)
+    assert done.status == NotAccepted.exit_status
+    assert f"not {'0' * 32}" in done.stderr
+
+
+def on_terminal(words: tuple[str, ...], answer: str, cwd: Path) -> tuple[int, str]:
+    leader, follower = pty.openpty()
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "XDG_STATE_HOME": str(state_home(cwd)), "TERM": "xterm"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hpcenv", *words], cwd=cwd, env=environ, stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    os.write(leader, f"{answer}\n".encode())
+    said = b""
+    while True:
+        try:
+            said += os.read(leader, 4096)
+        except OSError:
+            break
+    os.close(leader)
+    return child.wait(timeout=60), said.decode()
+
+
+def test_on_a_terminal_the_user_is_asked_once(project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[srun]\nmpi = "none"\n')
+    status, said = on_terminal(("lock", "--check"), "n", project)
+    assert (status, "new: [srun] mpi = none" in said) == (NotAccepted.exit_status, True), said
+    status, said = on_terminal(("lock", "--check"), "", project)
+    assert status == NotAccepted.exit_status, said
+    status, said = on_terminal(("lock", "--check"), "y", project)
+    assert (status, "is fresh" in said) == (0, True), said
+    status, said = on_terminal(("lock", "--check"), "", project)
+    assert (status, "Accept" in said) == (0, False), said
+
+
+def test_what_the_user_types_is_his_own_and_rerun_does_not_ask(hpcenv: Any, project: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("x\n")
+    typed = ("--secret", f"T=file:{tmp_path}/token", "--env", "LD_AUDIT=")
+    done = hpcenv(*SUBMIT, *typed, "--name", "a", "--wait", cwd=project, accepts=False)
+    assert done.status == 0, done.stderr
+    done = hpcenv("rerun", "a", "--wait", cwd=project, accepts=False)
+    assert done.status == 0, done.stderr
+    # The same record in somebody else's clone is not the user's own.
+    request = json.loads((project / "runs/a/request.json").read_text())
+    request["options"]["secret"] = {"T": "file:/etc/hostname"}
+    (project / "runs/a/request.json").write_text(json.dumps(request))
+    done = hpcenv("rerun", "a", cwd=project, accepts=False)
+    assert done.status == NotAccepted.exit_status, done.stderr
+    assert "--secret T = file:/etc/hostname" in done.stderr
+
+
+def test_the_api_takes_a_digest(hostile: Path, tmp_path: Path) -> None:
+    calls = (
+        lambda: api.lock(hostile),
+        lambda: api.check_lock(hostile),
+        lambda: api.submit("train.py", project=hostile, nproc=1, cluster="local"),
+        lambda: api.sweep("train.py", over={"lr": [1]}, project=hostile, nproc=1),
+        lambda: api.Executor(tmp_path / "jobs", project=hostile, cluster="local").submit(print),
+    )
+    for call in calls:
+        with pytest.raises(NotAccepted, match='accept="[0-9a-f]{32}"'):
+            call()
+    assert not (tmp_path / "started").exists()
+    digest = re.search('accept="([0-9a-f]{32})"', str(pytest.raises(NotAccepted, api.lock, hostile).value))
+    assert digest
+    with pytest.raises(api.HpcenvError) as caught:
+        api.lock(hostile, accept=digest[1])
+    assert not isinstance(caught.value, NotAccepted)
+    assert (tmp_path / "started").exists()

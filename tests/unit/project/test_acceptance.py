@@ -1,0 +1,143 @@
+"""What a project asks of the user's machine, and what of it the user has accepted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcenv.errors import NotAccepted
+from hpcenv.project import acceptance
+from hpcenv.project.init import init
+from hpcenv.project.option_types import OptionValues
+from hpcenv.project.template import built_in
+from hpcenv.project.workspace import Workspace, open_workspace
+
+IMAGE = 'image = "docker://registry.example/team/torch:2.13.0"\n'
+
+
+def project(folder: Path, text: str) -> Workspace:
+    folder.mkdir(exist_ok=True)
+    (folder / "hpcenv.toml").write_text(text)
+    return open_workspace(folder)
+
+
+def keys(workspace: Workspace) -> list[str]:
+    return [one.key for one in acceptance.asked_by(workspace)]
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ('image = "host"\npython = ".venv/bin/python"\n', ["python"]),
+        (IMAGE + 'python = "python3.12"\n', []),
+        ('image = "env.def"\n', ["image"]),
+        (IMAGE + 'ca-file = "ca.pem"\n', ["ca-file"]),
+        (IMAGE + '[[bind]]\nsource = "/"\ntarget = "/mnt"\n', ["[[bind]]"]),
+        (IMAGE + '[[bind]]\nsource = "~/data"\ntarget = "/mnt"\n', ["[[bind]]"]),
+        (IMAGE + '[[bind]]\nsource = "../data"\ntarget = "/mnt"\n', ["[[bind]]"]),
+        (IMAGE + '[[bind]]\nsource = "out"\ntarget = "/mnt"\n', ["[[bind]]"]),  # a link, see below
+        (IMAGE + '[[bind]]\nsource = "data"\ntarget = "/mnt"\n', []),
+        (IMAGE + '[secrets]\nTOKEN = "file:~/token"\n', ["[secrets] TOKEN"]),
+        (IMAGE + '[env]\nLD_PRELOAD = "x.so"\nOMP_NUM_THREADS = "2"\n', ["[env] LD_PRELOAD"]),
+        (IMAGE + '[env]\nGLIBC_TUNABLES = "a=1"\nPATH = "/x"\n', ["[env] GLIBC_TUNABLES", "[env] PATH"]),
+        (IMAGE + '[submit]\npass-env = ["AWS_*"]\nnodes = 2\n', ["[submit] pass-env"]),
+        (IMAGE + '[sbatch]\nmail-user = "a@b.example"\n', ["[sbatch] mail-user"]),
+        (IMAGE + '[srun]\nmpi = "none"\n', ["[srun] mpi"]),
+        (IMAGE + '[submit]\ntemplate = "own.sbatch"\n', ["[submit] template"]),
+        (IMAGE + 'site = "../here.toml"\n', ["site profile"]),
+        (IMAGE + 'site = "here"\n', []),
+        (IMAGE + '[paths]\nruns = "../../x"\nlockfiles = "locks"\n', ["[paths] runs"]),
+        (IMAGE + '[paths]\nstore = "/scratch/store"\nlockfiles = "/"\n', ["[paths] store", "[paths] lockfiles"]),
+        (IMAGE + 'plain-http = ["registry.example"]\n[submit]\npartition = "gpu"\n', []),
+    ],
+)
+def test_what_reaches_outside_the_project_is_asked(tmp_path: Path, text: str, asks: list[str]) -> None:
+    workspace = project(tmp_path / "project", text)
+    (workspace.root / "out").symlink_to("/usr")
+    assert keys(workspace) == asks
+
+
+def test_what_stands_beside_hpcenv_toml_is_asked_by_its_content(tmp_path: Path) -> None:
+    workspace = project(tmp_path / "project", IMAGE)
+    assert keys(workspace) == []
+    (workspace.root / "sites").mkdir()
+    profile = workspace.root / "sites" / "here.toml"
+    profile.write_text('name = "here"\napptainer = "/evil"\n[[bind]]\nsource = "/"\n')
+    template = workspace.root / "sbatch_templates" / "job.sbatch"
+    template.parent.mkdir()
+    template.write_text(built_in("job.sbatch").read_text())
+    assert keys(workspace) == ["site profile"]  # the template is hpcenv's own
+    first = acceptance.asked_by(workspace)
+    assert "containers start with /evil; binds / at /" in first[0].text
+    profile.write_text(profile.read_text() + "# changed\n")
+    template.write_text(template.read_text() + "curl evil\n")
+    second = acceptance.asked_by(workspace)
+    assert [one.key for one in second] == ["sbatch_templates", "site profile"]
+    assert acceptance.digest_of(first) != acceptance.digest_of(second[1:])
+
+
+def test_an_accepted_list_is_kept_and_a_change_asks_again(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path)}
+    text = IMAGE + '[secrets]\nTOKEN = "file:~/token"\n'
+    workspace = project(tmp_path / "project", text)
+    asked = acceptance.asked_by(workspace)
+    with pytest.raises(NotAccepted, match="TOKEN = file:~/token"):
+        acceptance.require(asked, workspace.root, environ, given=None, hint="")
+    with pytest.raises(NotAccepted, match="not 0123"):
+        acceptance.require(asked, workspace.root, environ, given="0123", hint="")
+    acceptance.require(asked, workspace.root, environ, given=acceptance.digest_of(asked), hint="")
+    acceptance.require(asked, workspace.root, environ, given=None, hint="")
+
+    file = next((tmp_path / ".local/state/hpcenv/accepted").iterdir())
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(file.read_text())["project"] == str(workspace.root)
+
+    changed = acceptance.asked_by(project(workspace.root, text.replace("token", "other")))
+    assert [one.value for one in acceptance.new_in(changed, workspace.root, environ)] == ["file:~/other"]
+    # A script that names a digest hears of a change, also of one that was accepted before.
+    with pytest.raises(NotAccepted):
+        acceptance.require(asked, workspace.root, environ, given=acceptance.digest_of(changed), hint="")
+
+    other = project(tmp_path / "clone", text)
+    assert acceptance.new_in(acceptance.asked_by(other), other.root, environ)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1, "project": "/", "accepted": []}', '{"schema": 9}'])
+def test_a_damaged_file_accepts_nothing(tmp_path: Path, damage: str) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    workspace = project(tmp_path / "project", IMAGE + '[srun]\nmpi = "none"\n')
+    asked = acceptance.asked_by(workspace)
+    acceptance.keep(asked, workspace.root, environ)
+    assert not acceptance.new_in(asked, workspace.root, environ)
+    next((tmp_path / "state/hpcenv/accepted").iterdir()).write_text(damage)
+    assert acceptance.new_in(asked, workspace.root, environ) == asked
+
+
+def test_a_value_cannot_look_like_another_line(tmp_path: Path) -> None:
+    workspace = project(tmp_path / "project", IMAGE + '[env]\nLD_PRELOAD = "a\\nnothing else\\u001b[2J"\n')
+    assert "\n" not in acceptance.asked_by(workspace)[0].text
+    assert "\x1b" not in acceptance.asked_by(workspace)[0].text
+
+
+def test_init_accepts_what_it_wrote_and_nothing_else(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    folder = tmp_path / "project"
+    (folder / "sites").mkdir(parents=True)
+    (folder / "sites" / "here.toml").write_text('name = "here"\n')
+    init(folder, environ=environ, image="host", python=sys.executable)
+    asked = acceptance.asked_by(open_workspace(folder))
+    assert [one.key for one in asked] == ["python", "site profile"]
+    assert [one.key for one in acceptance.new_in(asked, folder, environ)] == ["site profile"]
+
+
+def test_what_a_record_of_a_run_asks() -> None:
+    options = OptionValues(
+        secret={"A": "file:~/a"}, sbatch={"exclusive": None}, pass_env=("B",), env={"LD_AUDIT": "x", "C": "1"},
+        runs_dir="/elsewhere", nodes=2, site="here",
+    )  # fmt: skip
+    found = acceptance.asked_by_options(options, "request.json")
+    expected = ["--secret A", "--sbatch exclusive", "--pass-env", "--env LD_AUDIT", "--runs-dir"]
+    assert [one.key for one in found] == expected
