@@ -71,8 +71,8 @@ def _project(folder: Path) -> Path:
         (site / name).write_text(text)
     project = folder / "project"
     project.mkdir()
-    (project / "hpcenv.toml").write_text(f'image = "host"\npython = "{folder / "env" / "bin" / "python"}"\n')
     (project / "train.py").write_text("print(1)\n")
+    _run([sys.executable, "-m", "hpcenv", "init", "--python", str(folder / "env" / "bin" / "python")], project)
     _run([sys.executable, "-m", "hpcenv", "lock"], project)
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "one"]):
         _run(["git", *words], project)
@@ -81,7 +81,9 @@ def _project(folder: Path) -> Path:
 
 def _run(argv: list[str], folder: Path) -> float:
     started = time.perf_counter()
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    own = {name: str(folder.parent / name) for name in ("cache", "state")}
+    xdg = {"XDG_CACHE_HOME": own["cache"], "XDG_STATE_HOME": own["state"]}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **xdg}
     done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     took = time.perf_counter() - started
     if done.returncode != 0:

@@ -54,20 +54,20 @@ def run(argv, where):
 def cancel():
     subprocess.run("squeue --me -h -o '%i %Z' | grep ' '" + folder + " | cut -d' ' -f1 | xargs -r scancel", shell=True)
 
-def project(name, spec):
+def project(name, *options):
     place = os.path.join(folder, name)
     os.mkdir(place)
-    for file, text in (("hpcenv.toml", spec), ("train.py", "print(1)\\n"), (".gitignore", "runs/\\n")):
+    for file, text in (("train.py", "print(1)\\n"), (".gitignore", "runs/\\n")):
         open(os.path.join(place, file), "w").write(text)
+    run([*program, "init", *options], place)
     run([*program, "lock"], place)
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "x"]):
         run(["git", *words], place)
     return place
 
 places = {
-    "host": project("host", 'image = "host"\\npython = "/shared/hostenv/bin/python"\\n'),
-    "sif": project("sif", 'image = "docker://registry:5000/hpcenv/torch:2.13.0-cpu"\\n'
-                          'plain-http = ["registry:5000"]\\n'),
+    "host": project("host", "--python", "/shared/hostenv/bin/python"),
+    "sif": project("sif", "--image", "docker://registry:5000/hpcenv/torch:2.13.0-cpu", "--plain-http", "registry:5000"),
 }
 SUBMIT = [*program, "submit", "train.py", "--nodes", "1", "--nproc", "1", "--time", "5"]
 seconds = {name: [] for name in places}

@@ -31,7 +31,7 @@ from hpcenv.records.files import read_file, read_json, write_text
 _SCHEMA = 1
 # Values that are kept for a project; the oldest ones are forgotten.
 _MOST = 1000
-# 128 bits: nobody can find another list with the same digest.
+# 128 bits: no other list with the same digest can be found.
 _DIGITS = 32
 # A longer value is shortened when it is shown; the digest has all of it.
 _SHOWN = 200

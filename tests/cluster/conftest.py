@@ -80,9 +80,10 @@ class Cluster:
         )
         result = Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
         digest = re.search("--accept ([0-9a-f]{32})", result.text)
-        if not (accepts and command[0] == "hpcenv" and result.status == 29 and digest):
+        if not (accepts and "hpcenv" in command and result.status == 29 and digest):
             return result
-        place = 3 if command[1] == "image" else 2
+        verb = command.index("hpcenv") + 1
+        place = verb + (2 if command[verb] == "image" else 1)
         again = (*command[:place], "--accept", digest[1], *command[place:])
         return self.run(*again, node=node, user=user, cwd=cwd, stdin=stdin, timeout=timeout, accepts=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.recipes.rebuild import RebuildResult, rebuild
 
@@ -38,8 +38,17 @@ from hpcenv.recipes.rebuild import RebuildResult, rebuild
 )
 @_conversion.plain_http
 @click.option("--force", is_flag=True, help="Replace files that hpcenv did not write.")
+@_accept.option
 @_render.json_option
-def command(lock: str, output: str, pip_config: str | None, base: str | None, as_json: bool, **options: Any) -> int:
+def command(
+    lock: str,
+    output: str,
+    pip_config: str | None,
+    base: str | None,
+    accept: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Make an image again from its lockfile, after the original is lost.
 
     It writes a Dockerfile and a definition file, and says which parts will be the same. With
@@ -47,6 +56,8 @@ def command(lock: str, output: str, pip_config: str | None, base: str | None, as
     is 28 when a field that must match differs.
     """
     here = _render.cwd()
+    if options["build"] and not lock.endswith(".lock.toml"):
+        _accept.require(_render.open_project(), accept, as_json=as_json)
     if base is not None and base.endswith(".sif"):
         base = os.path.abspath(here / base)
     result = rebuild(
