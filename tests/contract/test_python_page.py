@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import state_home
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "python.md"
 PROGRAMS = re.findall(
@@ -24,10 +26,11 @@ def test_every_program_of_the_page_is_run() -> None:
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_a_program_prints_what_the_page_says(number: int, project: Path, plugin_path: Path) -> None:
     (project / "program.py").write_text(PROGRAMS[number])
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(project), "XDG_STATE_HOME": str(state_home(project))}
     done = subprocess.run(
         [sys.executable, "program.py"],
         cwd=project,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(project), "PYTHONPATH": f"{plugin_path}:{ROOT}"},
+        env={**environ, "PYTHONPATH": f"{plugin_path}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=200,
