@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tomlkit
 
+from hpcenv.api.submit import plan_job as plan_job_in_python
 from hpcenv.errors import HpcenvError
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
@@ -149,6 +150,22 @@ def test_a_module_runs_with_relative_imports_and_its_arguments(hpcenv: Any, tree
     assert again.status == 0, again.stderr
     same = hpcenv("diff", "one", "one-2", cwd=tree)
     assert same.status == 0, same.stdout
+
+
+def test_a_module_in_the_live_project(hpcenv: Any, tree: Path) -> None:
+    words = ("submit", "-m", "package.train", "--nproc", "1", "--cluster", "local", "--workdir", "live", "--wait")
+    done = hpcenv(*words, "--name", "live", "--", "x", cwd=tree)
+    assert done.status == 0, done.stderr
+    assert "MODULE __main__ package 1 ['x']" in done.stdout + done.stderr
+    manifest = json.loads((tree / "runs" / "live" / "manifest.json").read_text())
+    assert (manifest["script"], manifest["workdir"]) == (str(tree / "package" / "train.py"), str(tree))
+
+
+def test_the_same_in_python(tree: Path) -> None:
+    planned = plan_job_in_python("package.train", ["x"], project=tree, module=True, nproc=1, cluster="local")
+    assert (planned.manifest.module, planned.manifest.args) == ("package.train", ("x",))
+    assert planned.command[:3] == ("hpcenv", "submit", "package.train")
+    assert "--module" in planned.command
 
 
 def test_a_module_of_the_environment_has_no_file_and_the_verdict_says_so(hpcenv: Any, plan: Any, tree: Path) -> None:
