@@ -50,6 +50,14 @@ _BY_RECORDS: dict[Cause, tuple[str, ...]] = {
 }
 
 
+_BY_SIGNAL: dict[str, tuple[str, ...]] = {
+    "SIGKILL": ("rank-killed", "dataloader-worker-killed"),
+    "SIGSEGV": ("rank-segfault",),
+    "SIGBUS": ("rank-bus-error", "dataloader-bus-error"),
+    "SIGABRT": ("rank-aborted",),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """A known pattern in the logs. Texts have no control characters.
@@ -347,11 +355,8 @@ def _result(
 ) -> FailureDiagnosis:
     first_rank = None if failure is None else failure.rank
     causes = list(choose(seen, first_rank=first_rank, failed=failed))
-    proved = _proved(failure, causes, {pattern.id: pattern for pattern in patterns_for()})
     consequences = [one for one in seen if one.pattern.kind == "cascade" and one.pattern.id != FIRST_FAILURE]
-    groups = [*_grouped(causes, sources), *_grouped(consequences, sources)]
-    if proved is not None:
-        groups = [proved, *(one for one in groups if one.pattern != proved.pattern)]
+    groups = _proved_first([*_grouped(causes, sources), *_grouped(consequences, sources)], failure, causes)
     is_cause = bool(groups) and groups[0].kind != "cascade"
     cause = groups[0] if is_cause else None
     outcome: Outcome = "cause" if is_cause else "consequences" if groups else "no-known-pattern"
@@ -362,17 +367,33 @@ def _result(
     )  # fmt: skip
 
 
-def _proved(failure: FirstFailure | None, causes: Sequence[Seen], table: Mapping[str, Pattern]) -> Evidence | None:
-    """Return the cause that the records of a run prove, with the line of a log that says it too; None without one."""
-    rows = _BY_RECORDS.get(failure.cause, ()) if failure is not None else ()
-    if failure is None or not rows or any(one.pattern.id in rows for one in causes[:1]):
-        return None
-    pattern = table[rows[0]]
-    return Evidence(
+def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
+    """Put first what the records of a run prove: the line of a log that says it, or the records themselves."""
+    rows = _rows_of(failure, causes)
+    if failure is None or not rows:
+        return list(groups)
+    first = next((group for group in groups if group.pattern in rows), None)
+    if first is not None:
+        return [first, *(group for group in groups if group is not first)]
+    pattern = next(pattern for pattern in patterns_for() if pattern.id == rows[0])
+    proved = Evidence(
         pattern=pattern.id, kind="root", owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
         source=pattern.source, retrieved=pattern.retrieved, file=_RECORDS, line=0, rank=failure.rank,
         node=failure.node, text=failure.headline,
     )  # fmt: skip
+    return [proved, *groups]
+
+
+def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str, ...]:
+    """Return the rows of the table for what the records of a run prove; empty if they prove none."""
+    if failure is None:
+        return ()
+    if failure.cause != "rank" or failure.rank is None:
+        return _BY_RECORDS.get(failure.cause, ())
+    # A rank that a signal ended wrote nothing of it. Its own lines, if there are any, say more.
+    if any(one.rank == failure.rank and one.pattern.kind == "root" for one in causes):
+        return ()
+    return _BY_SIGNAL.get(failure.signal, ())
 
 
 def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evidence]:

@@ -25,7 +25,8 @@ class Pattern:
     """A text that failed runs write; patterns.toml explains the keys.
 
     Attributes:
-        match: what the line must contain beside an anchor; None if an anchor is enough.
+        match: what the line must contain beside an anchor; None if an anchor is enough. Its groups `rank`, `node` and
+            `peer` say whom the line names.
         torch: versions of torch that write it; empty for all.
         source, retrieved: where text or advice are from, and when that was read.
     """

@@ -9,7 +9,7 @@ in full. The memory is limited: the sets start anew when they become large, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from hpcenv.runs.diagnose import lines
@@ -230,6 +230,8 @@ class _LogSearch:
         match = pattern.match.search(line.text) if pattern.match is not None else None
         if pattern.match is not None and match is None:
             return False
+        if match is not None and match.groupdict().get("rank"):
+            line = replace(line, rank=int(match["rank"]))
         if pattern.last:
             if not lines.follows_code(self._lines_before(block, number, lines.MOST_BETWEEN), line):
                 return False
@@ -244,6 +246,7 @@ class _LogSearch:
             known = self._add(pattern, line, block, number, position)
         if match is not None and known is not None:
             _count_peer(known, match.groupdict().get("peer"))
+            known.node = match.groupdict().get("node") or known.node
         return True
 
     def _lines_before(self, block: _LogBlock, number: int, most: int) -> list[bytes]:

@@ -109,6 +109,29 @@ def test_a_kill_for_lack_of_memory_is_known_from_the_records(run: Run, tmp_path:
     assert next_lines(diagnosis)[0].startswith("fix: Ask for more with --mem")
 
 
+def test_a_rank_that_was_killed_goes_before_what_others_say_of_it(run: Run, tmp_path: Path) -> None:
+    """As seen: rank 1 of two is killed while rank 0 connects to it."""
+    killed = replace(rank(3), status=137, signal="SIGKILL")
+    run(
+        "[0] [rank0]: RuntimeError: mat1 and mat2 shapes cannot be multiplied\n"
+        "[0] RuntimeError: Gloo connectFullMesh failed with [/p/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+        "Connection closed by peer [127.0.0.1]:168.\n"
+        "hpcenv: node n2: rank 3 ended with SIGKILL\n",
+        ranks=(killed,),
+    )
+    diagnosis = of(tmp_path)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.pattern, diagnosis.cause.rank, diagnosis.cause.line) == ("rank-killed", 3, 3)
+    assert [one.pattern for one in diagnosis.others] == ["shape-mismatch", "gloo-peer-closed"]
+
+
+def test_a_signal_that_no_log_names_is_known_from_the_records(run: Run, tmp_path: Path) -> None:
+    run("[0] x\n", ranks=(replace(rank(3), status=139, signal="SIGSEGV"),))
+    cause = of(tmp_path).cause
+    assert cause is not None
+    assert (cause.pattern, cause.rank, cause.node, cause.file) == ("rank-segfault", 3, "n2", "the records of the run")
+
+
 def test_no_known_pattern_is_said_honestly(run: Run, tmp_path: Path) -> None:
     run("[3] the program ended\n", ranks=(rank(3),))
     diagnosis = of(tmp_path)
