@@ -97,7 +97,14 @@ def _situation(manifest: Manifest, facts: Facts, interface: SocketInterface, pro
         threads=threads,
         shared_by=shared_by,
         in_container=manifest.environment.kind == "sif",
+        own_plugin=_own_plugin(facts),
     )
+
+
+def _own_plugin(facts: Facts) -> str:
+    """Return a plugin such as HPC-X's, which NCCL loads before its own network; aws-ofi-nccl is for libfabric only."""
+    image = facts.image_network
+    return image.plugin if image is not None and not image.plugin_version else ""
 
 
 def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:

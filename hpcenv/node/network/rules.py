@@ -33,6 +33,7 @@ class Situation:
         interface, why_interface: the socket interface of this node.
         threads, shared_by: CPU threads for each rank, and how they were counted.
         in_container: whether the ranks run in a SIF.
+        own_plugin: plugin for NCCL in the environment that is not aws-ofi-nccl; empty without one.
     """
 
     profile: str
@@ -45,6 +46,7 @@ class Situation:
     threads: int
     shared_by: str
     in_container: bool
+    own_plugin: str = ""
 
     @property
     def over_network(self) -> bool:
@@ -126,6 +128,10 @@ def _verbs_network(situation: Situation) -> Iterator[Proposal]:
         assert fabric is not None
         if _imported_plugin(situation):
             yield Proposal(name="NCCL_NET", value=None, reason="a file of the host names a plugin")
+            return
+        if situation.own_plugin:
+            why = f"the environment has a plugin, whose name NCCL_NET would have to be: {situation.own_plugin}"
+            yield Proposal(name="NCCL_NET", value=None, reason=why)
             return
         yield Proposal(
             name="NCCL_NET",
@@ -342,7 +348,7 @@ RULES = (
     NetworkRule(
         id="verbs.net",
         sets="NCCL_NET=IB",
-        when="profiles ib, roce2 and mnnvl, unless a file of the host names a plugin",
+        when="profiles ib, roce2 and mnnvl, unless a file of the host names a plugin or the environment has one",
         why="a fall back to TCP is 5 to 70 times slower and says nothing",
         source=NCCL_ENV,
         propose=_verbs_network,

@@ -375,6 +375,15 @@ def test_what_the_environment_lacks_for_the_network_is_named(make_manifest, make
     assert rule in in_image(make_manifest, make_facts, name, **changes)
 
 
+def test_a_plugin_of_the_environment_is_not_put_aside(make_manifest, make_facts):
+    fabric = fabric_of(machine("roce-h200"))
+    for version, action in (("", "skip"), ("1.18.0", "set")):
+        image = replace(GOOD, plugin="/opt/hpcx/libnccl-net.so", plugin_version=version)
+        facts = {node: replace(make_facts(node), fabric=fabric, image_network=image) for node in ("n1", "n2")}
+        choice = rendezvous.choose(make_manifest(backend="nccl"), ("n1", "n2"), facts, job_id="1", attempt=0)
+        assert rows(choice.network)["NCCL_NET"].action == action
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
