@@ -21,7 +21,7 @@ from image_fakes import sha
 from hpcenv.errors import ImageMismatch
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.locking.lock import LockResult, check_lock, lock
-from hpcenv.locking.project_image import _move_aside
+from hpcenv.locking.project_image import _move_aside, registry_access
 from hpcenv.progress import Event
 from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.submission.verify import verify
@@ -406,3 +406,10 @@ def test_a_sif_that_is_not_there_is_unknown(project: Path, registry: Registry) -
     lock_here(project)
     verdict, _ = verify(open_workspace(project), environ=dict(os.environ), sif=Path("/no/such.sif"))
     assert verdict.result == "unknown"
+
+
+def test_a_registry_of_hpcenv_toml_gets_a_password_only_if_the_user_types_it(project: Path, registry: Registry) -> None:
+    workspace = open_workspace(project)
+    access = registry_access(workspace, {})
+    assert (access.plain_http, access.without_password) == ((registry.host,), (registry.host,))
+    assert registry_access(workspace, {}, typed=(registry.host,)).without_password == ()

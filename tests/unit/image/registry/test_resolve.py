@@ -20,8 +20,12 @@ from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable, SpecError
 
 # The client is imported here and not by the first test: tests measure time.
 from hpcenv.image.reference import parse_platform, parse_reference
-from hpcenv.image.registry import client  # noqa: F401
+from hpcenv.image.registry import (
+    client,  # noqa: F401
+    source,
+)
 from hpcenv.image.registry import resolve as registry
+from hpcenv.image.registry.source import Access
 
 
 @pytest.fixture
@@ -684,6 +688,23 @@ def test_a_refused_password_says_where_it_is_from(served, tmp_path):
     assert f"used: the password of u from {tmp_path}/.docker/config.json" in refused(served).why
     # Shown once, not again and again.
     assert len(served.requests) == 3
+
+
+def test_a_password_goes_over_plain_http_only_where_the_user_named_the_registry(served, tmp_path):
+    """In plain-http of hpcenv.toml a repository names it: a password could be read on the way."""
+    served.image()
+    secret = log_in(tmp_path, served.host)
+    demand_token(served, secret=secret)
+    reference, environ = parse_reference(f"docker://{served.host}/lab/img:1"), {"HOME": os.environ["HOME"]}
+    by_project = Access(plain_http=(served.host,), without_password=(served.host,), environ=environ)
+    with pytest.raises(ImageUnavailable) as error:
+        source.resolve(reference, by_project, platform=parse_platform("linux/amd64"))
+    assert f"a saved password is not sent to {served.host}" in error.value.why
+    assert f"--plain-http {served.host}" in error.value.why
+    sent = [headers.get("Authorization", "") for _path, headers in served.requests]
+    assert not any(secret in header for header in sent)
+    typed = Access(plain_http=(served.host,), environ=environ)
+    assert source.resolve(reference, typed, platform=parse_platform("linux/amd64")).manifest_digest
 
 
 # --- https ---------------------------------------------------------------------------------
