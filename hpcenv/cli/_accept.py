@@ -68,7 +68,7 @@ def _require(workspace: Workspace, asked: Sequence[Asked], given: str | None, *,
 
 def _accepting(digest: str) -> HintCommand:
     """Return the command that was typed, with `--accept`."""
-    words = recorded_command(sys.argv[1:])
+    words = recorded_command(_render.without_accept(sys.argv[1:]))
     verb = 2 if words[:1] and words[0] in _GROUPS else 1
     return HintCommand("hpcenv", *words[:verb], "--accept", digest, *words[verb:])
 

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -203,15 +203,21 @@ def command_line() -> tuple[str, ...]:
 
     Words about how it is shown, and what is accepted, are left out: a dry run then says exactly what submit writes.
     """
-    words = sys.argv[1:]
+    words = without_accept(sys.argv[1:])
+    end = words.index("--") if "--" in words else len(words)
+    return ("hpcenv", *(w for w in words[:end] if w not in _ABOUT_SHOWING), *words[end:])
+
+
+def without_accept(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command line without `--accept DIGEST`."""
     end = words.index("--") if "--" in words else len(words)
     before = ["", *words][:end]
     kept = (
         word
         for word, last in zip(words[:end], before, strict=True)
-        if word not in _ABOUT_SHOWING and not word.startswith("--accept=") and "--accept" not in (word, last)
+        if not word.startswith("--accept=") and "--accept" not in (word, last)
     )
-    return ("hpcenv", *kept, *words[end:])
+    return (*kept, *words[end:])
 
 
 def quoted(words: tuple[str, ...]) -> str:

@@ -83,6 +83,8 @@ def test_the_digest_is_that_of_the_list_and_a_script_hears_of_a_change(hpcenv: A
     done = hpcenv("lock", "--check", "--accept", "0" * 32, cwd=project, accepts=False)
     assert done.status == NotAccepted.exit_status
     assert f"not {'0' * 32}" in done.stderr
+    # The line of the hint has one digest, the right one.
+    assert re.search("then: `hpcenv lock --accept (?!0{32})[0-9a-f]{32} --check`", done.stderr)
 
 
 def on_terminal(words: tuple[str, ...], answer: str, cwd: Path) -> tuple[int, str]:
@@ -150,3 +152,8 @@ def test_the_api_takes_a_digest(hostile: Path, tmp_path: Path) -> None:
         api.lock(hostile, accept=digest[1])
     assert not isinstance(caught.value, NotAccepted)
     assert (tmp_path / "started").exists()
+
+
+def test_lock_names_the_interpreter_of_the_project(hpcenv: Any, hostile: Path) -> None:
+    done = hpcenv("lock", cwd=hostile)
+    assert f"starting {hostile}/evil, which `python` in {hostile}/hpcenv.toml names" in done.stderr
