@@ -64,7 +64,7 @@ class Status:
     SWEEP_FAILED = 27
     """`hpcenv status` and `report` of a sweep: at least one run failed or cannot be read."""
 
-    NO_CAUSE_FOUND = 29
+    NO_CAUSE_FOUND = 30
     """`hpcenv diagnose`: the logs name no cause, or not for every run; also if no run has failed."""
 
     RUN_HAS_ENDED = 100

@@ -26,7 +26,7 @@ def command(words: tuple[str, ...], runs: str | None, ticket: bool, output: str 
 
     RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. Several log files
     are read as logs of one job; files of torch's flight recorder (rank_0, rank_1, ...) may be among them.
-    Ends with 0 if a cause was found for all, else with 29.
+    Ends with 0 if a cause was found for all, else with 30.
     """
     if output is not None and not ticket:
         raise UsageError("`--output` needs --ticket", hint="add --ticket, or leave --output out")

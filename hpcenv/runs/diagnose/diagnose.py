@@ -8,12 +8,13 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.node.launch.first_failure import Cause, FirstFailure, visible
+from hpcenv.node.launch.first_failure import Cause, FirstFailure, first_failure, visible
 from hpcenv.records.files import open_regular
+from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.clocks import node_clocks
 from hpcenv.runs.diagnose import flight
@@ -164,7 +165,9 @@ class _Source:
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Diagnosed, ...]:
-    """Return one diagnosis for each run, and one for all given files together: they are of one job.
+    """Return one diagnosis for each run that failed or is not over, and one for all given files: they are of one job.
+
+    If all runs went well, the only diagnosis says so of the first one.
 
     Args:
         start: current directory; the project is searched from here upwards.
@@ -181,9 +184,16 @@ def diagnose(
     diagnoses = []
     if files:
         diagnoses.append(Diagnosed(diagnosis=diagnose_files([start / word for word in files], files)))
-    for run, status in zip(entries, read_statuses(entries, environ) if entries else [], strict=True):
+    pairs = list(zip(entries, read_statuses(entries, environ) if entries else [], strict=True))
+    # Of a sweep, the runs that went well need no answer.
+    failed = [(run, status) for run, status in pairs if not _went_well(status)]
+    for run, status in failed or pairs[:1]:
         diagnoses.append(Diagnosed(diagnosis=diagnose_run(run, status), run=run, status=status))
     return tuple(diagnoses)
+
+
+def _went_well(status: RunStatus) -> bool:
+    return status.state == "completed" and status.failure is None
 
 
 def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> FailureDiagnosis:
@@ -210,15 +220,15 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     """
     torch = _torch_of(run)
     patterns = patterns_for(torch)
-    failure = status.failure
-    headline = "" if failure is None else failure.headline
-    if status.state == "completed" and failure is None:
+    if _went_well(status):
         return FailureDiagnosis(
             subject=status.run, outcome="no-failure", cause=None, others=(), failure="", torch=torch, logs=(),
             patterns=len(patterns),
         )  # fmt: skip
     ranks = RankNodes(run) if isinstance(run, Run) else None
-    offsets, clock_notes = node_clocks(run.folder)
+    offsets, clock_notes = node_clocks(run.folder) if most is None else ({}, [])
+    failure = _by_true_clocks(run, status, offsets)
+    headline = "" if failure is None else failure.headline
     sources = [_Source(path=run.folder.log, name=run.folder.log.name)]
     seen, logs = _read(sources, patterns, offsets, ranks, most=most)
     first_rank = None if failure is None else failure.rank
@@ -237,6 +247,25 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
         status.run, seen, logs, sources, len(patterns), failure=failure, failed=status.has_failed, torch=torch,
         headline=headline, notes=[*clock_notes, *flight.describe(flight.dumps_of(run.folder))],
     )  # fmt: skip
+
+
+def _by_true_clocks(run: Submitted, status: RunStatus, offsets: Mapping[str, float]) -> FirstFailure | None:
+    """Return the first failure of a run; where clocks of nodes are wrong, with the times corrected."""
+    failure = status.failure
+    if not offsets or failure is None or failure.cause != "rank" or not isinstance(run, Run):
+        return failure
+    exits = tuple(_shifted(record, offsets.get(record.node, 0.0)) for record in status.exits)
+    nodes = [record.node for record in exits]
+    return first_failure(exits, nodes=nodes, nproc=run.manifest.nproc_per_node, state=status.state) or failure
+
+
+def _shifted(record: NodeExit, seconds: float) -> NodeExit:
+    """Return the record of a node with its times moved."""
+    ranks = tuple(rank if rank.ended is None else replace(rank, ended=rank.ended + seconds) for rank in record.ranks)
+    asked_at = None if record.asked_at is None else record.asked_at + seconds
+    return replace(
+        record, started=record.started + seconds, ended=record.ended + seconds, asked_at=asked_at, ranks=ranks
+    )
 
 
 def _torch_of(run: Submitted) -> str:

@@ -186,6 +186,23 @@ def test_a_wrong_clock_is_corrected_and_named(run: Run, tmp_path: Path) -> None:
     assert diagnosis.notes == ("the clock of node n3 is 100 s ahead: its times are corrected to compare them",)
 
 
+def test_the_rank_that_failed_first_by_true_clocks(run: Run, tmp_path: Path) -> None:
+    folder = run(f"[0] {OOM}\n[3] RuntimeError: mat1 and mat2 shapes cannot be multiplied\n")
+    folders.end(folder, "n1", 1, ranks=(replace(rank(0, "OOM", "Traceback"), ended=50.0),))
+    folders.end(folder, "n2", 1, ranks=(replace(rank(3, "shapes", "Traceback"), ended=110.0),))
+    for node, ahead in (("n1", 0.0), ("n2", 100.0), ("n3", 0.0)):
+        facts = Facts(
+            schema=1, run="a", node=node, attempt=0, values={}, unknown={}, network=Network(first_node="n1"),
+            written=1_000_000.0 + ahead,
+        )  # fmt: skip
+        save_record(facts, folder.facts_of(node))
+        os.utime(folder.facts_of(node), (1_000_000.5, 1_000_000.5))
+    diagnosis = of(tmp_path)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.pattern, diagnosis.cause.rank) == ("shape-mismatch", 3)
+    assert diagnosis.failure.startswith("node n2, rank 3")
+
+
 def test_files_are_ordered_by_their_times_and_the_answer_says_so(tmp_path: Path) -> None:
     (tmp_path / "1.log").write_text("2026-11-22 10:12:00 x\nRuntimeError: mat1 and mat2 shapes cannot be multiplied\n")
     (tmp_path / "2.log").write_text(f"2026-11-22 10:11:00 x\n{OOM}\n")
