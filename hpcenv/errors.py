@@ -284,10 +284,15 @@ class SubmitUncertain(SubmitRejected):
 
 
 class RunNotFound(HpcenvError):
-    """No run folder, job id or latest run matches."""
+    """No run folder, job id or latest run matches.
+
+    Attributes:
+        word: what was typed and matches no run; None if a folder was found that is not a run.
+    """
 
     code = "run-not-found"
     exit_status = 16
+    word: str | None = None
 
 
 class WouldOverwrite(HpcenvError):

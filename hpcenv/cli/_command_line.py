@@ -5,6 +5,7 @@ Runs on: LOGIN NODE. The module of a command is imported when the command is use
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcenv.cli._group import LazyGroup
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
+from hpcenv.errors import RunNotFound
 from hpcenv.version import VERSION
 
 
@@ -50,7 +52,13 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
-        return _errors.show(_errors.from_exception(error), as_json=_wants_json(argv), command=_command_name(argv))
+        problem = _errors.from_exception(error)
+        if isinstance(problem, RunNotFound):
+            # Only now, because nobody asks Slurm about a run that is there.
+            from hpcenv.runs import lost
+
+            problem = lost.explain(problem, os.environ)
+        return _errors.show(problem, as_json=_wants_json(argv), command=_command_name(argv))
     return status if isinstance(status, int) else 0
 
 

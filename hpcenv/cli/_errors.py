@@ -22,6 +22,8 @@ from hpcenv.cli import _foreign_options, _old_names, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
 
 ENVELOPE_SCHEMA = 1
+# Of each part of an error that is printed as text; --json has all of it.
+_LONGEST = 4000
 
 
 def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
@@ -35,12 +37,18 @@ def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
 
 def text(problem: HpcenvError) -> str:
     """Return an error as it is printed."""
-    lines = [f"error[{problem.code}]: " + problem.what.replace("\n", "\n       ")]
+    lines = [f"error[{problem.code}]: " + _shortened(problem.what).replace("\n", "\n       ")]
     if problem.why:
-        lines.append("  why: " + problem.why.replace("\n", "\n       "))
+        lines.append("  why: " + _shortened(problem.why).replace("\n", "\n       "))
     if problem.hint:
-        lines += ["", "hint: " + problem.hint.replace("\n", "\n      ")]
+        lines += ["", "hint: " + _shortened(problem.hint).replace("\n", "\n      ")]
     return _terminal.clean_text("\n".join(lines))
+
+
+def _shortened(words: str) -> str:
+    """Return a part of an error for people: a key or line of a hostile file may fill many screens."""
+    more = len(words) - _LONGEST
+    return words if more <= 0 else f"{words[:_LONGEST]} ... ({more} more characters)"
 
 
 def envelope(command: str, *, ok: bool, data: Any, problem: HpcenvError | None = None) -> None:

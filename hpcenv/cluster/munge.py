@@ -26,13 +26,18 @@ def explain(environ: Mapping[str, str]) -> HpcenvError | None:
         process.run([munge, "--no-input"], timeout=_SECONDS, env=environ)
     except ToolFailed as error:
         said = next((line for line in error.stderr.splitlines() if line.strip()), error.what)
-        return ToolFailed(
-            DOWN,
-            why=said.strip(),
-            hint="tell your site's support that munged is down on this machine; `munge -n` shows when it works again",
-            argv=(munge, "--no-input"),
-            stderr=said.strip(),
-        )
+        return describe(said.strip())
     except HpcenvError:
         return None
     return None
+
+
+def describe(said: str) -> ToolFailed:
+    """Return the error for what `munge` said."""
+    return ToolFailed(
+        DOWN,
+        why=said,
+        hint="tell your site's support that munged is down on this machine; `munge -n` shows when it works again",
+        argv=("munge", "--no-input"),
+        stderr=said,
+    )

@@ -193,7 +193,8 @@ def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
             notes.add("Slurm", what, "", _reason(error))
         if version:
             why = _reason(error)
-            notes.trouble("Slurm does not tell its configuration", why, "`scontrol ping` tells whether it is up")
+            remedy = error.hint or "`scontrol ping` tells whether it is up"
+            notes.trouble("Slurm does not tell its configuration", why, remedy)
         return {}
     for what, key, unset in _CONFIGURED:
         if key.lower() in found:
@@ -506,7 +507,8 @@ def _python(notes: _Notes, context: Context) -> None:
 
 def _ask(argv: list[str], environ: Mapping[str, str]) -> str:
     tool = process.find_tool(argv[0], needed_for="ask Slurm", path=environ.get("PATH"))
-    return process.run([tool, *argv[1:]], timeout=_SECONDS, env=slurm.clean_environment(environ)).stdout
+    with slurm.begin([tool, *argv[1:]], slurm.clean_environment(environ), timeout=_SECONDS) as command:
+        return command.finish().stdout
 
 
 def _reason(error: HpcenvError) -> str:

@@ -587,6 +587,6 @@ def _write_finished(
     record |= {"stopped": ending.stopped, "saved": ending.saved, "again": ending.again, "by": by}
     record |= {"before_training": ending.before, "cancelled": ending.cancelled, "down": dict(down or {})}
     record |= {"unfinished": ending.unfinished, "not_again": ending.not_again}
-    reserve.write(run, reserve.BATCH, lambda: write_text(json.dumps(record, indent=1) + "\n", run.finished))
+    reserve.write(run, reserve.BATCH, json.dumps(record, indent=1) + "\n", run.finished)
     if not ending.again:
         reserve.remove(run)

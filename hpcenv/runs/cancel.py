@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import munge, slurm
 from hpcenv.errors import ToolFailed
 from hpcenv.node.launch import processes
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
@@ -98,6 +98,10 @@ def cancel_runs(
     going = [run for run, status in zip(runs, statuses, strict=True) if not status.quiet]
     if not going:
         return tuple(statuses)
+    down = next((status.detail for status in statuses if munge.DOWN in status.detail), "")
+    if down:
+        # scancel would try in vain for as long again.
+        raise munge.describe(down.partition(munge.DOWN)[2].lstrip(": "))
     began = time.monotonic()
     _send_cancel(going, environ, arrays, kill=False)
     requested, killed, time_limit = began, None, None

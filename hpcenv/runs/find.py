@@ -115,7 +115,9 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
             return run
     why = f"it is not a run folder, and not a run name or job id in {parent}"
     listed = Command("hpcenv", "list", *(() if runs is None else ("--runs-dir", runs)))
-    raise RunNotFound(f"no run `{word}`", why=why, hint=(listed, " lists the runs"))
+    missing = RunNotFound(f"no run `{word}`", why=why, hint=(listed, " lists the runs"))
+    missing.word = word
+    raise missing
 
 
 def _require_access(path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.cluster import slurm
-from hpcenv.errors import Command, HpcenvError, ToolFailed
+from hpcenv.errors import Command, HpcenvError, RunNotFound, ToolFailed
 from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_TO_END = 90.0
@@ -59,6 +59,23 @@ def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
     if script.name != folder.script.name or os.path.lexists(folder.manifest) or os.path.lexists(folder.sweep):
         return None
     return LostRun(job_id=word, state=job.state, run=job.name, run_folder=folder.path, nodes=job.nodelist)
+
+
+def explain(error: RunNotFound, environ: Mapping[str, str]) -> RunNotFound:
+    """Return what to say if the word that matches no run is the id of a job whose run folder is gone."""
+    found = find_lost(error.word, environ)
+    if found is None:
+        return error
+    return RunNotFound(
+        f"the folder of run `{found.run}` is gone",
+        why=f"Slurm says that its job {found.job_id} is {found.state}; the folder was {found.run_folder}",
+        hint=(
+            Command("hpcenv", "status", found.job_id),
+            " shows the job; ",
+            Command("hpcenv", "cancel", found.job_id),
+            " cancels it",
+        ),
+    )
 
 
 def cancel_lost(lost: LostRun, environ: Mapping[str, str], pause: Callable[[float], None]) -> LostRun:

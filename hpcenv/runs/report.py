@@ -18,8 +18,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.attempts import describe_chain_link, read_down_nodes, read_finished, stopped_before_training
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
-from hpcenv.runs.entries import Run, Sweep, problem_of_element
-from hpcenv.runs.find import find
+from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
+from hpcenv.runs.find import find_submitted
 from hpcenv.runs.listing import RunLine, lines_of
 from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
@@ -67,25 +67,27 @@ def report(
         lines: number of lines of the log's end to include.
 
     Raises:
-        RunNotFound, RecordInvalid: see `hpcenv.runs.find.find_run`.
+        RunNotFound, RecordInvalid: see `hpcenv.runs.find.find_submitted`.
     """
-    entry = find(start, word, runs=runs)
+    entry = find_submitted(start, word, runs=runs)
     return _report_sweep(entry, environ) if isinstance(entry, Sweep) else _report_run(entry, environ, lines)
 
 
-def _report_run(run: Run, environ: Mapping[str, str], lines: int) -> RunReport:
+def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunReport:
     status = read_status(run, environ)
     log = _last_lines(run.folder.log)
     metric = last_metrics(log)
+    manifest = run.manifest if isinstance(run, Run) else None
+    lockfile = "" if manifest is None else manifest.lockfile
     return RunReport(
         failure=status.failure,
         earlier=_earlier(run, status),
         status=status,
-        manifest=run.manifest,
-        table="" if status.verdict is None else verdict_table.render(status.verdict, lockfile=run.manifest.lockfile),
+        manifest=manifest,
+        table="" if status.verdict is None else verdict_table.render(status.verdict, lockfile=lockfile),
         last_lines=log[max(0, len(log) - lines) :],
         command=run.submission.command,
-        commit=_commit(run),
+        commit="" if manifest is None else _commit(manifest),
         fingerprint=_fingerprint(run),
         metrics=(metric,) if metric else (),
         outputs=read_outputs(run.folder),
@@ -93,14 +95,14 @@ def _report_run(run: Run, environ: Mapping[str, str], lines: int) -> RunReport:
     )
 
 
-def _commit(run: Run) -> str:
-    source = run.manifest.source
+def _commit(manifest: Manifest) -> str:
+    source = manifest.source
     if source is None or not source.commit:
         return ""
     return f"commit {source.commit}" + (", with changes that are not committed" if source.dirty else "")
 
 
-def _fingerprint(run: Run) -> str:
+def _fingerprint(run: Submitted) -> str:
     try:
         found = toml_files.read(run.folder.lockfile, error=RecordInvalid).get("fingerprint")
     except RecordInvalid:
@@ -136,8 +138,10 @@ def _problems(sweep: Sweep) -> Iterator[str]:
 # -- earlier attempts ---------------------------------------------------------------------
 
 
-def _earlier(run: Run, status: RunStatus) -> tuple[EarlierFailure, ...]:
-    """Return the first failure of each earlier attempt."""
+def _earlier(run: Submitted, status: RunStatus) -> tuple[EarlierFailure, ...]:
+    """Return the first failure of each earlier attempt; none if the manifest cannot be read."""
+    if not isinstance(run, Run):
+        return ()
     folders = [(path.name, RunFolder(path)) for path in _attempts(run.folder)]
     if status.waits_again:
         folders.append((str(status.attempt), run.folder))

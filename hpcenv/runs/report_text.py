@@ -44,7 +44,7 @@ class RunReport:
         failure: the first failure; None if no failure is known.
         earlier: first failures of earlier attempts, in order.
         status: state of the run, and exits of its nodes.
-        manifest: manifest of the run.
+        manifest: manifest of the run; None if it cannot be read.
         table: verdict and settings as text; empty without a verdict.
         last_lines: last lines of the log.
         command: the command line that submitted the run; empty if that was not recorded.
@@ -58,7 +58,7 @@ class RunReport:
     failure: FirstFailure | None
     earlier: tuple[EarlierFailure, ...]
     status: RunStatus
-    manifest: Manifest
+    manifest: Manifest | None
     table: str
     last_lines: tuple[str, ...]
     command: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def _end_lines(report: RunReport) -> Iterator[str]:
         yield from _exit_lines(node)
     for line in report.status.earlier:
         yield f"  earlier   {visible(line)}"
-    if report.manifest.element:
+    if report.manifest is not None and report.manifest.element:
         values = ", ".join(f"{name}={value}" for name, value in report.manifest.element.items())
         yield f"  values    {visible(values)}"
     yield f"  folder    {report.status.run_folder}"
@@ -140,7 +140,8 @@ def _end_lines(report: RunReport) -> Iterator[str]:
     if report.commit:
         yield f"  code      {visible(report.commit)}"
     if report.fingerprint:
-        yield f"  lockfile  {visible(report.fingerprint)} ({visible(report.manifest.lockfile)})"
+        lockfile = "" if report.manifest is None else f" ({visible(report.manifest.lockfile)})"
+        yield f"  lockfile  {visible(report.fingerprint)}{lockfile}"
     for line in report.metrics:
         yield f"  metrics   {visible(line)[:_MAX_LINE]}"
     if report.outputs is not None:

@@ -15,6 +15,8 @@ from hpcenv.node.launch.previous_job import is_over
 from hpcenv.node.this_node import expand_hostlist
 from hpcenv.project.context import state_folder
 from hpcenv.records import secret_file
+from hpcenv.records.files import read_end
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.attempts import (
     attempt_number,
     describe_stop,
@@ -28,6 +30,9 @@ from hpcenv.runs.attempts import (
 )
 from hpcenv.runs.entries import Submitted
 from hpcenv.runs.local_process import local_state
+
+# Enough for what the batch script writes before its first step.
+_LOG_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,4 +282,15 @@ def _explain(
         return "rejected", f"before training: {reason}"
     if job.state == "failed" and started is None and not run.folder.log.exists():
         return "failed", f"the batch node wrote nothing into {run.folder.path}: can it see this file system?"
+    if job.state == "failed" and started is None:
+        return "failed", "; ".join(filter(None, (_first_error(run.folder), job.reason)))
     return job.state, job.reason
+
+
+def _first_error(folder: RunFolder) -> str:
+    """Return the first error in the log of a job that ended before its first step; empty without one."""
+    try:
+        text = read_end(folder.log, most=_LOG_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return next((f"before its first step: {line}" for line in text.splitlines() if line.startswith("error[")), "")

@@ -107,8 +107,8 @@ def _read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
 
 
 def _not_started(state: RunState, verdict: Verdict | None) -> str:
-    """Return why srun could not start the check on a node; empty if it could, or if that is unknown."""
-    if state.state != "rejected" or verdict is None:
+    """Return why srun could not start the check on a node; empty if it could, or if `state` says it already."""
+    if state.state != "rejected" or verdict is None or SRUN_GAVE_UP in state.detail:
         return ""
     finding = next((one for one in verdict.findings if one.found.startswith(SRUN_GAVE_UP)), None)
     return "" if finding is None else f"node {finding.node}: {finding.found.partition(' (')[0]}"

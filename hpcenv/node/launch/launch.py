@@ -27,9 +27,9 @@ from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
 from hpcenv.node.this_node import ThisNode
-from hpcenv.records.codec import SCHEMA
+from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.facts import CheckedSif, Facts, Staged
-from hpcenv.records.files import load_record, save_record
+from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
@@ -401,7 +401,7 @@ def _record(record: NodeExit, run: RunFolder, this_node: ThisNode, say: Callable
     # A node that ended well is not told to have failed because others fill the disk.
     record = replace(record, full=reserve.why_full(run) if record.status != 0 else "")
     try:
-        reserve.write(run, this_node.node, lambda: save_record(record, path))
+        reserve.write(run, this_node.node, encode_record(record), path)
     except OSError as error:
         say(f"hpcenv: node {record.node}: cannot write {path}: {error}")
 

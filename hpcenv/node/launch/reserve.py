@@ -1,7 +1,8 @@
 """Space and names that are kept free in the run folder, so that the end of a run can be recorded on a full disk.
 
-Runs on: COMPUTE NODE. Standard library only. One small file for each node, and one for the batch script: removing it
-frees blocks and an inode for one record.
+Runs on: COMPUTE NODE. Standard library only. One small file for each node, and one for the batch script: a record is
+written into it, and it gets the name of the record. It is not removed first, because another process would then take
+what became free (seen: the inode).
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
+from hpcenv.records.files import write_text
 from hpcenv.records.run_folder import RunFolder
 
 # A record with the tracebacks of some ranks fits.
@@ -33,19 +36,36 @@ def make(run: RunFolder, nodes: Sequence[str]) -> None:
             (run.reserved / name).write_bytes(os.urandom(_BYTES))
 
 
-def write(run: RunFolder, name: str, action: Callable[[], None]) -> None:
-    """Call `action`, which writes a record. If the disk is full, free what is reserved for `name` and call it again.
+def write(run: RunFolder, name: str, text: str, path: Path) -> None:
+    """Write a record to `path`. If the disk is full, write it into what is reserved for `name`.
 
     Raises:
         OSError: the record cannot be written.
     """
     try:
-        action()
+        write_text(text, path)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL or not (run.reserved / name).is_file():
             raise
-        (run.reserved / name).unlink(missing_ok=True)
-        action()
+        try:
+            _write_into(run.reserved / name, text.encode("utf-8"), path)
+        except OSError as again:
+            if again.errno not in _FULL:
+                raise
+            # A file system that copies on write needs a free block even here.
+            (run.reserved / name).unlink(missing_ok=True)
+            write_text(text, path)
+
+
+def _write_into(reserved: Path, content: bytes, path: Path) -> None:
+    """Write `content` over the bytes of a reserved file, which then gets the name `path`."""
+    fd = os.open(reserved, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(fd, "wb", closefd=True) as file:
+        file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(reserved, path)
 
 
 def remove(run: RunFolder) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.errors import ToolFailed
+from hpcenv.errors import RunNotFound, ToolFailed
 from hpcenv.runs import lost
 
 
@@ -63,3 +63,14 @@ def test_one_that_does_not_end_is_an_error(tmp_path: Path, fake_slurm: Any, monk
     assert found is not None
     with pytest.raises(ToolFailed, match="has not ended"):
         lost.cancel_lost(found, fake_slurm.environ, lambda _seconds: None)
+
+
+@pytest.mark.parametrize("command", ["report", "wait", "logs", "attach", "clean"])
+def test_other_commands_say_that_the_folder_is_gone(tmp_path: Path, fake_slurm: Any, hpcenv: Any, command: str) -> None:
+    (tmp_path / "runs").mkdir()
+    answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch")
+    done = hpcenv(command, "7", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
+    assert done.status == RunNotFound.exit_status
+    assert done.stderr.startswith("error[run-not-found]: the folder of run `first` is gone\n"), done.stderr
+    assert "its job 7 is running" in done.stderr
+    assert "hint: `hpcenv status 7` shows the job; `hpcenv cancel 7` cancels it" in done.stderr

@@ -290,3 +290,19 @@ def test_runs_of_a_sweep_that_cannot_be_told_are_named(swept: Path, fake_slurm: 
     done = hpcenv("report", "sw", "--runs-dir", "runs", cwd=swept, environ=fake_slurm.environ)
     assert "their values are unknown" in done.stderr
     assert "0001" in done.stdout
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"schema": 1}'])
+def test_a_run_whose_manifest_cannot_be_read_has_a_report(
+    make: Make, tmp_path: Path, hpcenv: Any, content: str | None
+) -> None:
+    folder = make("damaged")
+    folder.log.write_text("the last line\n")
+    folder.manifest.unlink() if content is None else folder.manifest.write_text(content)
+    done = hpcenv("report", "damaged", "--runs-dir", "runs", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert str(folder.manifest) in done.stdout
+    assert "the job id is from submission.json" in done.stdout
+    assert done.stdout.endswith("  the last line\n")
+    data = hpcenv("report", "damaged", "--json", "--runs-dir", "runs", cwd=tmp_path).envelope["data"]
+    assert data["manifest"] is None

@@ -85,7 +85,8 @@ def test_munge_down_on_a_node_is_in_the_first_sentence(make: Make, tmp_path: Pat
     fake_slurm.answers("sacct", "7|FAILED|91:0|n[1-2]|00:01:00\n")
     found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
     assert (found.state, found.exit_status) == ("rejected", 91)
-    assert found.detail.endswith(f"; node n2: {SRUN_GAVE_UP}: authentication failed, munged may be down there")
+    assert f"n2, facts: {SRUN_GAVE_UP}: authentication failed, munged may be down there" in found.detail
+    assert found.detail.count(SRUN_GAVE_UP) == 1
 
 
 def test_ranks_that_joined_no_process_group_are_told(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
@@ -287,3 +288,12 @@ def test_a_run_that_ended_while_the_controller_is_down_is_not_over_and_what_its_
     assert (now.state, now.ended, now.quiet) == (state, False, False)
     assert now.detail.startswith("the batch script recorded status 0; ")
     assert "Unable to contact slurm controller" in now.detail
+
+
+def test_a_job_that_failed_before_its_first_step_says_why(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
+    folder = make("a")
+    fake_slurm.answers("squeue", "")
+    fake_slurm.answers("sacct", "7|FAILED|91:0|n1|00:00:01\n")
+    said = f"error[run-folder-not-shared]: node n1 cannot read {folder.path}/code/step.py"
+    folder.log.write_text(f"prolog\n{said}\nhint: ...\n")
+    assert f"before its first step: {said}" in status(tmp_path, "a", environ=fake_slurm.environ, runs="runs").detail

@@ -249,8 +249,9 @@ TRAINED = [*CHECKED, "decide", "task"]
 )
 def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]) -> None:
     run, calls, python = tmp_path / "run", tmp_path / "calls", tmp_path / "python"
-    run.mkdir()
-    (run / "manifest.json").write_text("{}")
+    (run / "code").mkdir(parents=True)
+    for name in ("manifest.json", "code/step.py"):
+        (run / name).write_text("")
     for path, text in ((python, STEP), (tmp_path / "srun", SRUN)):
         path.write_text(text)
         path.chmod(0o755)
@@ -266,3 +267,20 @@ def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: 
         timeout=30,
     )
     assert (done.returncode, [line.strip() for line in calls.read_text().splitlines()]) == (status, steps), done.stderr
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])
+def test_a_run_folder_that_lost_something_is_named_before_the_first_step(tmp_path: Path, missing: str) -> None:
+    run = tmp_path / "run"
+    (run / "code").mkdir(parents=True)
+    for name in {"manifest.json", "code/step.py"} - {missing}:
+        (run / name).write_text("")
+    script = re.sub(r"(?m)^run=.*", f"run={run}", rendered("cpu"))
+    done = subprocess.run(["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    first, hint = done.stderr.splitlines()
+    assert done.returncode == 91
+    assert first.startswith("error[run-folder-not-shared]: node ")
+    assert first.endswith(f" cannot read {run}/{missing}")
+    assert (
+        hint == "hint: was the run folder changed or removed while the job waited? Otherwise this node does not see it"
+    )

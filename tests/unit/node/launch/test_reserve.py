@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.node.launch import reserve
+from hpcenv.records.files import write_text
 from hpcenv.records.run_folder import RunFolder
 
 
@@ -36,26 +36,26 @@ def test_a_record_is_written_on_a_full_disk(small: RunFolder) -> None:
     fill(small.path)
     assert "are free on the file system of" in reserve.why_full(small)
     target = small.path / "record.json"
-
-    def record() -> None:
-        target.write_bytes(os.urandom(50_000))
-
+    text = os.urandom(25_000).hex()
     with pytest.raises(OSError, match="No space"):
-        record()
-    target.unlink(missing_ok=True)
-    reserve.write(small, "n2", record)
-    assert target.stat().st_size == 50_000
+        write_text(text, target)
+    inode = (small.reserved / "n2").stat().st_ino
+    reserve.write(small, "n2", text, target)
+    assert target.read_text() == text
+    # Nothing was free at any moment that somebody else could have taken.
+    assert target.stat().st_ino == inode
+    with pytest.raises(OSError, match="No space"):
+        (small.path / "other").write_bytes(bytes(1 << 16))
+    with pytest.raises(OSError, match="No space"):
+        reserve.write(small, "not-reserved", text, small.path / "second.json")
     reserve.remove(small)
     assert not small.reserved.exists()
 
 
-def test_other_errors_free_nothing(tmp_path: Path) -> None:
+def test_other_errors_take_nothing(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     reserve.make(run, ["n1"])
-
-    def fail() -> None:
-        raise PermissionError(errno.EACCES, "no")
-
-    with pytest.raises(PermissionError):
-        reserve.write(run, "n1", fail)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(IsADirectoryError):
+        reserve.write(run, "n1", "text", tmp_path / "target")
     assert (run.reserved / "n1").stat().st_size == 65536
