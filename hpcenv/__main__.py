@@ -11,11 +11,23 @@ _handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
 from hpcenv.cli import main as _main  # noqa: E402
 
 
+def _unraisable(problem: sys.UnraisableHookArgs) -> None:
+    """Repeat a ^C that came where Python cannot raise it, as in a callback of an import."""
+    if problem.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(problem)
+        return
+    import threading
+
+    main_thread = threading.main_thread().ident or 0
+    threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+
+
 def main() -> None:
     """Run the command line and exit with its status."""
     # A parent may have ignored SIGINT (nohup, a job in the background): that stays.
     if _handler is not signal.SIG_DFL:
         signal.signal(signal.SIGINT, _handler)
+    sys.unraisablehook = _unraisable
     try:
         _main()
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import click
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli.image import _conversion
 from hpcenv.errors import LockfileStale, UsageError
+from hpcenv.image.reference import parse_source
 from hpcenv.locking.lock import check_lock, lock
 from hpcenv.progress import Event
 from hpcenv.project import stale
@@ -130,6 +131,8 @@ def _check(workspace: Workspace, name: str, as_json: bool, pins: Path | None) ->
     result = check_lock(workspace, environ=os.environ, name=name, pins=pins)
     problem = None
     if not result.fresh:
+        # `ubuntu` names no image: another lock would be refused, too.
+        parse_source(workspace.project.image)
         problem = LockfileStale(
             f"`{workspace.shown(result.path)}` is stale",
             why="\n".join(str(reason) for reason in result.reasons),

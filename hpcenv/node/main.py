@@ -62,8 +62,8 @@ _LASTING = ("begin", "former", "stopped", "outcome", "finish")
 # What srun writes when slurmd of a node cannot check its credential (Slurm 24.11).
 _NO_MUNGE = re.compile(r"munge|zero bytes were transmitted|authentication|invalid.*credential", re.IGNORECASE)
 _LOG_BYTES = 64 * 1024
-# Statuses from here on are not those of a signal.
-_FIRST_OWN_STATUS = 32
+# Signals that Slurm sends to srun. A status of 1 is that of a task, not of SIGHUP.
+_ENDED_SRUN = (signal.SIGTERM, signal.SIGKILL)
 
 # What asks a job to stop or to end; the first two are Slurm's warning and what a user may send.
 _REQUESTS = (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)
@@ -419,7 +419,7 @@ def outcome(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
         # Asked to stop, nothing failed; but what a script then ends with is its own to say.
         ended = [r for r in records if r.stopped and r.status != 0 and not r.asked_to_end]
         first = min(ended, key=lambda record: record.ended).status if ended else _status(status)
-        if not records and 0 < first < _FIRST_OWN_STATUS and first in {int(number) for number in signal.Signals}:
+        if not records and first in _ENDED_SRUN:
             # srun ends with the bare number of a signal if it was ended itself, for example because the disk is full.
             first += 128
     return first

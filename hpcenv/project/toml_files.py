@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcenv.errors import Hint, HpcenvError
+from hpcenv.errors import Command, Hint, HpcenvError
 from hpcenv.records.files import read_file, write_text
 
 if sys.version_info >= (3, 11):
@@ -48,7 +48,8 @@ def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None
     try:
         return read_file(path, most=most)
     except OSError as problem:
-        raise error(f"cannot read `{path}`", why=problem.strerror, hint=hint) from problem
+        forbidden = Command("ls", "-ld", str(path)) if isinstance(problem, PermissionError) else None
+        raise error(f"cannot read `{path}`", why=problem.strerror, hint=hint or forbidden) from problem
 
 
 def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:

@@ -20,6 +20,9 @@ SPEC_NAME = "hpcenv.toml"
 DEFAULT_LOCK = "default"
 
 
+_LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
     """A project folder with its parsed hpcenv.toml.
@@ -49,8 +52,12 @@ class Workspace:
 
     def lockfile_path(self, name: str) -> Path:
         """Return the path of the lockfile `name`."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise UsageError(f"{name!r} is not a lockfile name", hint="use a plain word, for example `default`")
+        if not re.fullmatch(_LOCKFILE_NAME, name):
+            plain = Path(name).name.removesuffix(".lock.toml")
+            hint = (
+                f"--lock {plain}" if re.fullmatch(_LOCKFILE_NAME, plain) else "use a plain word, for example `default`"
+            )
+            raise UsageError(f"{name!r} is not a lockfile name", hint=hint)
         return self.root / self.project.paths.lockfiles / f"{name}.lock.toml"
 
     def shown(self, path: Path) -> str:

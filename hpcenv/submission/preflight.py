@@ -28,6 +28,7 @@ from hpcenv.errors import (
     ToolMissing,
     UsageError,
 )
+from hpcenv.image.reference import parse_source
 from hpcenv.node.check import compat
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, stale
@@ -111,6 +112,9 @@ def refuse_stale(
         reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
     if reasons:
         path = workspace.lockfile_path(options.lock)
+        # `ubuntu` names no image: another lock would be refused, too.
+        parse_source(workspace.project.image)
+        path = workspace.shown(workspace.lockfile_path(options.lock))
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.remedy(reasons, path=path, name=options.lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)

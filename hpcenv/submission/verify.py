@@ -23,6 +23,7 @@ from hpcenv.errors import (
     SpecError,
     VerifyWarned,
 )
+from hpcenv.image.reference import parse_source
 from hpcenv.locking import same_tree
 from hpcenv.locking.environment import container_environment, host_environment, locked_sif
 from hpcenv.node.check import compat, decide, facts
@@ -84,6 +85,8 @@ def verify(
     locked = read_lockfile(path)
     reasons = stale.compare_spec(workspace.project, locked)
     if reasons:
+        # `ubuntu` names no image: another lock would be refused, too.
+        parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
         remedy = stale.remedy(reasons, path=path, name=lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=remedy)

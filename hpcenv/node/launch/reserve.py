@@ -31,6 +31,8 @@ def make(run: RunFolder, nodes: Sequence[str]) -> None:
     """Reserve space for the end records. A disk that is full already is reported by the records themselves."""
     with contextlib.suppress(OSError):
         run.reserved.mkdir(exist_ok=True)
+        # A folder needs blocks and an inode, too.
+        run.exits.mkdir(exist_ok=True)
         for name in (BATCH, *nodes[:_MOST_NODES]):
             # Random bytes: a file system that compresses would reserve nothing for zeros.
             (run.reserved / name).write_bytes(os.urandom(_BYTES))

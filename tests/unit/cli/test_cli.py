@@ -14,6 +14,7 @@ import pytest
 
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from tests.conftest import hpcenv
 
 
 def start(*words: str, cwd: Path, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -294,3 +295,42 @@ def test_a_folder_that_was_removed_meanwhile(project: Path) -> None:
     assert done.returncode == 19
     assert "error[file-unusable]: the current folder no longer exists" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_in_a_callback_of_python_is_not_lost_and_has_no_traceback() -> None:
+    """Python ignores what a callback raises (seen: a lock of the import system), and prints a traceback."""
+    program = (
+        "import sys, time\n"
+        "import hpcenv.__main__ as entry\n"
+        "class Interrupted:\n"
+        "    def __del__(self):\n"
+        "        raise KeyboardInterrupt\n"
+        "def command():\n"
+        "    Interrupted()\n"
+        "    time.sleep(20)\n"
+        "entry._main = command\n"
+        "entry.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15)
+    assert (done.returncode, done.stderr) == (130, "error[interrupted]: interrupted\n")
+
+
+def test_a_long_value_of_a_hostile_file_does_not_fill_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "hpcenv.toml").write_text(f'image = "host"\n{"A" * 200_000} = 1\n')
+    done = hpcenv("lock", cwd=tmp_path)
+    assert done.status == 3
+    assert "more characters)" in done.stderr
+    assert len(done.stderr) < 10_000
+
+
+@pytest.mark.parametrize(
+    "command", [["lock", "--check"], ["verify"], ["submit", "t.py", "--gpus", "0", "--nproc", "1"]]
+)
+def test_an_image_that_is_none_is_not_answered_with_another_lock(project: Path, command: list[str]) -> None:
+    spec = project / "hpcenv.toml"
+    spec.write_text(spec.read_text().replace('"host"', '"ubuntu"'))
+    (project / "t.py").write_text("")
+    done = hpcenv(*command, cwd=project)
+    assert done.status == 3
+    assert "`ubuntu` does not name an image" in done.stderr
+    assert "docker://docker.io/library/ubuntu" in done.stderr

@@ -376,6 +376,12 @@ def test_the_runs_status_is_that_of_the_node_which_failed_first(run_of_two, reco
     assert run_of_two.step("outcome", "143").returncode == status
 
 
+@pytest.mark.parametrize(("said", "status"), [("9", 137), ("15", 143), ("1", 1), ("2", 2)])
+def test_the_bare_number_of_a_signal_is_one_only_where_slurm_sends_it_to_srun(run_of_two, said, status):
+    """Seen on a full disk: no record, and srun ends with 15. A status of 1 is that of a task."""
+    assert run_of_two.step("outcome", said).returncode == status
+
+
 # -- a stop before the training -----------------------------------------------------------
 
 

@@ -157,6 +157,10 @@ def test_a_lockfile_name_that_leads_elsewhere(plan: Make, name: str) -> None:
     assert "is not a lockfile name" in refused(lambda: plan(lock=name), "usage").what
 
 
+def test_the_path_of_a_lockfile_leads_to_its_name(plan: Make) -> None:
+    assert refused(lambda: plan(lock="lockfiles/other.lock.toml"), "usage").hint == "--lock other"
+
+
 # -- refusals: project, lockfile, environment ---------------------------------------------
 
 

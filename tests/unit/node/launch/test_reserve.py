@@ -40,6 +40,8 @@ def test_a_record_is_written_on_a_full_disk(small: RunFolder) -> None:
     with pytest.raises(OSError, match="No space"):
         write_text(text, target)
     inode = (small.reserved / "n2").stat().st_ino
+    assert small.exits.is_dir()
+    target = small.exits / "n2.json"
     reserve.write(small, "n2", text, target)
     assert target.read_text() == text
     # Nothing was free at any moment that somebody else could have taken.
