@@ -114,7 +114,6 @@ def refuse_stale(
         path = workspace.lockfile_path(options.lock)
         # `ubuntu` names no image: another lock would be refused, too.
         parse_source(workspace.project.image)
-        path = workspace.shown(workspace.lockfile_path(options.lock))
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.remedy(reasons, path=path, name=options.lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
