@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
         problem = _errors.from_exception(error)
         if isinstance(problem, RunNotFound):
-            # Only now, because nobody asks Slurm about a run that is there.
+            # Only now: Slurm is not asked about a run that is there.
             from hpcenv.runs import lost
 
             problem = lost.explain(problem, os.environ)
