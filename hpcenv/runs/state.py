@@ -122,7 +122,7 @@ def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedStat
     )
     finished = None if waited else last_end
     status = _exit_status(job, finished)
-    if job.gone and last_end is None and (started is None or is_previous) and _others_of_array_started(run):
+    if job.gone and last_end is None and (started is None or is_previous) and _array_is_known(run, jobs):
         job = replace(job, state="cancelled", reason="in the queue, before it started", gone=False)
     state, detail = _explain(job, status, started, run, finished or {})
     if last_end is not None and not job.ended and (job.unconfirmed or (state == "unknown" and not job.gone)):
@@ -142,15 +142,17 @@ def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedStat
     return ResolvedState(job_id=job_id, state=run_state, finished=finished or {}, waited=waited and run_state.quiet)
 
 
-def _others_of_array_started(run: Submitted) -> bool:
-    """Whether another element of this run's job array has started.
+def _array_is_known(run: Submitted, jobs: Mapping[str, JobState]) -> bool:
+    """Whether Slurm knows another element of this run's job array, or another one has started.
 
-    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if squeue does not list an element
-    of a job array that has run, and the element never started, it was cancelled.
+    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if Slurm does not know an element
+    of a job array that it knows otherwise, and the element never started, it was cancelled.
     """
     array, _, index = run.submission.job_id.partition("_")
     if not index:
         return False
+    if any(job_id.partition("_")[0] == array and job.state != "unknown" for job_id, job in jobs.items()):
+        return True
     for other in run.folder.path.parent.glob(f"*/{run.folder.started.name}"):
         job_id = (read_record(other) or {}).get("submitted_as")
         if isinstance(job_id, str) and job_id != run.submission.job_id and job_id.partition("_")[0] == array:

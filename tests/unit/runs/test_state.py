@@ -14,6 +14,8 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import SRUN_GAVE_UP, Finding, NodeVerdict, Verdict
 from hpcenv.runs.entries import open_run
+from hpcenv.runs.find import find_all
+from hpcenv.runs.state import read_states
 from hpcenv.runs.status import read_status, status
 from hpcenv.runs.wait import exit_status_of
 
@@ -50,6 +52,15 @@ def test_an_element_that_scancel_ended_in_the_queue_is_cancelled(tmp_path: Path,
     folders.write(folder.started, attempt=0, nodes=["n1"], job_id="34", submitted_as="34_0", node="n1", time=1.0)
     found = status(tmp_path, "sweep/0001", environ=fake_slurm.environ, runs="runs")
     assert (found.state, found.detail, found.quiet) == ("cancelled", "in the queue, before it started", True)
+
+
+def test_an_element_is_cancelled_also_if_no_other_has_started(tmp_path: Path, fake_slurm: Any) -> None:
+    """`scancel 34_1` while 34_0 waits, too: the list of the sweep asks Slurm for both."""
+    folders.make_sweep(tmp_path / "runs", "sweep", ["34_0", "34_1"], submitted=1.0, values=[{"lr": "1"}, {"lr": "2"}])
+    fake_slurm.answers("squeue", "34_0|PENDING|Priority||0:00\n")
+    entries = find_all(tmp_path, ["sweep"], runs="runs")
+    states = [state.state for state in read_states(entries, fake_slurm.environ)]
+    assert states == ["pending", "cancelled"]
 
 
 def test_one_that_started_and_is_unknown_to_slurm_was_not_cancelled(tmp_path: Path, fake_slurm: Any) -> None:
