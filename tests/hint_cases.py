@@ -250,6 +250,12 @@ CASES: tuple[Case, ...] = (
         f"mkdir deep && cp train.py deep && cd deep && {RUN}; cd .. && rm -r deep",
         ("submission/rerun.py: *",),
     ),
+    Case(
+        "a project that asks for something outside of it",
+        ("submit", "train.py", *ONE),
+        "mkdir new && cp -r hpcenv.toml lockfiles train.py new && cd new",
+        ("cli/_accept.py: hpcenv * --accept * *",),
+    ),
     # -- text ---------------------------------------------------------------------------------
     Case("a misspelt script", ("submit", "trian.py", *ONE), wrong="trian.py"),
     Case(
@@ -280,6 +286,9 @@ _DISK = "it needs a full disk, so root"
 _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
 
 NOT_FOLLOWED: dict[str, str] = {
+    "project/toml_files.py: ls -ld *": "the same command is followed for project/workspace.py",
+    "runs/lost.py: hpcenv cancel *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
+    "runs/lost.py: hpcenv status *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
     "cli/image/_conversion.py: *": _DAMAGED_IMAGE,
     "cli/image/_conversion.py: * *": _DAMAGED_IMAGE,
     "image/convert/layer_index.py: hpcenv image build --limit *": _DAMAGED_IMAGE,

@@ -16,6 +16,15 @@ from tests.cluster.conftest import Cluster, Done, Project
 from tests.hint_cases import CASES, Case
 
 TRAIN = "print('trained', flush=True)\n"
+# The user has accepted what the project asks of this machine: that is kept by the project's path.
+ACCEPT = """\
+import os
+from pathlib import Path
+from hpcenv.project import acceptance
+from hpcenv.project.workspace import open_workspace
+here = Path.cwd()
+acceptance.keep(acceptance.asked_by(open_workspace(here)), here, os.environ)
+"""
 ENDED = """\
 hpcenv submit train.py --nodes 1 --gpus 0 --nproc 1 --name a
 hpcenv submit train.py --nodes 1 --gpus 0 --nproc 1 --name s --sweep seed=0..1
@@ -35,6 +44,7 @@ def ended(host_project: Project, cluster: Cluster) -> str:
 def _copy(project: Project, folder: str) -> None:
     command = 'mkdir "$1" && cp -r hpcenv.toml lockfiles "$1" && cat > "$1/train.py"'
     project.cluster.must("sh", "-c", command, "sh", folder, cwd=project.folder, stdin=TRAIN)
+    project.cluster.must("/shared/hpcenv/venv/bin/python", "-c", ACCEPT, cwd=folder)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[pytest.mark.long] * bool(c.long)) for c in CASES])
