@@ -286,9 +286,6 @@ _DISK = "it needs a full disk, so root"
 _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
 
 NOT_FOLLOWED: dict[str, str] = {
-    "project/toml_files.py: ls -ld *": "the same command is followed for project/workspace.py",
-    "runs/lost.py: hpcenv cancel *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
-    "runs/lost.py: hpcenv status *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
     "cli/image/_conversion.py: *": _DAMAGED_IMAGE,
     "cli/image/_conversion.py: * *": _DAMAGED_IMAGE,
     "image/convert/layer_index.py: hpcenv image build --limit *": _DAMAGED_IMAGE,
