@@ -167,11 +167,15 @@ def test_what_a_waiting_run_lost_is_in_the_first_sentence(
 
 
 def test_elements_of_an_array_cancelled_in_the_queue_are_cancelled(trial: Trial) -> None:
-    trial.cluster.write(f"{trial.project.folder}/short.py", "print('done')\n")
+    trial.cluster.write(f"{trial.project.folder}/short.py", "import time; time.sleep(5)\n")
     run = f"trial-{uuid.uuid4().hex[:6]}"
     words = ("--array", "0-3", "--max-parallel", "1", "--nodes", "1", "--gpus", "0", "--nproc", "1")
     trial.project.must("submit", "short.py", *words, "--name", run)
     job = trial.project.json("status", run)["data"]["sweep"]["job_id"]
+    # Slurm 24.11 sometimes cancels element 0, too, while it is in the queue (seen: 10 of 25 with plain sbatch).
+    trial.cluster.must(
+        "sh", "-c", f"until squeue -h -r -j {job}_0 -o %T | grep -q RUNNING; do sleep 0.2; done", timeout=60
+    )
     trial.cluster.must("scancel", f"{job}_[1-3]")
     assert trial.project.hpcenv("wait", run, timeout=200).status == 25
     states = [one["state"] for one in trial.project.json("status", run)["data"]["runs"]]

@@ -673,7 +673,8 @@ def patched_nccl_under_the_bitwise_profile(case: Case) -> None:
     flip(case, "nvidia/" + NCCL_NAME, at=b"note of")
 
 
-@mutation("record", "libs.nccl.*", "libs.*", needs=("gcc",))
+# No library of torch can be told then: one row with the cause, which names the missing file.
+@mutation("record", "environment", "libs.*", needs=("gcc",))
 def nccl_removed(case: Case) -> None:
     case.remove("nvidia/" + NCCL_NAME)
 

@@ -149,6 +149,8 @@ def render_and_run(
     event("rendered")
     Path(run_folder).mkdir(parents=True)
     Path(run_folder, "manifest.json").write_text("{}")
+    Path(run_folder, "code").mkdir(exist_ok=True)
+    Path(run_folder, "code", "step.py").write_text("")
     Path(interpreter).parent.mkdir()
     Path(interpreter).write_text(RECORD.format(name="step"))
     Path(interpreter).chmod(0o755)

@@ -101,7 +101,7 @@ def test_a_missing_variable_is_named(missing):
     with pytest.raises(NodesUnknown) as caught:
         find_this_node(environ, cluster="slurm")
     assert str(caught.value) == (
-        f"this step does not run inside a Slurm job\nwhy: {missing} is not set\nhint: start it with `hpcenv submit`"
+        f"this step does not run inside a Slurm job\nwhy: {missing} is not set\nhint: start it with `hpcenv submit SCRIPT`"
     )
 
 

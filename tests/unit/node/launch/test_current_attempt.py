@@ -36,7 +36,7 @@ def test_what_an_overtaken_attempt_says_stays_out_of_the_records_of_the_next_one
     for done in (run.step("task"), run.step("finish", "1")):
         assert "writes no record: a later attempt has begun" in done.stderr
     assert not run.folder.finished.exists()
-    assert not run.folder.exits.exists()
+    assert not list(run.folder.exits.iterdir())
     assert run.step("task", SLURM_RESTART_COUNT="1").returncode == 0
     assert load_record(NodeExit, run.folder.exit_of("n1")).attempt == 1
 
