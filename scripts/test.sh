@@ -31,7 +31,7 @@ done
 venv=${HPCENV_TEST_VENV:-$here/.venv}
 python=${PYTHON:-python3}
 # All stages together, in seconds: a run in CI has 30 minutes, of which taking the testbed down needs some.
-total=${HPCENV_TEST_SECONDS:-1600}
+total=${HPCENV_TEST_SECONDS:-1700}
 # The first is the one that `scripts/testbed` takes by itself in this checkout.
 first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$here" | sha256sum | cut -c 1-8)}
 testbeds=("$first" "${first:0:9}b")
@@ -107,7 +107,7 @@ once_more() { # NAME STATUS COMMAND...: how the stage ended; the command that ru
   local name=$1 status=$2 count still=() before
   [ "$status" = 1 ] || return 0
   count=$(grep -cE '^(FAILED|ERROR) ' "$logs/$name")
-  if [ "$count" -lt 1 ] || [ "$count" -gt 3 ] || [ "$(left 300)" -lt 300 ]; then return 0; fi
+  if [ "$count" -lt 1 ] || [ "$count" -gt 3 ] || [ "$(left 150)" -lt 150 ]; then return 0; fi
   check "$name once more" 600 "${@:3}" --last-failed --last-failed-no-failures none || return 0
   for before in "${failed[@]}"; do [ "$before" = "$name" ] || still+=("$before"); done
   failed=("${still[@]}")
@@ -216,12 +216,12 @@ tests() { # NAME WORD...: pytest with what it remembers for this stage
 mapfile -d '' unit < <(tests unit --timeout 240 tests --ignore tests/cluster "$@")
 mapfile -d '' on_cluster < <(tests cluster --timeout 600 tests/cluster "$@")
 # A file's tests stay in one process: they share what is slow to make.
-start "unit tests" 1550 env HPCENV_TEST_UNTIL="$(until_before 1550 100)" "${unit[@]}" -n 2 --dist loadfile --no-loadscope-reorder
+start "unit tests" 1420 env HPCENV_TEST_UNTIL="$(until_before 1420 100)" "${unit[@]}" -n 2 --dist loadfile --no-loadscope-reorder
 if [ "$cluster" -eq 1 ]; then
   if finish "testbeds up"; then
     export HPCENV_TEST_TESTBEDS=${testbeds[*]}
-    start "tests on a real cluster" 1550 \
-      env HPCENV_TEST_UNTIL="$(until_before 1550 200)" "${on_cluster[@]}" -n ${#testbeds[@]} --dist loadfile
+    start "tests on a real cluster" 1420 \
+      env HPCENV_TEST_UNTIL="$(until_before 1420 200)" "${on_cluster[@]}" -n ${#testbeds[@]} --dist loadfile
   else
     notrun+=("tests/cluster: the testbed did not come up")
   fi

@@ -47,7 +47,12 @@ def _copy(project: Project, folder: str) -> None:
     project.cluster.must("/shared/hpcenv/venv/bin/python", "-c", ACCEPT, cwd=folder)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[pytest.mark.long] * bool(c.long)) for c in CASES])
+def _marked(number: int, case: Case) -> object:
+    """Every second case is a long test: all of them take some minutes."""
+    return pytest.param(case, id=case.name, marks=[pytest.mark.long] * (bool(case.long) or number % 2))
+
+
+@pytest.mark.parametrize("case", [_marked(number, case) for number, case in enumerate(CASES)])
 def test_the_hint_works(case: Case, host_project: Project, cluster: Cluster, request: pytest.FixtureRequest) -> None:
     folder = f"{host_project.folder}-hint-{CASES.index(case)}"
     if case.ended:
