@@ -3,7 +3,7 @@
     python -m benchmarks.diagnose [--json] [--mib N]
 
 The log has progress lines, NCCL's INFO lines, warnings, log lines with the word "error", and 5 % of prose whose every
-line is new. It is read in a process of its own, once with an eighth of its size and once whole: the difference of the
+line is new. It is read in a separate process, once with an eighth of its size and once whole: the difference of the
 memory is what grows. There is no peer that reads these logs offline.
 
 Must: 100 MB of log per second of CPU time, at most 10 MiB more memory for eight times the log, and the right cause.

@@ -48,7 +48,7 @@ class Case:
 
 
 FILLED = {"SCRIPT": "train.py", "N": "1", "G": "1"}
-# The testbed's torch has no CUDA; nobody else needs these words.
+# The testbed's torch has no CUDA; only there these words are needed.
 FOR_CPU = ("--allow-cpu-torch", "--dry-run")
 
 CASES: tuple[Case, ...] = (

@@ -393,7 +393,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _top_of(path: str) -> str:
-    """Return the folder, one or two levels deep, that stands for a path in a message."""
+    """Return the folder, one or two levels deep, by which a message names a path."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2]) if folders else path
 

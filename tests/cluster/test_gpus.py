@@ -55,7 +55,7 @@ def test_all_gpus_that_slurm_gave_are_there(without_torch: Project) -> None:
 
 
 def test_one_gpu_less_than_slurm_gave_is_a_mismatch(without_torch: Project, on_n2: Callable[[str], object]) -> None:
-    on_n2(r"0,/^\[gpu\]/{/^\[gpu\]/d}")  # its keys are then the driver's, which nobody asks for
+    on_n2(r"0,/^\[gpu\]/{/^\[gpu\]/d}")  # its keys are then the driver's, and hpcenv does not ask for them
     verdict = verified(without_torch, status=90)
     rows = blocking(verdict)
     assert ("n2", "host.gpu-count", "mismatch", ">= 8", "7") in rows

@@ -36,7 +36,7 @@ def relock(case: Case) -> None:
 
 
 def mounted(case: Case, target: str, *, fs_type: str = "ext4", root: str = "/s/x") -> None:
-    """Let the fake Apptainer mount something that nobody asked for, as `bind path` in apptainer.conf does."""
+    """Let the fake Apptainer mount something that hpcenv did not ask for, as `bind path` in apptainer.conf does."""
     conf = case.root / "bin/apptainer.json"
     data = json.loads(conf.read_text())
     conf.unlink()

@@ -635,7 +635,7 @@ class Case:
     def plan(self, *, environ: Mapping[str, str] | None = None, **words: Any) -> Manifest:
         given = environ or self.environ
         context = Context(environ=given, cwd=self.root, now=time.localtime(), token="t", command=("corpus",))
-        # The copy of the code has tests of its own (tests/unit/node/check/test_code.py): here the script stays in place.
+        # The copy of the code has separate tests (tests/unit/node/check/test_code.py): here the script stays in place.
         usual = {"script": "train.py", "cluster": "local", "name": "corpus", "workdir": "live"}
         options = SubmitOptions(**{**usual, **self.options, **words})
         return plan_job(open_workspace(self.root), options, context).manifest

@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+# The checkout; `pip list` names it where hpcenv is installed from there.
+ROOT = str(HERE.parents[1])
 ENV = str(Path(sys.prefix))
 RUN = [sys.executable, "train.py"]
 TORCHRUN = [
@@ -628,7 +630,9 @@ def record(argv: list[str], script: str, variables: dict[str, str]) -> tuple[str
         done = subprocess.run(
             argv, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
         )
-        text = done.stdout.decode("utf-8", "replace").replace(folder, "/project").replace(ENV, "/env")
+        text = done.stdout.decode("utf-8", "replace").replace(folder, "/project")
+    # The environment first: it may lie in the checkout.
+    text = text.replace(ENV, "/env").replace(ROOT, "/project")
     text = text.replace(socket.gethostname(), "n1").replace(os.path.dirname(os.__file__), "/usr/lib/python3")
     return re.sub(r"/tmp/[\w/.-]+", "/tmp/x", text), done.returncode
 

@@ -1,4 +1,4 @@
-"""Text of others in what a command prints: no control character reaches a terminal, and none makes a line of its own.
+"""Text of others in what a command prints: no control character reaches a terminal, and none makes a new line.
 
 The strings stand in keys and values of TOML, in the records of a run, in the output of Slurm, and in file names.
 """

@@ -254,7 +254,7 @@ def test_cancelled_when_it_was_back_in_the_queue_says_nothing_of_the_attempt_bef
 def test_a_gate_that_could_not_tell_is_no_rejection_until_slurm_says_how_it_ended(
     make: Make, tmp_path: Path, fake_slurm: Any, listed: str, state: str
 ) -> None:
-    """Whoever is cancelled while it is checked may write such a verdict in its last second."""
+    """A job that is cancelled while it is checked may write such a verdict in its last second."""
     folder = make("a")
     folders.write(folder.finished, status=91, time=1.0)
     verdict(folder, "unknown")

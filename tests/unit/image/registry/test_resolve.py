@@ -365,7 +365,7 @@ def test_layers_of_another_type_have_a_hint_each(served, media, hint):
 
 
 def test_a_request_that_is_sent_again_is_told(served):
-    """Image trial 10: a wait that nobody is told of looks like a hang."""
+    """Image trial 10: a wait without a message looks like a hang."""
     image = served.image()
     manifest = served.paths["/v2/lab/img/manifests/1"]
     answers = [(429, {"Retry-After": "1"}, b"{}"), (503, {}, b"{}")]

@@ -114,7 +114,7 @@ def differing(field: Field, facts: Facts) -> Facts:
 
 def keys_of(field: Field) -> list[str]:
     """The keys of [policy] that name a field: its own name, and that of its family."""
-    # A property of a node that the table does not name has no key of its own.
+    # A property of a node that the table does not name has no key in [policy].
     return [field.name] if field.name == "host.*" else sorted({field.name, name_of(field)})
 
 

@@ -16,7 +16,7 @@ from hpcenv.records.run_folder import RunFolder
 
 @pytest.fixture(params=["size=400k", "size=4m,nr_inodes=12"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunFolder]:
-    """A run folder on a small disk of its own: few bytes, or few inodes."""
+    """A run folder on a separate small disk: few bytes, or few inodes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", folder], capture_output=True).returncode:
