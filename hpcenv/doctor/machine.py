@@ -49,7 +49,7 @@ def write_recording(recording: MachineRecording, path: Path, *, force: bool) -> 
         FileUnusable: it cannot be written.
     """
     if path.exists() and not force:
-        raise WouldOverwrite(f"`{path}` is there", hint="name another file, or add --force")
+        raise WouldOverwrite(f"`{path}` exists", hint="name another file, or add --force")
     save_record(recording, path)
 
 

@@ -36,7 +36,7 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
         )
     target = _target(found, context, path)
     if target.exists() and not force:
-        raise WouldOverwrite(f"`{target}` exists", hint="--force replaces it, with whatever was edited in it")
+        raise WouldOverwrite(f"`{target}` exists", hint="--force replaces it; changes made in it are lost")
     text = render(found, context)
     site, problems = document.parse(SiteFile, toml_files.loads(text.encode(), target, error=HpcenvError))
     if site is None:

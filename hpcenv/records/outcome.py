@@ -90,7 +90,7 @@ class StopRequest:
     """A request to the training on one node to save its state and end (`stop/NODE.json`).
 
     Attributes:
-        signal: what this node got, `SIGUSR2` or `SIGTERM`.
+        signal: the signal that this node received, `SIGUSR2` or `SIGTERM`.
         reason: as Slurm gives it; `unknown` until Slurm has answered.
         asked: when, in seconds since the epoch.
         ends: when Slurm ends the job; None while that is not known.
