@@ -93,6 +93,21 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def metrics(self) -> Path:
+        """Losses, metrics and hashes of parameters of every rank; kept over all attempts (`records.metrics`)."""
+        return self.path / "metrics"
+
+    @property
+    def determinism(self) -> Path:
+        """What every rank read back from its switches; kept over all attempts (`records.determinism`)."""
+        return self.path / "determinism"
+
+    @property
+    def start_hook(self) -> Path:
+        """What Python runs at the start of every rank, before the script."""
+        return self.path / "start-hook"
+
+    @property
     def stopping(self) -> Path:
         """Requests to stop, and the ranks' answers: of one attempt."""
         return self.path / "stop"
@@ -183,6 +198,12 @@ class RunFolder:
     def saved_on(self, node: str) -> Path:
         """What a rank leaves when it has saved itself after a request to stop (`hpcenv.training`)."""
         return self.stopping / f"saved-{node}"
+
+    def metrics_of(self, attempt: int, rank: int) -> Path:
+        return self.metrics / f"attempt-{attempt}" / f"rank-{rank}.jsonl"
+
+    def determinism_of(self, attempt: int, rank: int) -> Path:
+        return self.determinism / f"attempt-{attempt}" / f"rank-{rank}.json"
 
     def exit_of(self, node: str) -> Path:
         return self.exits / f"{node}.json"

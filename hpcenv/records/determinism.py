@@ -1,0 +1,153 @@
+"""What each rank read back from its determinism switches, and what a script changed.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook); the
+reader limits their size and number. A rank without a file has applied nothing, whatever was asked for.
+
+One file for each rank and attempt: `determinism/attempt-K/rank-R.json`, written at the start of the rank, after its
+first optimizer step and at its end; each time the whole file is replaced. All values are text as Python shows them:
+`True`, `ieee`, `:4096:8`. `(not set)` is an environment variable that is not there; null is a value that was not read.
+
+    {"schema": 1, "attempt": 0, "rank": 0, "local_rank": 0, "world_size": 4, "restart": 0, "pid": 4711,
+     "profile": "bitwise", "applied_by": "start-hook", "seed": 0, "rank_seed": 0, "state": "ended",
+     "versions": {"python": "3.11.2", "torch": "2.13.0+cpu", "numpy": "2.3.1"},
+     "switches": [{"name": "torch.deterministic-algorithms", "asked": "True", "at_start": "True",
+                   "after_first_step": "True", "at_end": "False", "changed_at": "train.py:12"}],
+     "without_deterministic_kernel": [{"operation": "cumsum_cuda_kernel", "count": 3}],
+     "problems": [], "steps": 20, "stopped_after": 0}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.records.codec import decode_record
+from hpcenv.records.files import read_file
+from hpcenv.records.metrics import rank_files
+from hpcenv.records.run_folder import RunFolder
+
+DeterminismProfile = Literal["off", "seeded", "bitwise"]
+DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchReading:
+    """One switch of one rank.
+
+    Attributes:
+        name: in the table of switches (incontainer/start_hook/switches.py).
+        asked: the value that the profile gives it; None if the profile only records it.
+        at_start: read when the profile had been applied; None if it was not read then, for example because the
+            rank never imported torch.
+        after_first_step: read after the first optimizer step; None if there was none.
+        at_end: read when the rank ended; None if it was killed.
+        changed_at: `file:line` of the script where it was set to another value; empty if that was not seen.
+    """
+
+    name: str
+    asked: str | None = None
+    at_start: str | None = None
+    after_first_step: str | None = None
+    at_end: str | None = None
+    changed_at: str = ""
+
+    @property
+    def effective(self) -> str | None:
+        """The newest value that was read; None if none was."""
+        readings = (self.at_end, self.after_first_step, self.at_start)
+        return next((value for value in readings if value is not None), None)
+
+    @property
+    def overridden(self) -> bool:
+        """Whether a value was read that is not the one that the profile asked for."""
+        values = {value for value in (self.at_start, self.after_first_step, self.at_end) if value is not None}
+        return self.asked is not None and bool(values - {self.asked})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationCount:
+    """An operation that ran without a deterministic kernel, and how often torch warned of it."""
+
+    operation: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDeterminism:
+    """What one rank applied and read back in one attempt.
+
+    Attributes:
+        restart: how often torchrun had started the ranks before this process.
+        profile: what was asked for.
+        applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off`).
+        seed: base seed of the run.
+        rank_seed: seed of Python, NumPy and torch in this rank; None if none was set.
+        state: when the file was written last: `started`, `first-step` or `ended`.
+        versions: of python, torch and numpy, as far as they were loaded.
+        without_deterministic_kernel: operations of which torch warned (profile `seeded`).
+        problems: what could not be applied or read, in words.
+        steps: number of optimizer steps in this process.
+        stopped_after: the number of steps after which the run was told to end; 0 if it was not ended by that.
+    """
+
+    schema: int
+    attempt: int
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int
+    pid: int
+    profile: DeterminismProfile
+    applied_by: Literal["", "start-hook", "seed_everything"] = ""
+    seed: int = 0
+    rank_seed: int | None = None
+    state: Literal["started", "first-step", "ended"] = "started"
+    versions: dict[str, str] = field(default_factory=dict)
+    switches: tuple[SwitchReading, ...] = ()
+    without_deterministic_kernel: tuple[OperationCount, ...] = ()
+    problems: tuple[str, ...] = ()
+    steps: int = 0
+    stopped_after: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadableRank:
+    """A file of a rank that cannot be read, and why."""
+
+    attempt: int
+    rank: int
+    why: str
+
+
+def read_run_determinism(run: RunFolder) -> tuple[tuple[RankDeterminism, ...], tuple[UnreadableRank, ...]]:
+    """Return what all ranks of a run read back, by attempt and rank, and the files that cannot be read."""
+    found, problems = [], []
+    for attempt, rank, path in rank_files(run.determinism, ".json"):
+        try:
+            found.append(read_determinism(path, attempt, rank))
+        except RecordInvalid as error:
+            problems.append(UnreadableRank(attempt=attempt, rank=rank, why=error.why or error.what))
+    return tuple(found), tuple(problems)
+
+
+def read_determinism(path: Path, attempt: int, rank: int) -> RankDeterminism:
+    """Return the record of one rank.
+
+    Raises:
+        RecordInvalid: unreadable, too large, no such record, or of another rank.
+    """
+    try:
+        text = read_file(path, most=_MOST_BYTES, follow=False).decode("utf-8")
+    except OSError as error:
+        raise RecordInvalid(f"cannot read `{path}`", why=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise RecordInvalid(f"`{path}` is not UTF-8 text", why=str(error)) from error
+    record = decode_record(RankDeterminism, text, origin=str(path))
+    if (record.attempt, record.rank) != (attempt, rank):
+        other = f"it belongs to attempt {record.attempt}, rank {record.rank}"
+        raise RecordInvalid(f"`{path}` belongs to another rank", why=other)
+    return record

@@ -1,0 +1,324 @@
+"""What the ranks of a run recorded: losses, metrics and hashes of parameters, each to the last bit.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook), so
+this reader limits sizes and counts, and a line that does not fit is a problem and no error.
+
+One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
+R is the global rank. Each line is one JSON object with `kind`:
+
+`start`: a process of this rank begins. The first line of the file, and again if torchrun starts the rank again.
+    {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4}
+`count`: from which number this process counts its optimizer steps; written at its first step.
+    {"kind": "count", "before": 10, "from": "optimizer"}
+    `before`: optimizer steps of the training before this process; null if that is unknown, the count then begins at 0.
+    `from`: `start` (nothing was loaded), `optimizer` (the counter in its state), `checkpoint` (the number of the
+    checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
+`loss`: the scalar on which `backward` was called.
+    {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
+    `step`: the optimizer step that this loss leads to; the first one is 1. `index`: its place among the calls of
+    `backward` for this step; several calls are gradient accumulation or several losses. `used`: false if the gradients
+    were set to zero before an optimizer used them; then `index` is -1. `scale`: factor of a GradScaler that was divided
+    out (a float as text); left out without one.
+`metric`: a value that the script gave to `hpcenv.training.log_metrics`. `step` is what the script gave.
+    {"kind": "metric", "step": 11, "name": "accuracy", "value": "0x1.8p-1", "dtype": "float64"}
+`parameters`: sha256 over the bytes of all parameters of all optimizers, in order, after an optimizer step.
+    {"kind": "parameters", "step": 11, "name": "parameters", "value": "9f86...", "dtype": "sha256", "tensors": 2,
+     "bytes": 64, "at": "interval"}
+    `at`: `interval`, `checkpoint` (of `hpcenv.training`) or `end`.
+`note`: something that the record does not show, in words.
+    {"kind": "note", "step": 1, "text": "backward was called on a tensor with 64 elements: ..."}
+`end`: the process ends in order. A process that was killed has no such line.
+    {"kind": "end", "steps": 20, "reason": "finished", "time": 1763877612.9}
+    `steps`: the number of the last optimizer step. `reason`: `finished`, `stop-after-steps` or `exception`.
+
+`value` is `float.hex()` of the exact value, `nan`, `inf` or `-inf`; a whole number has dtype `int` and decimal
+digits. `dtype` is torch's name without `torch.`, or `float64` for a Python float. The sign of zero counts.
+
+If two attempts hold the same step, both are kept: the later one replayed it after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcenv.records.files import open_regular
+from hpcenv.records.run_folder import RunFolder
+
+Kind = Literal["loss", "metric", "parameters"]
+KINDS: tuple[Kind, ...] = ("loss", "metric", "parameters")
+
+_MOST_BYTES = 1 << 30
+_LONGEST_LINE = 16 * 1024
+_MOST_RECORDS = 5_000_000
+_LONGEST_NAME = 200
+_LONGEST_TEXT = 500
+_MOST_PROBLEMS = 20
+_LARGEST = 1 << 53
+
+_FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]{1,16})?p[+-][0-9]{1,4}\Z|nan\Z|-?inf\Z")
+_WHOLE = re.compile(r"-?[0-9]{1,40}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,39}\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One recorded value.
+
+    Attributes:
+        step: optimizer step; of a metric the number that the script gave.
+        value: as the file has it; `number` returns the float.
+        dtype: `float32` ..., `int`, or `sha256` for parameters.
+        index: of a loss, its place among the calls of `backward` for this step; -1 if it was not used.
+        used: of a loss, whether an optimizer used its gradients.
+        process: which process of the file wrote it, 0 for the first.
+        at: of parameters, why they were hashed then.
+        scale: factor of a GradScaler that was divided out, as text; empty without one.
+    """
+
+    kind: Kind
+    step: int
+    name: str
+    value: str
+    dtype: str
+    index: int = 0
+    used: bool = True
+    process: int = 0
+    at: str = ""
+    scale: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """One process of a rank.
+
+    Attributes:
+        restart: how often torchrun had started the ranks before.
+        started, ended: in seconds since the epoch; `ended` is None if the process did not end in order.
+        before: optimizer steps before this process; None if unknown, the count then begins at 0.
+        before_from: how that is known: `start`, `optimizer`, `checkpoint` or `unknown`; empty without any step.
+        steps: number of the last optimizer step; None if the process did not end in order.
+        reason: `finished`, `stop-after-steps` or `exception`; empty if the process did not end in order.
+    """
+
+    restart: int
+    pid: int
+    started: float
+    world_size: int
+    before: int | None = None
+    before_from: str = ""
+    steps: int | None = None
+    reason: str = ""
+    ended: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMetrics:
+    """What one rank recorded in one attempt.
+
+    Attributes:
+        processes: in the order of their starts; more than one if torchrun started the rank again.
+        records: in the order of the file.
+        notes: what the records do not show, in words.
+        problems: what in the file could not be read, the first of them.
+        cut: the last line has no end: the rank was killed while it wrote.
+    """
+
+    attempt: int
+    rank: int
+    processes: tuple[RankProcess, ...] = ()
+    records: tuple[Recorded, ...] = ()
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    cut: bool = False
+
+
+def number(record: Recorded) -> float:
+    """Return the value of a loss or metric as a float. Pure; it is exact unless dtype is `int` and it is large.
+
+    Raises:
+        ValueError: the record is a hash.
+    """
+    if record.kind == "parameters":
+        raise ValueError("a hash of parameters is not a number")
+    return float(int(record.value)) if record.dtype == "int" else float.fromhex(record.value)
+
+
+def read_run_metrics(run: RunFolder) -> tuple[RankMetrics, ...]:
+    """Return what all ranks of a run recorded, by attempt and rank; empty if nothing was recorded."""
+    return tuple(read_metrics(path, attempt, rank) for attempt, rank, path in rank_files(run.metrics, ".jsonl"))
+
+
+def rank_files(folder: Path, suffix: str) -> list[tuple[int, int, Path]]:
+    """Return (attempt, rank, path) of the files `attempt-K/rank-R<suffix>` in a folder, in order.
+
+    Names that do not fit are left out.
+    """
+    found = []
+    for attempt, place in _numbered(folder, "attempt-", ""):
+        found += [(attempt, rank, path) for rank, path in _numbered(place, "rank-", suffix)]
+    return sorted(found)
+
+
+def _numbered(folder: Path, prefix: str, suffix: str) -> Iterator[tuple[int, Path]]:
+    pattern = re.compile(re.escape(prefix) + r"(0|[1-9][0-9]{0,8})" + re.escape(suffix) + r"\Z")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        match = pattern.match(name)
+        if match is not None:
+            yield int(match[1]), folder / name
+
+
+def read_metrics(path: Path, attempt: int, rank: int) -> RankMetrics:
+    """Return what the file of one rank holds. What cannot be read is in `problems`."""
+    reading = _Reading()
+    try:
+        with open(open_regular(path), "rb") as file:
+            left = _MOST_BYTES
+            while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))):
+                left -= len(line)
+                reading.take(line)
+            if left <= 0 and file.read(1):
+                reading.problem(f"only the first {_MOST_BYTES >> 20} MiB of the file were read")
+    except OSError as error:
+        reading.problem(f"the file cannot be read: {error.strerror}")
+    return RankMetrics(
+        attempt=attempt,
+        rank=rank,
+        processes=tuple(RankProcess(**process) for process in reading.processes),
+        records=tuple(reading.records),
+        notes=tuple(reading.notes),
+        problems=tuple(reading.problems),
+        cut=reading.cut,
+    )
+
+
+class _Reading:
+    """The lines of one file so far."""
+
+    def __init__(self) -> None:
+        self.processes: list[dict[str, Any]] = []
+        self.records: list[Recorded] = []
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self.cut = False
+        self._number = 0
+        self._skipping = False
+
+    def problem(self, text: str) -> None:
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(text)
+
+    def take(self, line: bytes) -> None:
+        """Read one line, or a part of a line that is too long."""
+        whole = line.endswith(b"\n")
+        if self._skipping:
+            self._skipping = not whole
+            return
+        self._number += 1
+        if not whole:
+            self.cut = len(line) < _LONGEST_LINE
+            self._skipping = not self.cut
+            if self._skipping:
+                self.problem(f"line {self._number} is longer than {_LONGEST_LINE} bytes")
+            return
+        try:
+            self._take(_object(line))
+        except (ValueError, RecursionError, OverflowError) as error:
+            self.problem(f"line {self._number}: {error}")
+
+    def _take(self, data: dict[str, Any]) -> None:
+        kind = data.get("kind")
+        if kind == "start":
+            self.processes.append(_start(data))
+        elif not self.processes:
+            raise ValueError("it comes before the start of a process")
+        elif kind == "count":
+            before = data.get("before")
+            how = _text(data, "from", 20)
+            self.processes[-1].update(before=None if before is None else _whole(data, "before"), before_from=how)
+        elif kind == "end":
+            end = {"steps": _whole(data, "steps"), "reason": _text(data, "reason", 40), "ended": _seconds(data)}
+            self.processes[-1].update(end)
+        elif kind == "note":
+            if len(self.notes) < _MOST_PROBLEMS:
+                self.notes.append(_text(data, "text", _LONGEST_TEXT))
+        elif kind in KINDS:
+            if len(self.records) >= _MOST_RECORDS:
+                raise ValueError(f"only the first {_MOST_RECORDS} values are read")
+            self.records.append(_recorded(kind, data, process=len(self.processes) - 1))
+        else:
+            raise ValueError("its kind is unknown")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise ValueError("it is not JSON") from error
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004  (one kind of error for every bad line)
+    return data
+
+
+def _start(data: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "restart": _whole(data, "restart"),
+        "pid": _whole(data, "pid"),
+        "started": _seconds(data),
+        "world_size": _whole(data, "world_size"),
+    }
+
+
+def _recorded(kind: Kind, data: dict[str, Any], *, process: int) -> Recorded:
+    value, dtype, scale = _text(data, "value", 64), _text(data, "dtype", 40), data.get("scale", "")
+    form = _SHA256 if kind == "parameters" else _WHOLE if dtype == "int" else _FLOAT
+    if not form.match(value) or not _DTYPE.match(dtype) or (kind == "parameters" and dtype != "sha256"):
+        raise ValueError("its value is not written exactly")
+    if form is _FLOAT:
+        float.fromhex(value)
+    used = data.get("used", True)
+    if not isinstance(used, bool) or not isinstance(scale, str) or (scale and not _FLOAT.match(scale)):
+        raise ValueError("`used` or `scale` has another type")
+    return Recorded(
+        kind=kind,
+        step=_whole(data, "step"),
+        name=_text(data, "name", _LONGEST_NAME),
+        value=value,
+        dtype=dtype,
+        index=_whole(data, "index", least=-1) if "index" in data else 0,
+        used=used,
+        process=process,
+        at=_text(data, "at", 20) if "at" in data else "",
+        scale=scale,
+    )
+
+
+def _whole(data: dict[str, Any], key: str, *, least: int = 0) -> int:
+    value = data.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        raise ValueError(f"`{key}` is not a whole number")
+    return value
+
+
+def _seconds(data: dict[str, Any]) -> float:
+    value = data.get("time")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < _LARGEST:
+        raise ValueError("`time` is not a number of seconds")
+    return float(value)
+
+
+def _text(data: dict[str, Any], key: str, most: int) -> str:
+    value = data.get(key)
+    if not isinstance(value, str) or len(value) > most:
+        raise ValueError(f"`{key}` is not a text of at most {most} characters")
+    return value
