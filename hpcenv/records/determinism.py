@@ -91,7 +91,7 @@ class RankDeterminism:
         without_deterministic_kernel: operations of which torch warned (profile `seeded`).
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
-        stopped_after: the number of steps after which the run was told to end; 0 if it was not ended by that.
+        stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
     """
 
     schema: int
