@@ -29,7 +29,7 @@ _OTHER_NAMES = {
 }
 _SAME_NAMES = ("partition", "qos", "account", "constraint", "exclude", "nodelist", "dependency", "nodes", "mem", "time")
 # sbatch options without a keyword.
-_PASSED_ON = ("comment", "mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
+_PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
 # These take part in the counts of tasks, GPUs and CPUs.
 _COUNTS = ("ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus_per_task", "gres")
 

@@ -27,12 +27,21 @@ _LINES = 20
     "--state", "states", metavar="STATE", multiple=True, help="Show only running, failed ... runs; repeatable."
 )
 @click.option(
+    "--fingerprint", default="", metavar="FINGERPRINT", help="Show only runs whose lockfile has this fingerprint."
+)
+@click.option(
     "-n", "--lines", "count", type=click.IntRange(min=1), metavar="N", help=f"Runs to show. Default: {_LINES}."
 )
 @click.option("--all", "everything", is_flag=True, help="Show all runs.")
 @_render.json_option
 def command(
-    sweep: str | None, runs: str | None, states: tuple[str, ...], count: int | None, everything: bool, as_json: bool
+    sweep: str | None,
+    runs: str | None,
+    states: tuple[str, ...],
+    fingerprint: str,
+    count: int | None,
+    everything: bool,
+    as_json: bool,
 ) -> None:
     """List the runs of the project, one line each, the newest first.
 
@@ -40,14 +49,25 @@ def command(
     """
     wanted = tuple(word for state in states for word in state.split(","))
     limit = count or (None if everything or sweep is not None or as_json else _LINES)
-    listing = list_lines(_render.cwd(), environ=os.environ, sweep=sweep, runs=runs, states=wanted, limit=limit)
+    listing = list_lines(
+        _render.cwd(),
+        environ=os.environ,
+        sweep=sweep,
+        runs=runs,
+        states=wanted,
+        fingerprint=fingerprint.removeprefix("hpcenv:"),
+        limit=limit,
+    )
     if as_json:
         _render.success("list", listing)
         return
     for line in table(listing.runs, names=listing.names):
         _render.say(line)
     if not listing.total:
-        _render.tell(f"no runs in {listing.folder}" + (f" that are {' or '.join(wanted)}" if wanted else ""))
+        matching = (f" that are {' or '.join(wanted)}" if wanted else "") + (
+            f" with {fingerprint}" if fingerprint else ""
+        )
+        _render.tell(f"no runs in {listing.folder}{matching}")
     elif len(listing.runs) < listing.total:
         _render.tell(f"{listing.total - len(listing.runs)} more: hpcenv list --all")
 

@@ -169,6 +169,7 @@ _CONFIGURED = (
     ("largest array", "MaxArraySize", ""),
     ("GRES", "GresTypes", "none"),
     ("accounting storage", "AccountingStorageType", "none"),
+    ("stored with each job", "AccountingStoreFlags", "none"),
     ("job submit plugins", "JobSubmitPlugins", "none"),
 )
 

@@ -34,6 +34,7 @@ class OptionValues:
     exclude: str | None = None
     nodelist: str | None = None
     dependency: str | None = None
+    comment: str | None = None
     licenses: str | None = None
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
     srun: Mapping[str, str | None] = field(default_factory=dict)
@@ -110,6 +111,7 @@ class SubmitTable(Document):
     exclude: Word | None = None
     nodelist: Word | None = None
     dependency: Word | None = None
+    comment: Text | None = None
     licenses: Word | None = None
     assume_shared: bool = False
     pass_env: tuple[str, ...] = ()
@@ -141,6 +143,7 @@ class SiteSubmitTable(Document):
     constraint: Word | None = None
     reservation: Word | None = None
     exclude: Word | None = None
+    comment: Text | None = None
     licenses: Word | None = None
 
 
@@ -164,6 +167,7 @@ class SubmitKeywords(TypedDict, total=False):
     exclude: str
     nodelist: str
     dependency: str
+    comment: str
     licenses: str
     sbatch: Mapping[str, str | int | bool | None]
     srun: Mapping[str, str | int | bool | None]

@@ -283,6 +283,17 @@ OPTIONS: tuple[Option, ...] = (
         written=True,
         needs_slurm=True,
     ),
+    Option(
+        name="comment",
+        kind="text",
+        group="Slurm",
+        help="Comment of the job. hpcenv appends `hpcenv:` and the fingerprint of the lockfile, so that Slurm knows "
+        "the environment of each job.",
+        places=EVERYWHERE,
+        metavar="TEXT",
+        sbatch="comment",
+        needs_slurm=True,
+    ),
     _directive("licenses", "word", "Licenses that the job needs, for example matlab:2.", short="L", metavar="LIST"),
     Option(
         name="sbatch",

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from hpcenv.cluster import slurm
 from hpcenv.errors import UsageError
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.entries import Damaged, Submitted, Sweep, Unrecorded
 from hpcenv.runs.find import find, list_runs, runs_folder
+from hpcenv.runs.fingerprint import read_fingerprint
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.runs.unrecorded import read_unrecorded
 
@@ -74,6 +76,7 @@ def list_lines(
     sweep: str | None = None,
     runs: str | None = None,
     states: Sequence[str] = (),
+    fingerprint: str = "",
     limit: int | None = None,
 ) -> RunListing:
     """Return the runs of a project, or of a sweep.
@@ -84,6 +87,7 @@ def list_lines(
         sweep: name of a sweep, to list its runs.
         runs: folder of runs, if not the project's.
         states: list only runs in one of these states.
+        fingerprint: list only runs and sweeps whose lockfile has this fingerprint.
         limit: maximum number of lines; None for all.
 
     Raises:
@@ -99,12 +103,18 @@ def list_lines(
         folder = entry.folder if isinstance(entry, Sweep) else entry.folder.path
         entries = [*entry.elements] if isinstance(entry, Sweep) else [entry]
     values, names = (entry.values, entry.names) if isinstance(entry, Sweep) else ({}, ())
+    if fingerprint:
+        entries = [entry for entry in entries if _fingerprint_of(entry) == fingerprint]
     shown = entries[:limit] if limit is not None and not states else entries
     lines = lines_of(shown, environ, within=folder, values=values)
     if not states:
         return RunListing(folder=folder, runs=lines, total=len(entries), names=names)
     lines = tuple(line for line in lines if _is_one_of(line, states))
     return RunListing(folder=folder, runs=lines if limit is None else lines[:limit], total=len(lines), names=names)
+
+
+def _fingerprint_of(entry: Entry) -> str:
+    return read_fingerprint(RunFolder(entry.folder) if isinstance(entry, Sweep) else entry.folder)
 
 
 # Values of RunState.state.

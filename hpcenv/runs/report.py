@@ -9,7 +9,6 @@ from pathlib import Path
 from hpcenv.errors import RecordInvalid
 from hpcenv.node.check import verdict_table
 from hpcenv.node.launch.first_failure import FirstFailure, first_failure
-from hpcenv.project import toml_files
 from hpcenv.records.codec import Record
 from hpcenv.records.files import load_record, read_end
 from hpcenv.records.manifest import Manifest
@@ -20,6 +19,7 @@ from hpcenv.runs.attempts import describe_chain_link, read_down_nodes, read_fini
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
 from hpcenv.runs.find import find_submitted
+from hpcenv.runs.fingerprint import read_fingerprint
 from hpcenv.runs.listing import RunLine, lines_of
 from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
@@ -88,7 +88,7 @@ def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunRe
         last_lines=log[max(0, len(log) - lines) :],
         command=run.submission.command,
         commit="" if manifest is None else _commit(manifest),
-        fingerprint=_fingerprint(run),
+        fingerprint=read_fingerprint(run.folder),
         metrics=(metric,) if metric else (),
         outputs=read_outputs(run.folder),
         diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
@@ -100,14 +100,6 @@ def _commit(manifest: Manifest) -> str:
     if source is None or not source.commit:
         return ""
     return f"commit {source.commit}" + (", with changes that are not committed" if source.dirty else "")
-
-
-def _fingerprint(run: Submitted) -> str:
-    try:
-        found = toml_files.read(run.folder.lockfile, error=RecordInvalid).get("fingerprint")
-    except RecordInvalid:
-        return ""
-    return found if isinstance(found, str) else ""
 
 
 def _report_sweep(sweep: Sweep, environ: Mapping[str, str]) -> SweepReport:

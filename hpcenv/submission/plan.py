@@ -30,6 +30,8 @@ class Request(WrittenOptions):
         gpus_per_node: per node, never the job's total.
         gpu_request: the form that this cluster accepts.
         gpu_type: as the GRES name it; None accepts any.
+        comment: the user's own comment of the job; None without one.
+        fingerprint: of the lockfile, for the job's comment; empty where it is not known.
         sbatch: options that are passed on to sbatch: name -> value, None without a value.
         srun: options that are passed on to the srun of the launch step.
     """
@@ -41,6 +43,8 @@ class Request(WrittenOptions):
     spare: int = 0
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu_type: str | None = None
+    comment: str | None = None
+    fingerprint: str = ""
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
     srun: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -202,6 +206,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
     return [
         *requested,
         *_gpu_directive(request),
+        *_comment_directive(request),
         *request.sbatch.items(),
         ("chdir", manifest.run_folder),
         # One file for the whole job; a requeued job appends to it.
@@ -212,6 +217,17 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
         # A step must not start while a node is still booting or cleaning up.
         ("wait-all-nodes", "1"),
     ]
+
+
+# `scontrol show job` shows a job's comment; sacct too where the site stores it (AccountingStoreFlags=job_comment).
+_COMMENT_PREFIX = "hpcenv:"
+
+
+def _comment_directive(request: Request) -> list[tuple[str, str | None]]:
+    """Return the job's comment: the user's own, then the fingerprint of the lockfile."""
+    words = [request.comment or "", f"{_COMMENT_PREFIX}{request.fingerprint}" if request.fingerprint else ""]
+    comment = " ".join(word for word in words if word)
+    return [("comment", comment)] if comment else []
 
 
 def _stop_directives(manifest: Manifest) -> list[tuple[str, str | None]]:

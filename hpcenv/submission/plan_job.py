@@ -147,6 +147,8 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         template = _template(wanted, notes)
         script, script_bytes = _script(options, context)
         locked = _locked(wanted, notes)
+        request = replace(request, fingerprint=_edited(locked.lockfile) or locked.lockfile.fingerprint)
+        shape = replace(shape, request=request)
         notes += notes_on(locked.lockfile, locked.path)
         notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
         if options.script is not None and script is not None:

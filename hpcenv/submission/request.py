@@ -297,6 +297,7 @@ def make_request(options: SubmitOptions) -> Request:
         gpu_request=options.gpu_request or "gpus-per-node",
         gpu_type=options.gpu_type,
         spare=options.spare or 0,
+        comment=options.comment,
         sbatch=options.sbatch,
         srun=options.srun,
         **written,

@@ -73,6 +73,7 @@ _WITH_ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=ctl
 AccountingStorageTRES=gres/gpu
+AccountingStoreFlags=job_comment
 AccountingStorageEnforce=associations,limits"""
 # The same as saying nothing; what a site without slurmdbd writes.
 _WITHOUT_ACCOUNTING = "AccountingStorageType=accounting_storage/none"

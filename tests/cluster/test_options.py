@@ -29,7 +29,7 @@ def passed_on(host_project: Project, cluster: Cluster) -> Any:
     cluster.write(f"{host_project.folder}/shows.py", SHOWS)
     return host_project.hpcenv(
         "submit", "shows.py", *SHAPE, "--name", "passed", "--sbatch", "mail-user=a@b", "--sbatch", "mail-type=END",
-        "--sbatch", "comment=a b", "--srun", "cpu-bind=none", "--pass-env", "SLURM_CPU_BIND", "--wait", timeout=300,
+        "--comment", "a b", "--srun", "cpu-bind=none", "--pass-env", "SLURM_CPU_BIND", "--wait", timeout=300,
     )  # fmt: skip
 
 
@@ -37,7 +37,18 @@ def test_sbatch_gets_the_options_that_are_passed_on(host_project: Project, clust
     assert passed_on.status == 0, passed_on.text
     job = cluster.must("scontrol", "show", "job", job_of(host_project, "passed"))
     assert "MailUser=a@b MailType=END" in job
-    assert "Comment=a b" in job
+
+
+def test_slurm_knows_the_lockfile_of_a_job(host_project: Project, cluster: Cluster, passed_on: Any) -> None:
+    assert passed_on.status == 0, passed_on.text
+    job = job_of(host_project, "passed")
+    fingerprint = host_project.json("report", "passed")["fingerprint"]
+    comment = f"a b hpcenv:{fingerprint}"
+    assert f" Comment={comment}\n" in cluster.must("scontrol", "show", "job", job)
+    assert cluster.must("sacct", "-n", "-P", "-X", "-j", job, "-o", "jobid,comment").strip() == f"{job}|{comment}"
+    found = host_project.json("list", "--fingerprint", f"hpcenv:{fingerprint}")
+    assert "passed" in [run["run"] for run in found["runs"]]
+    assert host_project.json("list", "--fingerprint", "hpc1-000000000000")["total"] == 0
 
 
 def test_the_launch_step_gets_the_options_of_srun_and_the_check_does_not(

@@ -28,7 +28,7 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
         ({"signal_delay_s": 30, "partition": None}, {"grace": 30, "nproc": 1}),
         (
             {"comment": "c", "mail_type": "END", "exclusive": True},
-            {"sbatch": {"comment": "c", "mail-type": "END", "exclusive": True}, "nproc": 1},
+            {"comment": "c", "sbatch": {"mail-type": "END", "exclusive": True}, "nproc": 1},
         ),
         ({"additional_parameters": {"mail-user": "a"}}, {"sbatch": {"mail-user": "a"}, "nproc": 1}),
         ({"srun_args": ["--cpu-bind=none", "--exact"]}, {"srun": {"cpu-bind": "none", "exact": True}, "nproc": 1}),

@@ -101,7 +101,7 @@ def some_value(option: Option) -> Any:
         return option.kind == "flag"
     if option.kind == "choice":
         return option.choices[0]
-    lists = {"texts": ("a", "b"), "variables": ("A=1",), "secrets": ("A=env:B",), "native": ("comment=1",)}
+    lists = {"texts": ("a", "b"), "variables": ("A=1",), "secrets": ("A=env:B",), "native": ("wckey=1",)}
     return lists.get(option.kind, "2")
 
 

@@ -76,7 +76,7 @@ def test_each_option_has_a_value_that_is_not_given_at_first() -> None:
         ("nodes", "4", 4), ("nodes", 4, 4), ("gpus", 0, 0), ("time", "2h", "02:00:00"), ("time", 90, "90"),
         ("grace", "10m", 600), ("grace", 90, 90), ("stage_limit", "200G", 200 * 10**9), ("stage_limit", 5, 5),
         ("torchrun_args", ["--a=b"], ("--a=b",)), ("env", ["A=b=c"], {"A": "b=c"}), ("env", {"A": 1}, {"A": "1"}),
-        ("sbatch", ["exclusive", "comment=a b"], {"exclusive": None, "comment": "a b"}), ("requeue", "never", "never"),
+        ("sbatch", ["exclusive", "wckey=a b"], {"exclusive": None, "wckey": "a b"}), ("requeue", "never", "never"),
         ("sbatch", {"exclusive": True, "nice": 5}, {"exclusive": None, "nice": "5"}), ("stage", True, True),
         ("nodes", None, None), ("lock", None, "default"), ("sweep", None, ()),
     ],

@@ -47,6 +47,14 @@ def test_a_limit_asks_about_so_many_only_and_a_state_chooses(tmp_path: Path, fak
         lines(tmp_path, fake_slurm, states=("runing",))
 
 
+def test_a_fingerprint_chooses_runs_and_one_that_cannot_be_read_is_no_match(tmp_path: Path, fake_slurm: Any) -> None:
+    for number, content in enumerate(('fingerprint = "hpc1-a"\n', 'fingerprint = "hpc1-b"\n', "no TOML")):
+        folder = folders.make_run(tmp_path / "runs", f"r{number}", str(100 + number), submitted=float(number))
+        folder.lockfile.write_text(content)
+    assert list(lines(tmp_path, fake_slurm, fingerprint="hpc1-b")) == ["r1"]
+    assert list(lines(tmp_path, fake_slurm, fingerprint="hpc1-c")) == []
+
+
 def test_a_damaged_run_is_a_line_and_hides_no_other(tmp_path: Path, fake_slurm: Any) -> None:
     folders.make_run(tmp_path / "runs", "good", "7")
     folders.make_run(tmp_path / "runs", "bad", "8").submission.write_text("{")

@@ -149,7 +149,7 @@ def test_values_of_a_profile_stand_behind_all_others(project: Path, here: dict[s
         planned(project, environ, gpus=2, allow_cpu_torch=True, nproc=None)
     path.write_text(path.read_text().replace('gpu-type = "h100"\n', ""))
     plan = planned(project, environ, gpus=2, allow_cpu_torch=True, nproc=None, env={"B": "flag"})
-    assert "#SBATCH --gres=gpu:2\n#SBATCH --chdir" in plan.script
+    assert "#SBATCH --gres=gpu:2\n#SBATCH --comment" in plan.script
     assert "#SBATCH --cpus-per-task=14\n" in plan.script
     assert "#SBATCH --account=mine\n" in plan.script
     assert f"partition = gpu ({path})" in plan.requested

@@ -290,21 +290,29 @@ def test_a_flag_wins_over_the_file_and_the_file_over_sbatchs_variables(plan: Mak
 def test_options_of_other_programs_are_merged_name_by_name(plan: Make, project: Path, fake_slurm: Any) -> None:
     with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
         file.write(
-            '[sbatch]\nmail-type = "END"\ncomment = "of the file"\nexclusive = true\n[srun]\ncpu-bind = "cores"\n'
+            '[sbatch]\nmail-type = "END"\nwckey = "of the file"\nexclusive = true\n[srun]\ncpu-bind = "cores"\n'
         )
     sites = project / "sites"
     sites.mkdir()
     (sites / "here.toml").write_text('name = "here"\n[sbatch]\nnice = 5\nmail-type = "ALL"\n[srun]\nmpi = "none"\n')
-    made = plan(site="here", sbatch={"comment": "a b"}, srun={"cpu-bind": "none"})
+    made = plan(site="here", sbatch={"wckey": "a b"}, srun={"cpu-bind": "none"})
     lines = made.script.splitlines()
-    assert [line for line in lines if "mail" in line or "nice" in line or "comment" in line or "exclusive" in line] == [
-        "#SBATCH --nice=5", "#SBATCH --mail-type=END", '#SBATCH --comment="a b"', "#SBATCH --exclusive",
+    assert [line for line in lines if "mail" in line or "nice" in line or "wckey" in line or "exclusive" in line] == [
+        "#SBATCH --nice=5", "#SBATCH --mail-type=END", '#SBATCH --wckey="a b"', "#SBATCH --exclusive",
     ]  # fmt: skip
     check, launch = (line for line in lines if line.startswith("srun "))
     assert "--mpi=none --cpu-bind=none " in launch
     assert "cpu-bind" not in check
     (origin,) = (text for text in made.requested if text.startswith("--sbatch"))
     assert origin.endswith(f"(--sbatch, [sbatch] in {project}/hpcenv.toml, {sites}/here.toml)")
+
+
+def test_the_jobs_comment_ends_with_the_fingerprint_of_the_lockfile(plan: Make, project: Path) -> None:
+    fingerprint = next(
+        line.split('"')[1] for line in plan().lockfile_text.splitlines() if line.startswith("fingerprint = ")
+    )
+    assert f"#SBATCH --comment=hpcenv:{fingerprint}" in plan().script.splitlines()
+    assert f'#SBATCH --comment="paper 3 hpcenv:{fingerprint}"' in plan(comment="paper 3").script.splitlines()
 
 
 def test_an_option_that_hpcenv_sets_is_refused_wherever_it_is_given(plan: Make, project: Path) -> None:
