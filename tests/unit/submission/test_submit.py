@@ -289,9 +289,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_sbatchs_variables(plan: Mak
 
 def test_options_of_other_programs_are_merged_name_by_name(plan: Make, project: Path, fake_slurm: Any) -> None:
     with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
-        file.write(
-            '[sbatch]\nmail-type = "END"\nwckey = "of the file"\nexclusive = true\n[srun]\ncpu-bind = "cores"\n'
-        )
+        file.write('[sbatch]\nmail-type = "END"\nwckey = "of the file"\nexclusive = true\n[srun]\ncpu-bind = "cores"\n')
     sites = project / "sites"
     sites.mkdir()
     (sites / "here.toml").write_text('name = "here"\n[sbatch]\nnice = 5\nmail-type = "ALL"\n[srun]\nmpi = "none"\n')
