@@ -13,6 +13,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcenv.node.preflight.table import CHECKS
 from hpcenv.records.manifest import Severity
 from hpcenv.records.severities import fits
 
@@ -1275,6 +1276,20 @@ FIELDS: tuple[Field, ...] = (
         remedy="start it by hand on that node: hpcenv verify",
         judged_by=("rule",),
         fixed="what could not be read is never reported as a match",
+    ),
+    *(
+        _field(
+            check.id,
+            check.severity,
+            "hardware" if check.owner == "node" else "setting",
+            what=check.measures,
+            source=f"a preflight check of level {check.level}",
+            why=check.why,
+            remedy=check.remedy,
+            judged_by=("rule",),
+            gpus=check.gpus,
+        )
+        for check in CHECKS
     ),
 )
 

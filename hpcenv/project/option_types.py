@@ -53,6 +53,8 @@ class OptionValues:
     pass_env: tuple[str, ...] = ()
     secret: Mapping[str, str] = field(default_factory=dict)
     compat_file: str | None = None
+    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    skip_check: tuple[str, ...] = ()
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -116,6 +118,8 @@ class SubmitTable(Document):
     assume_shared: bool = False
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
+    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    skip_check: tuple[str, ...] = ()
     grace: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -145,6 +149,8 @@ class SiteSubmitTable(Document):
     exclude: Word | None = None
     comment: Text | None = None
     licenses: Word | None = None
+    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    skip_check: tuple[str, ...] = ()
 
 
 class SubmitKeywords(TypedDict, total=False):
@@ -184,6 +190,8 @@ class SubmitKeywords(TypedDict, total=False):
     env: Mapping[str, str]
     pass_env: Sequence[str]
     secret: Mapping[str, str]
+    preflight: Literal["quick", "full", "deep", "off"]
+    skip_check: Sequence[str]
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]

@@ -47,7 +47,9 @@ ONLY_PROJECT: frozenset[Place] = frozenset({"project"})
 ONLY_FILES: frozenset[Place] = frozenset({"project", "site"})
 ONLY_SITE: frozenset[Place] = frozenset({"site"})
 
-Group = Literal["Shape", "Slurm", "Launch", "Environment", "Stop and requeue", "Code", "Many runs", "Staging", "Output"]
+Group = Literal[
+    "Shape", "Slurm", "Launch", "Environment", "Checks", "Stop and requeue", "Code", "Many runs", "Staging", "Output"
+]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
@@ -425,6 +427,24 @@ OPTIONS: tuple[Option, ...] = (
         help="Compatibility table of GPUs, drivers and CUDA to use in place of the one in hpcenv.",
         places=ONLY_PROJECT,
         metavar="FILE",
+    ),
+    # -- Checks ---------------------------------------------------------------------------
+    Option(
+        name="preflight",
+        kind="choice",
+        choices=("quick", "full", "deep", "off"),
+        group="Checks",
+        help="Which checks of the nodes run before the training: quick (about a second), full (also in the "
+        "container, and a smoke test over all nodes), deep (minutes) or off. Default: quick.",
+        places=EVERYWHERE,
+    ),
+    Option(
+        name="skip_check",
+        kind="texts",
+        group="Checks",
+        help="Do not run this check, for example gpu.persistence. docs/reference/checks.md lists the checks.",
+        places=EVERYWHERE,
+        metavar="ID",
     ),
     # -- Stop and requeue -----------------------------------------------------------------
     Option(

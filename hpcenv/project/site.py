@@ -215,7 +215,8 @@ class Profile:
 def profile(site: SiteFile, path: str) -> Profile:
     """Return a profile from the content of its file; messages name `path` as the origin of its values."""
     passed_on = {"sbatch": site.sbatch, "srun": site.srun}
-    defaults = document.plain(site.submit, by_key=False) | {name: table for name, table in passed_on.items() if table}
+    given = {name: value for name, value in document.plain(site.submit, by_key=False).items() if value != []}
+    defaults = given | {name: table for name, table in passed_on.items() if table}
     return Profile(
         name=site.name,
         path=path,

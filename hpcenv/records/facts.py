@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpcenv.records.checks import NodeChecks
 from hpcenv.records.manifest import Setting, SifIdentity, Value
 from hpcenv.records.network import Fabric, ImageNetwork
 
@@ -174,6 +175,7 @@ class Facts:
             credentials without their value.
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
         image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
+        checks: what the preflight checks found; None where none ran.
         seconds: how long each part took.
         written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
     """
@@ -193,5 +195,6 @@ class Facts:
     variables: tuple[Setting, ...] = ()
     fabric: Fabric | None = None
     image_network: ImageNetwork | None = None
+    checks: NodeChecks | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     written: float = 0.0

@@ -199,6 +199,23 @@ class LaunchOptions:
     torchrun_args: tuple[str, ...] = ()
 
 
+PreflightLevel = Literal["off", "quick", "full", "deep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightOptions:
+    """Which checks of the nodes run before the training (node/preflight/table.py).
+
+    Attributes:
+        level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;
+            `deep`: also checks that take minutes; `off`: none.
+        skipped: ids of checks that do not run.
+    """
+
+    level: PreflightLevel = "off"
+    skipped: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopOptions:
     """What happens when the job must end before the training does.
@@ -308,6 +325,7 @@ class Manifest:
         sif: identity of the SIF at submission; None where the nodes hash it themselves.
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
+        preflight: which checks of the nodes run; none in a manifest from before they existed.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
         secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
@@ -351,6 +369,7 @@ class Manifest:
     stage: StageRequest | None = None
     launch: LaunchOptions = LaunchOptions()
     stop: StopOptions = StopOptions()
+    preflight: PreflightOptions = PreflightOptions()
     pass_env: tuple[str, ...] = ()
     secrets: tuple[Secret, ...] = ()
     secret_values: str = ""

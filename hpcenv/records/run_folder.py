@@ -130,6 +130,11 @@ class RunFolder:
         return self.path / "verdict.json"
 
     @property
+    def preflight(self) -> Path:
+        """What checks found that run after the verdict: one folder for each family of checks."""
+        return self.path / "preflight"
+
+    @property
     def env(self) -> Path:
         return self.path / "env"
 
@@ -179,6 +184,9 @@ class RunFolder:
         """What the batch node decided to copy, and where to."""
         return self.stage / "plan.json"
 
+    def checks_of(self, family: str, node: str) -> Path:
+        return self.preflight / family / f"{node}.json"
+
     def env_of(self, node: str) -> Path:
         return self.env / f"{node}.json"
 
@@ -214,6 +222,6 @@ class RunFolder:
     def of_one_attempt(self) -> tuple[Path, ...]:
         """What an attempt leaves and the next one must not mistake for its own."""
         return (
-            *(self.facts, self.stage, self.verdict, self.env, self.exits, self.ranks),
+            *(self.facts, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
             *(self.stopping, self.started, self.finished),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpcenv.records.checks import PreflightSummary
 from hpcenv.records.manifest import Bind, Setting, Severity
 from hpcenv.records.network import NetworkDecision
 
@@ -20,7 +21,12 @@ SRUN_GAVE_UP = "srun could not start on this node"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One comparison that did not end in `match`, or that is worth telling."""
+    """One comparison that did not end in `match`, or that is worth telling.
+
+    Attributes:
+        owner: of a check: who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
+        remedy: of a check: what to do.
+    """
 
     node: str
     field: str
@@ -29,6 +35,8 @@ class Finding:
     result: Result
     severity: Severity
     note: str = ""
+    owner: Literal["", "node", "user"] = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +92,7 @@ class Verdict:
         launched: the nodes that train, in the order of their node ranks: all, or without those a spare one replaces.
         notes: which data were compared, and what of the code was not.
         network: why the network settings are what they are; None in a verdict from before it was recorded.
+        preflight: which checks ran and what they gave; None where none ran.
     """
 
     schema: int
@@ -98,3 +107,4 @@ class Verdict:
     inherited: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     network: NetworkDecision | None = None
+    preflight: PreflightSummary | None = None

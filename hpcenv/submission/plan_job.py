@@ -60,6 +60,7 @@ from hpcenv.submission.request import (
     make_request,
     merge,
     passed_variables,
+    preflight_options,
     require_literal,
     secrets,
     stop_options,
@@ -398,6 +399,7 @@ def _manifest(
         stage=stage,
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
+        preflight=preflight_options(options),
         pass_env=passed_variables(options),
         secrets=named,
         secret_values=str(secret_file.path_of(state_folder(wanted.context.environ), str(run_folder)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.errors import Command, UsageError
+from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
 from hpcenv.project import option_values
 from hpcenv.project.fields import Level
 from hpcenv.project.option_types import OptionValues
@@ -23,7 +24,7 @@ from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.site import Profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.manifest import LaunchOptions, Secret, StopOptions
+from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
@@ -363,6 +364,23 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
         requeue=options.requeue or default.requeue,
         max_requeues=default.max_requeues if options.max_requeues is None else options.max_requeues,
     )
+
+
+def preflight_options(options: SubmitOptions) -> PreflightOptions:
+    """Return which checks of the nodes run.
+
+    Args:
+        options: merged.
+
+    Raises:
+        UsageError: a check that is to be skipped does not exist.
+    """
+    for name in options.skip_check:
+        if name not in CHECKS_BY_ID:
+            close = difflib.get_close_matches(name, CHECKS_BY_ID, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else "docs/reference/checks.md lists the checks"
+            raise UsageError(f"there is no check `{name}`", why="--skip-check, or skip-check in a file", hint=hint)
+    return PreflightOptions(level=options.preflight or "quick", skipped=tuple(dict.fromkeys(options.skip_check)))
 
 
 def secrets(workspace: Workspace, options: SubmitOptions) -> tuple[Secret, ...]:

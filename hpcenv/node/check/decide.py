@@ -20,6 +20,7 @@ from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
 from hpcenv.node.check.verdict_table import sif_in_words
 from hpcenv.node.container.start_command import changes_results
 from hpcenv.node.network import rendezvous
+from hpcenv.node.preflight import judge as preflight
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting
@@ -75,7 +76,7 @@ def judge(
         launched = ()
         choice = rendezvous.choose(manifest, nodes, reported, job_id=job_id, attempt=attempt)
         findings.extend(_judge_network(nodes, choice, problems, severities))
-    result = _worst(f for f in findings if f.node in launched or not launched)
+    result = preflight.worst(f for f in findings if f.node in launched or not launched)
     verdict = Verdict(
         schema=SCHEMA,
         run=manifest.run,
@@ -89,6 +90,7 @@ def judge(
         launched=launched if result == "match" else (),
         notes=_notes(manifest),
         network=choice.network if result == "match" else None,
+        preflight=preflight.summary(manifest, {n: f.checks for n, f in reported.items() if f.checks is not None}),
     )
     return verdict, choice
 
@@ -126,18 +128,14 @@ def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Seve
     """
     rows = [_refusal(record, severities) for record in refused]
     findings = (*rows, *verdict.findings)
-    own = {record.node: _worst(row for row in rows if row.node == record.node) for record in refused}
-    return replace(
+    own = {record.node: preflight.worst(row for row in rows if row.node == record.node) for record in refused}
+    changed = replace(
         verdict,
-        result=_worst(rows),
+        result=preflight.worst(rows),
         nodes=tuple(replace(node, result=own.get(node.node, node.result)) for node in verdict.nodes),
         findings=tuple(sorted(findings, key=_by_weight)),
-        rendezvous=None,
-        settings={},
-        inherited={},
-        launched=(),
-        network=None,
     )
+    return preflight.without_start(changed)
 
 
 def _refusal(record: NodeExit, severities: Severities) -> Finding:
@@ -164,7 +162,7 @@ def _node_verdicts(
     return tuple(
         NodeVerdict(
             node=node,
-            result=_worst(of_node[node]),
+            result=preflight.worst(of_node[node]),
             compared=sum(is_reported(field, facts[node]) for field in fields) if node in facts else 0,
             sif=_sif_in_words(facts.get(node)),
         )
@@ -274,11 +272,17 @@ def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> l
     return [_finding(severities, facts.node, _MOUNTS, expected, show(found), "mismatch")] if found else []
 
 
+def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
+    """Report the preflight checks that are not fine."""
+    return [] if facts.checks is None else preflight.findings(facts.node, facts.checks.others, severities)
+
+
 # The rules that judge one node by more than a comparison with the lockfile. A new rule is a function here.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
     _judge_staging,
     _judge_mounts,
+    _judge_checks,
 )
 
 
@@ -429,14 +433,6 @@ def _finding(
 
 def _blocks(finding: Finding) -> bool:
     return finding.severity == "must" and finding.result != "match"
-
-
-def _worst(findings: Iterable[Finding]) -> Result:
-    """Return the result of several findings: a mismatch is certain and comes before a doubt; only `must` blocks."""
-    blocking = {finding.result for finding in findings if _blocks(finding)}
-    if "mismatch" in blocking:
-        return "mismatch"
-    return "unknown" if "unknown" in blocking else "match"
 
 
 def _by_weight(finding: Finding) -> tuple[int, int, str, int, str]:

@@ -36,7 +36,9 @@ from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.network import reach
 from hpcenv.node.network.detect import detect
 from hpcenv.node.network.tree import HostTree
+from hpcenv.node.preflight import host_checks
 from hpcenv.node.this_node import ThisNode
+from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
@@ -108,6 +110,7 @@ def gather(
         variables=variables,
         fabric=outside.fabric,
         image_network=found.image_network,
+        checks=outside.checks,
         seconds={
             **outside.found.seconds,
             **found.seconds,
@@ -152,7 +155,7 @@ class _Outside(threading.Thread):
     """Reads host and network while the container is started and read: a driver may take seconds to answer.
 
     Attributes:
-        found, network, fabric: the results; not to be read before the thread has ended.
+        found, network, fabric, checks: the results; not to be read before the thread has ended.
     """
 
     def __init__(self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> None:
@@ -161,6 +164,7 @@ class _Outside(threading.Thread):
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
         self.fabric: Fabric | None = None
+        self.checks: NodeChecks | None = None
         self._gpus: tuple[GpuPlace, ...] = ()
         self._manifest = manifest
         self._place = place
@@ -170,6 +174,8 @@ class _Outside(threading.Thread):
         _timed(self.found, "host", self._read_host)
         _timed(self.found, "network", self._observe)
         _timed(self.found, "fabric", self._detect)
+        if self._manifest.preflight.level != "off":
+            _timed(self.found, "preflight", self._run_checks)
         _read_copy_and_data(self._manifest, self.found)
         if "network" in self.found.unknown:
             self.network = replace(self.network, problem=self.found.unknown["network"])
@@ -181,6 +187,9 @@ class _Outside(threading.Thread):
         # If nodes at the front are left out, one of these is the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others)
+
+    def _run_checks(self) -> None:
+        self.checks = host_checks.run(self._manifest)
 
     def _detect(self) -> None:
         self.fabric = detect(HostTree(), self._environ, gpus=self._gpus)

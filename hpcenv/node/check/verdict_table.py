@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcenv.node.this_node import fold_hostlist
+from hpcenv.records.checks import PreflightSummary
 from hpcenv.records.facts import CheckedSif
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
@@ -35,6 +36,8 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
         parts.append(_table_of(blocking))
     if others:
         parts.append("also different, not blocking:\n" + _table_of(others))
+    if verdict.preflight is not None:
+        parts.append(_checks(verdict.preflight))
     if verdict.notes:
         parts.append("\n".join(_wrap(shorten(note)) for note in verdict.notes))
     if settings and verdict.rendezvous is not None:
@@ -77,12 +80,15 @@ def _names(nodes: Sequence[str]) -> str:
 
 def _headline(verdict: Verdict, lockfile: str) -> str:
     bad = [node for node in verdict.nodes if node.result != "match" and node.result == verdict.result]
+    blocking = [f for f in verdict.findings if f.severity == "must" and f.result == "mismatch"]
     count, lockfile = len(verdict.nodes), visible(lockfile)
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     if verdict.result == "match" and 0 < len(verdict.launched) < count:
         summary = f"match: {len(verdict.launched)} of {_plural(count, 'node')} train, as {lockfile} says"
     elif verdict.result == "match":
         summary = f"match: {_plural(count, 'node')} as {lockfile} says"
+    elif verdict.result == "mismatch" and blocking and all(f.owner for f in blocking):
+        summary = f"MISMATCH: checks failed on {len(bad)} of {_plural(count, 'node')}"
     elif verdict.result == "mismatch":
         summary = f"MISMATCH: {len(bad)} of {_plural(count, 'node')} not as {lockfile} says"
     else:
@@ -142,7 +148,25 @@ def _stacked(finding: Finding) -> str:
 
 
 def _note(finding: Finding) -> list[str]:
-    return [_wrap(f"  {visible(finding.note)}", indent=4)] if finding.note else []
+    """Return the note, and of a check who can remove the cause and how."""
+    lines = [_wrap(f"  {visible(finding.note)}", indent=4)] if finding.note else []
+    if finding.owner:
+        lines.append(_wrap(f"  [{finding.owner}] do: {visible(finding.remedy)}", indent=4))
+    return lines
+
+
+def _checks(summary: PreflightSummary) -> str:
+    """Return in a line or a few what the preflight checks gave; those that are not fine have rows above."""
+    parts = [f"{len(summary.fine)} fine"]
+    parts += [
+        f"{len(some)} {word}" for word, some in (("failed", summary.failed), ("unknown", summary.unknown)) if some
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in summary.not_run.items():
+        reasons.setdefault(reason, []).append(name)
+    parts += [f"not run: {', '.join(names)} ({visible(reason)})" for reason, names in reasons.items()]
+    parts += [f"skipped (--skip-check): {', '.join(summary.skipped)}"] if summary.skipped else []
+    return _wrap(f"checks ({summary.level}): {'; '.join(parts)}")
 
 
 def _settings(verdict: Verdict) -> str:

@@ -1,0 +1,4 @@
+"""Preflight checks: is this node healthy enough to train?
+
+Runs on: COMPUTE NODE.
+"""

@@ -1,0 +1,133 @@
+"""What the results of the checks mean for the verdict. Pure.
+
+Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from hpcenv.node.preflight.table import BY_ID, active
+from hpcenv.records.checks import CheckReport, CheckResult, NodeChecks, PreflightSummary
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.severities import Severities
+from hpcenv.records.verdict import Finding, Result, Verdict
+
+
+def findings(node: str, results: Iterable[CheckResult], severities: Severities) -> list[Finding]:
+    """Return a finding for each check that failed or could not be measured; what did not run is no finding."""
+    return [_finding(node, result, severities) for result in results if result.state in ("failed", "unknown")]
+
+
+def _finding(node: str, result: CheckResult, severities: Severities) -> Finding:
+    check = BY_ID[result.id]
+    severity = severities.of(result.id)
+    if result.state == "unknown" and severity != "must" and check.if_unknown is not None:
+        severity = check.if_unknown
+    return Finding(
+        node=node,
+        field=result.id,
+        locked=result.limit or check.limit,
+        found=result.found,
+        result="mismatch" if result.state == "failed" else "unknown",
+        severity=severity,
+        note=result.note,
+        owner=check.owner,
+        remedy=check.remedy,
+    )
+
+
+def add_reports(
+    verdict: Verdict, manifest: Manifest, nodes: Sequence[str], reports: Mapping[str, Sequence[CheckReport]]
+) -> Verdict:
+    """Return a verdict with what the checks found that run after it: in the container, and the smoke test.
+
+    Args:
+        verdict: of this attempt, which let it start.
+        nodes: the nodes that train.
+        reports: family of checks -> the reports of its nodes. A node without a report is unknown.
+    """
+    severities = Severities(manifest.severities)
+    rows: list[Finding] = []
+    of_nodes: dict[str, list[CheckResult]] = {node: [] for node in nodes}
+    for family, written in reports.items():
+        usable = {one.node: one for one in written if (one.run, one.attempt) == (verdict.run, verdict.attempt)}
+        for node in nodes:
+            if node in usable:
+                of_nodes[node].extend(usable[node].checks.results())
+                rows.extend(findings(node, usable[node].checks.others, severities))
+            else:
+                rows.append(_silent(node, family))
+    both = {node: NodeChecks.of(results, seconds=0) for node, results in of_nodes.items()}
+    own = {node: worst(row for row in rows if row.node == node) for node in nodes}
+    result = worst(rows)
+    checked = replace(
+        verdict,
+        result=result,
+        nodes=tuple(replace(node, result=own.get(node.node, node.result)) for node in verdict.nodes),
+        findings=(*rows, *verdict.findings),
+        preflight=merged(verdict.preflight, summary(manifest, both)),
+    )
+    return checked if result == "match" else without_start(checked)
+
+
+def without_start(verdict: Verdict) -> Verdict:
+    """Return a verdict that lets nothing start, without what only a start needs."""
+    return replace(verdict, rendezvous=None, settings={}, inherited={}, launched=(), network=None)
+
+
+def _silent(node: str, family: str) -> Finding:
+    return Finding(
+        node=node,
+        field="facts",
+        locked=f"the checks of {family}",
+        found="this node reported none; its lines in the log above may say why",
+        result="unknown",
+        severity="must",
+    )
+
+
+def worst(rows: Iterable[Finding]) -> Result:
+    """Return the result of several findings; only those that must be fine count."""
+    blocking = {row.result for row in rows if row.severity == "must" and row.result != "match"}
+    if "mismatch" in blocking:
+        return "mismatch"
+    return "unknown" if "unknown" in blocking else "match"
+
+
+def merged(first: PreflightSummary | None, second: PreflightSummary | None) -> PreflightSummary | None:
+    """Return two summaries of one run as one."""
+    if first is None or second is None:
+        return first or second
+    return replace(
+        first,
+        fine=(*first.fine, *second.fine),
+        failed=(*first.failed, *second.failed),
+        unknown=(*first.unknown, *second.unknown),
+        not_run={**first.not_run, **second.not_run},
+    )
+
+
+def summary(manifest: Manifest, of_nodes: Mapping[str, NodeChecks]) -> PreflightSummary | None:
+    """Return what the checks of all nodes gave; None where no check ran."""
+    if manifest.preflight.level == "off":
+        return None
+    states: dict[str, set[str]] = {}
+    not_run: dict[str, str] = {}
+    for checks in of_nodes.values():
+        for name in checks.fine:
+            states.setdefault(name, set()).add("fine")
+        for result in checks.others:
+            states.setdefault(result.id, set()).add(result.state)
+            if result.state == "not-run":
+                not_run.setdefault(result.id, result.found)
+    order = [check.id for check in active(manifest)]
+    return PreflightSummary(
+        level=manifest.preflight.level,
+        skipped=manifest.preflight.skipped,
+        fine=tuple(name for name in order if states.get(name) == {"fine"}),
+        failed=tuple(name for name in order if "failed" in states.get(name, ())),
+        unknown=tuple(name for name in order if "unknown" in states.get(name, ())),
+        not_run={name: not_run[name] for name in order if name in not_run},
+    )
