@@ -63,7 +63,7 @@ class Check:
     if_unknown: Severity | None = None
 
 
-_EXCLUDE = "tell the site's support; meanwhile submit with --exclude NODE, or with --spare 1"
+_EXCLUDE = "tell the site's support, and submit with --exclude NODE, or with --spare 1"
 _CLUSTER = "tell the site's support: it concerns the node, not your job"
 
 CHECKS: tuple[Check, ...] = (
