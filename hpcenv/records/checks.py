@@ -21,7 +21,7 @@ CheckState = Literal["fine", "failed", "unknown", "not-run"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckResult:
+class CheckOutcome:
     """What one check found on one node.
 
     Attributes:
@@ -51,11 +51,11 @@ class NodeChecks:
     """
 
     fine: dict[str, str] = field(default_factory=dict)
-    others: tuple[CheckResult, ...] = ()
+    others: tuple[CheckOutcome, ...] = ()
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, results: Iterable[CheckResult], *, seconds: float) -> NodeChecks:
+    def of(cls, results: Iterable[CheckOutcome], *, seconds: float) -> NodeChecks:
         """Return results in this form."""
         every = tuple(results)
         return cls(
@@ -64,9 +64,9 @@ class NodeChecks:
             seconds=round(seconds, 3),
         )
 
-    def results(self) -> Iterator[CheckResult]:
+    def results(self) -> Iterator[CheckOutcome]:
         """Yield all results."""
-        yield from (CheckResult(id=name, state="fine", found=found) for name, found in self.fine.items())
+        yield from (CheckOutcome(id=name, state="fine", found=found) for name, found in self.fine.items())
         yield from self.others
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from hpcenv.errors import HpcenvError
 from hpcenv.node.preflight import limits
 from hpcenv.node.preflight.table import active
-from hpcenv.records.checks import CheckResult, NodeChecks
+from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.manifest import Manifest
 
 # Check -> the function that measures it.
-_MEASURED: dict[str, Callable[[Manifest], CheckResult]] = {
+_MEASURED: dict[str, Callable[[Manifest], CheckOutcome]] = {
     "sys.nofile": limits.check_open_files,
     "sys.affinity": limits.check_affinity,
 }
@@ -33,10 +33,10 @@ def run(manifest: Manifest) -> NodeChecks | None:
     return NodeChecks.of(results, seconds=time.monotonic() - started)
 
 
-def _measure(name: str, manifest: Manifest) -> CheckResult:
+def _measure(name: str, manifest: Manifest) -> CheckOutcome:
     started = time.monotonic()
     try:
         result = _MEASURED[name](manifest)
     except (HpcenvError, OSError, ValueError) as error:
-        result = CheckResult(id=name, state="unknown", found=str(error))
+        result = CheckOutcome(id=name, state="unknown", found=str(error))
     return replace(result, seconds=round(time.monotonic() - started, 3))

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.node.preflight.table import BY_ID, active
-from hpcenv.records.checks import CheckReport, CheckResult, NodeChecks, PreflightSummary
+from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks, PreflightSummary
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
 
 
-def findings(node: str, results: Iterable[CheckResult], severities: Severities) -> list[Finding]:
+def findings(node: str, results: Iterable[CheckOutcome], severities: Severities) -> list[Finding]:
     """Return a finding for each check that failed or could not be measured; what did not run is no finding."""
     return [_finding(node, result, severities) for result in results if result.state in ("failed", "unknown")]
 
 
-def _finding(node: str, result: CheckResult, severities: Severities) -> Finding:
+def _finding(node: str, result: CheckOutcome, severities: Severities) -> Finding:
     check = BY_ID[result.id]
     severity = severities.of(result.id)
     if result.state == "unknown" and severity != "must" and check.if_unknown is not None:
@@ -50,7 +50,7 @@ def add_reports(
     """
     severities = Severities(manifest.severities)
     rows: list[Finding] = []
-    of_nodes: dict[str, list[CheckResult]] = {node: [] for node in nodes}
+    of_nodes: dict[str, list[CheckOutcome]] = {node: [] for node in nodes}
     for family, written in reports.items():
         usable = {one.node: one for one in written if (one.run, one.attempt) == (verdict.run, verdict.attempt)}
         for node in nodes:

@@ -23,7 +23,7 @@ Owner = Literal["node", "user"]
 #   nodes      on the batch node, from what all nodes reported
 #   container  on every node after the verdict, inside the environment
 #   smoke      on all nodes together after the verdict, started as the training will be
-Place = Literal["host", "nodes", "container", "smoke"]
+CheckPlace = Literal["host", "nodes", "container", "smoke"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Check:
     severity: Severity
     owner: Owner
     level: PreflightLevel
-    place: Place
+    place: CheckPlace
     cost: str
     seconds: float
     source: str
@@ -106,7 +106,7 @@ def active(manifest: Manifest) -> tuple[Check, ...]:
     return at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0)
 
 
-def at_level(options: PreflightOptions, *, gpus: bool, places: Iterable[Place] | None = None) -> tuple[Check, ...]:
+def at_level(options: PreflightOptions, *, gpus: bool, places: Iterable[CheckPlace] | None = None) -> tuple[Check, ...]:
     """Return the checks of a level without the skipped ones.
 
     Args:

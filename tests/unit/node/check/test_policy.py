@@ -13,7 +13,7 @@ from hpcenv.project import lockfile, severities, toml_files
 from hpcenv.project.fields import FIELDS, Field
 from hpcenv.project.lockfile import DirectUrlTable, Lockfile
 from hpcenv.project.workspace import read_lockfile
-from hpcenv.records.checks import CheckResult, NodeChecks
+from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.facts import Difference, Facts
 from hpcenv.records.manifest import Environment, RecordedData, Source
 from hpcenv.submission.locked import gate_severities, gpu_needs, host_expectations
@@ -111,7 +111,7 @@ def differing(field: Field, facts: Facts) -> Facts:
     if field.follows:
         return dataclasses.replace(facts, differences=(Difference(field=name, locked="1", found="2"),))
     if field.name in BY_ID:
-        failed = CheckResult(id=field.name, state="failed", found="another")
+        failed = CheckOutcome(id=field.name, state="failed", found="another")
         return dataclasses.replace(facts, checks=NodeChecks.of([failed], seconds=0))
     other = BROKEN.get(field.name, "another")
     return dataclasses.replace(facts, values=facts.values | (other if isinstance(other, dict) else {name: other}))

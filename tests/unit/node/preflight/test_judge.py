@@ -8,7 +8,7 @@ from hpcenv.node.check import decide, verdict_table
 from hpcenv.node.preflight import judge
 from hpcenv.node.preflight.table import BY_ID, CHECKS, active
 from hpcenv.project.severities import resolve
-from hpcenv.records.checks import CheckReport, CheckResult, NodeChecks
+from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks
 from hpcenv.records.codec import encode_record
 from hpcenv.records.manifest import PreflightOptions
 
@@ -23,7 +23,7 @@ def checks(*results):
 
 
 def failed(name="sys.nofile", state="failed"):
-    return CheckResult(id=name, state=state, found="256", limit=">= 1024")
+    return CheckOutcome(id=name, state=state, found="256", limit=">= 1024")
 
 
 def verdict_of(manifest, facts):
@@ -67,7 +67,7 @@ def test_a_failure_names_node_owner_and_remedy_in_the_table_and_in_the_record(ju
 
 def test_the_verdict_says_what_was_skipped_and_what_did_not_run(judged):
     options = PreflightOptions(level="quick", skipped=("sys.affinity",))
-    verdict = judged(CheckResult(id="sys.nofile", state="not-run", found="no such limit"), preflight=options)
+    verdict = judged(CheckOutcome(id="sys.nofile", state="not-run", found="no such limit"), preflight=options)
     text = " ".join(verdict_table.render(verdict, lockfile="default.lock.toml").split())
     assert "not run: sys.nofile (no such limit)" in text
     assert "skipped (--skip-check): sys.affinity" in text
