@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from hpcenv.cli import _errors
+from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import clean_text
 from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import HpcenvError, Interrupted, UsageError, render_hint
@@ -38,7 +39,7 @@ def json_option(command: Command) -> Command:
 
 def run_argument(command: Command) -> Command:
     """Give a command the argument RUN and the option --runs-dir."""
-    argument = click.argument("run", required=False)
+    argument = click.argument("run", required=False, shell_complete=run_names)
     runs = click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
     return argument(runs(command))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.project import options
 from hpcenv.project.options import GROUPS, in_place
 
@@ -65,6 +66,8 @@ def _words(row: options.Option) -> dict[str, Any]:
         return {**words, "metavar": row.metavar or "N", "type": click.IntRange(min=row.minimum)}
     if row.kind == "choice":
         return {**words, "type": click.Choice(row.choices)}
+    if row.name == "lock":
+        words["shell_complete"] = lockfile_names
     return {**words, "multiple": row.kind in ("texts", "variables", "secrets", "native"), "default": row.default}
 
 

@@ -9,6 +9,7 @@ import time
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._complete import run_names
 from hpcenv.cli.status import show, show_lost
 from hpcenv.errors import Command, Interrupted, RunNotFound, UsageError
 from hpcenv.runs.cancel import cancel_all
@@ -17,7 +18,7 @@ from hpcenv.runs.lost import cancel_lost, find_lost
 
 
 @click.command("cancel")
-@click.argument("run", nargs=-1)
+@click.argument("run", nargs=-1, shell_complete=run_names)
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
 def command(run: tuple[str, ...], runs: str | None, as_json: bool) -> None:

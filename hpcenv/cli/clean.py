@@ -9,13 +9,14 @@ import click
 
 from hpcenv import size
 from hpcenv.cli import _accept, _duration, _render
+from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import FileUnusable
 from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clean
 
 
 @click.command("clean")
-@click.argument("run", nargs=-1)
+@click.argument("run", nargs=-1, shell_complete=run_names)
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @click.option(
     "--older-than",

@@ -7,6 +7,7 @@ import textwrap
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.locking.explain import Explanation, explain
 from hpcenv.project import fields
 
@@ -20,6 +21,7 @@ from hpcenv.project import fields
     default="default",
     show_default=True,
     help="Which lockfile's value to show: lockfiles/NAME.lock.toml.",
+    shell_complete=lockfile_names,
 )
 @_render.json_option
 def command(field: str | None, lock: str, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.locking.export import export
 from hpcenv.locking.exporter import exporters
 
@@ -37,6 +38,7 @@ def _list_formats() -> str:
     default="default",
     show_default=True,
     help="Which lockfile: lockfiles/NAME.lock.toml, or the path of any lockfile.",
+    shell_complete=lockfile_names,
 )
 @click.option("-o", "--output", metavar="FILE", help="Write a file. Without it, or with `-`, print the export.")
 @_render.json_option

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _progress, _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
 from hpcenv.errors import LockfileStale, UsageError
 from hpcenv.image.reference import parse_source
@@ -26,6 +27,7 @@ from hpcenv.project.workspace import Workspace
     default="default",
     show_default=True,
     help="Which lockfile: lockfiles/NAME.lock.toml.",
+    shell_complete=lockfile_names,
 )
 @click.option("--check", is_flag=True, help="Write nothing; say whether the lockfile is stale, and why.")
 @click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")

@@ -12,6 +12,7 @@ import click
 
 from hpcenv.cli import _accept, _render, _sweep
 from hpcenv.cli import submit as submit_cli
+from hpcenv.cli._complete import run_names
 from hpcenv.cli._dashes import WithDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
@@ -37,7 +38,7 @@ class _Command(WithDashes, GroupedCommand):
 
 
 @click.command("rerun", cls=_Command)
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=run_names)
 @submit_options
 @click.option("--without", multiple=True, metavar="OPTION", help="Leave out an option that the run was submitted with.")
 @click.option("--failed", is_flag=True, help="Of a sweep, only the runs that failed. They run in their own folders.")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
 from hpcenv.node.check import verdict_table
@@ -35,6 +36,7 @@ from hpcenv.submission.verify import outcome, verify, with_notes
     default="default",
     show_default=True,
     help="Which lockfile: lockfiles/NAME.lock.toml.",
+    shell_complete=lockfile_names,
 )
 @click.option("--deep", is_flag=True, help="Hash every file, import torch, and read which libraries the loader maps.")
 @click.option("--strict", is_flag=True, help="End with 92 when a field of severity `warn` differs.")

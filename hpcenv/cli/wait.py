@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpcenv.cli import _duration, _render
+from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Command, Interrupted, RunEndUnknown
 from hpcenv.node.launch import first_failure
@@ -21,7 +22,7 @@ from hpcenv.runs.wait import exit_status_of, wait_for
 
 
 @click.command("wait")
-@click.argument("run", nargs=-1)
+@click.argument("run", nargs=-1, shell_complete=run_names)
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @click.option(
     "--timeout",

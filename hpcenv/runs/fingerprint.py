@@ -5,15 +5,17 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-from hpcenv.errors import RecordInvalid
+from hpcenv.errors import HpcenvError, LockfileInvalid
 from hpcenv.project import toml_files
+from hpcenv.project.workspace import lockfile_bytes
 from hpcenv.records.run_folder import RunFolder
 
 
 def read_fingerprint(folder: RunFolder) -> str:
     """Return the fingerprint in the copy of the lockfile that the run keeps; empty if it cannot be read."""
     try:
-        found = toml_files.read(folder.lockfile, error=RecordInvalid).get("fingerprint")
-    except RecordInvalid:
+        content = lockfile_bytes(folder.lockfile)
+        found = toml_files.loads(content, folder.lockfile, error=LockfileInvalid).get("fingerprint")
+    except HpcenvError:
         return ""
     return found if isinstance(found, str) else ""

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _progress, _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
 from hpcenv.errors import LockfileMissing
 from hpcenv.image.pull import BuiltImage
@@ -33,7 +34,13 @@ from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
 @click.command("build")
 @click.argument("definition", required=False, metavar="[FILE.def]")
 @click.option(
-    "--lock", "lock", default="default", show_default=True, metavar="NAME", help="Lockfile whose image is used."
+    "--lock",
+    "lock",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Lockfile whose image is used.",
+    shell_complete=lockfile_names,
 )
 @click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
 @click.option("--allow-floating", is_flag=True, help="Accept an image or a source that may be different tomorrow.")

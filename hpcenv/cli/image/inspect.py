@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.errors import Command, UsageError
 from hpcenv.locking.image_inspect import InspectedImage, SifOrigin, inspect
 from hpcenv.locking.image_path import find_locked, find_sif
@@ -23,7 +24,7 @@ _LONG = 100
 
 @click.command("inspect")
 @click.argument("image", required=False)
-@click.option("--lock", metavar="NAME", help="The image of lockfiles/NAME.lock.toml.")
+@click.option("--lock", metavar="NAME", help="The image of lockfiles/NAME.lock.toml.", shell_complete=lockfile_names)
 @click.option("--path", "path_only", is_flag=True, help="Print only the path of the SIF.")
 @click.option("--hash", "hashes", is_flag=True, help="Read the whole file and print its digests.")
 @_render.store_option

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _render
+from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
 from hpcenv.recipes.rebuild import RebuildResult, rebuild
 
@@ -23,6 +24,7 @@ from hpcenv.recipes.rebuild import RebuildResult, rebuild
     default="default",
     show_default=True,
     help="Which lockfile: lockfiles/NAME.lock.toml, or the path of any lockfile.",
+    shell_complete=lockfile_names,
 )
 @click.option("-o", "--output", default="rebuilt", show_default=True, metavar="DIR", help="Folder for the files.")
 @click.option("--tag", default="rebuilt", show_default=True, metavar="NAME[:TAG]", help="Name of the new image.")

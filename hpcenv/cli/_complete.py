@@ -1,0 +1,50 @@
+"""Shell completion of names: runs and lockfiles of the project in the current folder. Runs on: LOGIN NODE.
+
+click completes commands and options by itself (docs/how-to/submit.md, "Completion"). A folder that cannot be read
+completes to nothing: an error message would break the line that the user types.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import click
+
+# More names help in no shell; a folder of runs can be very long.
+_MOST = 500
+
+
+def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the folders of runs, for RUN."""
+    from hpcenv.errors import HpcenvError
+    from hpcenv.runs.find import runs_folder
+
+    try:
+        folder = runs_folder(Path.cwd(), ctx.params.get("runs"))
+        return _starting(incomplete, (entry.name for entry in folder.iterdir() if entry.is_dir()))
+    except (HpcenvError, OSError):
+        return []
+
+
+def lockfile_names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the lockfiles of the project, for `--lock NAME`."""
+    from hpcenv.errors import HpcenvError
+    from hpcenv.project.workspace import open_workspace
+
+    try:
+        folder = open_workspace(Path.cwd()).lockfile_path("default").parent
+        return _starting(incomplete, (path.name[: -len(_LOCKFILE)] for path in folder.glob(f"*{_LOCKFILE}")))
+    except (HpcenvError, OSError):
+        return []
+
+
+_LOCKFILE = ".lock.toml"
+
+
+def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+    found = sorted(name for name in names if name.startswith(incomplete) and not name.startswith("."))
+    return found[:_MOST]
