@@ -1,0 +1,72 @@
+"""The values of one metric over the steps of a run, exact. Pure. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+# Types of numbers that a series can have. `printed` are decimal texts with too few digits for the number itself.
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+PRINTED = "printed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The values of one metric.
+
+    Attributes:
+        name: of the metric: `loss`, `val/acc`.
+        rank: the rank that recorded it; None if its source names no rank.
+        part: of a loss, its place among the calls of `backward` for one step.
+        source: what wrote it: `backward` (the recorded loss), `log_metrics`, `tensorboard`, `csv`, `jsonl`.
+        file: path in the run folder, or the folder of the files.
+        dtype: of the values as they were recorded; `printed` if digits are missing.
+        steps: ascending, each once.
+        values: one for each step.
+        notes: what a reader must know, for example that a file was cut.
+    """
+
+    name: str
+    source: str
+    file: str
+    dtype: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    rank: int | None = None
+    part: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name, with the place of a loss if it is not the first of its step."""
+        return f"{self.name}[{self.part}]" if self.part else self.name
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are the recorded numbers, not rounded texts."""
+        return self.dtype != PRINTED
+
+    @property
+    def digest(self) -> str:
+        """sha256 over steps and values, each in one line: `STEP HEX`."""
+        lines = (f"{step} {exact(value)}\n" for step, value in zip(self.steps, self.values, strict=True))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def between(self, first: int, last: int) -> Series:
+        """Return the part of the series from one step to another one, both included."""
+        start, end = bisect_left(self.steps, first), bisect_right(self.steps, last)
+        return replace(self, steps=self.steps[start:end], values=self.values[start:end])
+
+
+def exact(value: float) -> str:
+    """Return a float as text that says every bit: `0x1.8p+1`, `nan`, `inf`, `-inf`."""
+    return value.hex()
+
+
+def by_step(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...], int]:
+    """Return steps in order, their values, and how many were recorded twice; of those the later value counts."""
+    found = dict(pairs)
+    steps = tuple(sorted(found))
+    return steps, tuple(found[step] for step in steps), len(pairs) - len(found)

@@ -1,0 +1,201 @@
+"""Read the scalars of TensorBoard's event files, each at full precision and all of them.
+
+Runs on: LOGIN NODE. Standard library only. A file is a sequence of TFRecord frames (length, masked CRC-32C of it, an
+`Event` in protobuf, masked CRC-32C of that), as tensorboard 2.21 writes them (`summary/writer/record_writer.py`,
+`compat/proto/event.proto`, `summary.proto`, `tensor.proto`). TensorBoard's own reader keeps a random sample of 10,000
+scalars for each tag unless told otherwise. A file is untrusted: its size, its frames and its tags are bounded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.records.files import read_file
+
+# Bytes of one file; a scalar needs about 50, so this is a million of them.
+MOST_BYTES = 64 << 20
+# Longer records hold images or graphs, no scalar.
+_LONGEST_EVENT = 64 << 10
+_LONGEST_TAG = 200
+MOST_TAGS = 1000
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FLOAT, _DOUBLE = 1, 2  # DT_FLOAT, DT_DOUBLE of types.proto
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """One value of one tag."""
+
+    tag: str
+    step: int
+    value: float
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventFile:
+    """The scalars of one file, in its order.
+
+    Attributes:
+        problem: why reading stopped before the end; empty if all was read.
+    """
+
+    scalars: tuple[Scalar, ...]
+    problem: str = ""
+
+
+def read_events(path: Path) -> EventFile:
+    """Return the scalars of an event file. The last frame of a run that was killed may be cut: reading stops there.
+
+    Raises:
+        OSError: it cannot be read, or is too large.
+    """
+    content = read_file(path, most=MOST_BYTES, follow=False)
+    found: list[Scalar] = []
+    tags: set[str] = set()
+    try:
+        for event in _frames(content):
+            for scalar in _scalars(event):
+                tags.add(scalar.tag)
+                if len(tags) > MOST_TAGS:
+                    raise ValueError(f"it has more than {MOST_TAGS} tags")
+                found.append(scalar)
+    except ValueError as error:
+        return EventFile(scalars=tuple(found), problem=str(error))
+    return EventFile(scalars=tuple(found))
+
+
+def _frames(content: bytes) -> Iterator[memoryview]:
+    """Yield the events of a file that can hold scalars.
+
+    Raises:
+        ValueError: a frame is cut or damaged.
+    """
+    view, position = memoryview(content), 0
+    while position < len(view):
+        head = view[position : position + 12]
+        if len(head) < 12:
+            raise ValueError(f"the last record, at byte {position}, is cut")
+        length, check = struct.unpack("<QI", head)
+        if _masked_crc(head[:8]) != check:
+            raise ValueError(f"the record at byte {position} is damaged")
+        start, end = position + 12, position + 12 + length
+        if end + 4 > len(view):
+            raise ValueError(f"the last record, at byte {position}, is cut")
+        if length <= _LONGEST_EVENT:
+            event = view[start:end]
+            if _masked_crc(event) != struct.unpack("<I", view[end : end + 4])[0]:
+                raise ValueError(f"the record at byte {position} is damaged")
+            yield event
+        position = end + 4
+
+
+def _scalars(event: memoryview) -> Iterator[Scalar]:
+    step, summaries = 0, []
+    for number, value in _fields(event):
+        if number == 2 and isinstance(value, int):
+            step = value - (1 << 64) if value >= 1 << 63 else value
+        elif number == 5 and isinstance(value, memoryview):
+            summaries.append(value)
+    for summary in summaries:
+        for number, value in _fields(summary):
+            if number == 1 and isinstance(value, memoryview):
+                yield from _scalar(value, step)
+
+
+def _scalar(message: memoryview, step: int) -> Iterator[Scalar]:
+    """Yield the scalar of a `Summary.Value`: its `simple_value`, or its tensor with one element."""
+    tag, found = "", None
+    for number, value in _fields(message):
+        if number == 1 and isinstance(value, memoryview):
+            tag = bytes(value[:_LONGEST_TAG]).decode("utf-8", errors="replace")
+        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
+            found = struct.unpack("<f", value)[0], "float32"
+        elif number == 8 and isinstance(value, memoryview):
+            found = _tensor(value) or found
+    if found is not None:
+        yield Scalar(tag=tag, step=step, value=found[0], dtype=found[1])
+
+
+def _tensor(message: memoryview) -> tuple[float, str] | None:
+    """Return the number in a `TensorProto` with one element of type float or double; None for another tensor."""
+    kind, raw = 0, b""
+    for number, value in _fields(message):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number in (4, 5, 6) and isinstance(value, (memoryview, bytes)):
+            raw = bytes(value)
+    if kind == _FLOAT and len(raw) == 4:
+        return struct.unpack("<f", raw)[0], "float32"
+    if kind == _DOUBLE and len(raw) == 8:
+        return struct.unpack("<d", raw)[0], "float64"
+    return None
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | bytes | memoryview]]:
+    """Yield number and value of each field of a protobuf message: an int, 4 or 8 bytes, or a part of the message.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, position = _varint(message, position)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            length, position = _varint(message, position)
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError("a record is not an event of TensorBoard")
+        part = message[position : position + length]
+        if len(part) != length:
+            raise ValueError("a record is not an event of TensorBoard")
+        yield number, part if kind == _BYTES else bytes(part)
+        position += length
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a record is not an event of TensorBoard")
+
+
+# -- CRC-32C ------------------------------------------------------------------------------
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ 0x82F63B78 if value & 1 else value >> 1
+        table.append(value)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
+
+
+def _masked_crc(data: memoryview) -> int:
+    """Return the masked CRC-32C of a frame (RFC 3720, B.4; masked as in tensorboard's `record_writer.py`)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
