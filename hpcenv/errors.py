@@ -33,6 +33,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- RunEndUnknown        25   a waited run ended, and its exit status is unknown
     |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
     |- NotAccepted          29   the project asks for what the user has not accepted
+    |- NotComparable        42   two runs have no metric with the same steps
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -66,6 +67,12 @@ class Status:
 
     NO_CAUSE_FOUND = 30
     """`hpcenv diagnose`: the logs name no cause, or not for every run; also if no run has failed."""
+
+    WITHIN_TOLERANCE = 40
+    """`hpcenv compare` and `reproduce`: the results are within the tolerance, not equal to the last bit."""
+
+    RESULTS_DIFFER = 41
+    """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have other steps."""
 
     RUN_HAS_ENDED = 100
     """A step to the batch script: the run has ended already, in an earlier job of its chain."""
@@ -363,6 +370,13 @@ class NotAccepted(HpcenvError):
 
     code = "not-accepted"
     exit_status = 29
+
+
+class NotComparable(HpcenvError):
+    """Two runs have no metric with the same steps, so nothing can be said about their results."""
+
+    code = "not-comparable"
+    exit_status = 42
 
 
 class WaitTimeout(HpcenvError):

@@ -25,6 +25,7 @@ VERBS = {
     "rerun": "Submit a run again, with the same inputs or changed flags.",
     "clean": "Remove old run folders; says first which.",
     "diff": "Say what differs between lockfiles and runs.",
+    "compare": "Say whether two runs gave the same results.",
     "net": "Explain and compare the network settings of runs.",
     "export": "Write the lockfile in another tool's format.",
 }

@@ -60,7 +60,7 @@ class MetricComparison:
         level: `equal`, `within` or `differs`.
         first: the first pair that differs; None if all are equal.
         first_beyond: the first pair beyond the tolerance.
-        largest_ulp, largest_absolute, largest_relative: of all pairs; None if there is none.
+        largest_ulp, largest_absolute, largest_relative: of all pairs; None without such a value.
         only_reference, only_other: number of values that the other run does not have.
         judged: whether it counts for the verdict.
         rule: the tolerance, as text.
@@ -97,7 +97,7 @@ class ParameterComparison:
     Attributes:
         compared: number of pairs; 0 if the runs have no hash of the same rank and step.
         first: the first pair that differs.
-        last_equal_step: the last step before which all pairs are equal; None if there is none.
+        last_equal_step: the last step before which all pairs are equal; None without such a value.
     """
 
     compared: int

@@ -35,6 +35,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "verify": (("verify",), "spec-invalid"),
     "explain": (("explain", "torch.vresion"), "usage"),
     "diff": (("diff", "a", "b"), "usage"),
+    "compare": (("compare", "a", "b"), "run-not-found"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
     "image pull": (("image", "pull", "docker://UPPER CASE"), "spec-invalid"),

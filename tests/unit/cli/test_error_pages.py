@@ -24,6 +24,7 @@ from hpcenv.recipes.rebuild import RebuildResult as Rebuild
 from hpcenv.recipes.rebuild_comparison import ComparedField
 from hpcenv.records.manifest import Secret
 from hpcenv.submission import function
+from tests import run_folders
 
 PAGES = Path(__file__).resolve().parents[2] / "golden" / "errors"
 UPDATE = "HPCENV_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_error_pages.py"
@@ -121,6 +122,12 @@ def with_spec(scene: Scene, text: str, *argv: str) -> str:
     return scene.typed(*argv)
 
 
+def two_without_metrics(scene: Scene) -> str:
+    for name in ("table-1", "again"):
+        run_folders.make_run(scene.project / "runs", name)
+    return scene.typed("compare", "table-1", "again")
+
+
 def not_accepted(scene: Scene) -> str:
     asks = '[[bind]]\nsource = "/scratch"\ntarget = "/data"\n[secrets]\nHF_TOKEN = "file:~/token"\n'
     scene.spec(asks)
@@ -181,6 +188,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
         )
     ),
     "not-accepted": not_accepted,
+    "not-comparable": two_without_metrics,
     "rebuild-differs": lambda s: shown(rebuilt(s)),
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }

@@ -1,0 +1,82 @@
+"""`hpcenv compare`: whether two runs gave the same. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.errors import Status, UsageError
+from hpcenv.reproduce import compare_text
+from hpcenv.reproduce.closeness import Tolerance
+from hpcenv.reproduce.compare import Steps, compare
+
+_STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESULTS_DIFFER}
+
+
+@click.command("compare")
+@click.argument("reference")
+@click.argument("run")
+@click.argument("again", nargs=-1)
+@click.option("--steps", metavar="A:B", help="Compare only the steps from A to B; N alone means the steps up to N.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Compare only this metric; can be repeated.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance. Default: torch's for the type.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance. Default: torch's for the type.")
+@click.option("--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, in place of the others.")
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@_render.json_option
+def command(
+    reference: str,
+    run: str,
+    again: tuple[str, ...],
+    steps: str | None,
+    metrics: tuple[str, ...],
+    rtol: float | None,
+    atol: float | None,
+    ulp: int | None,
+    runs: str | None,
+    as_json: bool,
+) -> int:
+    """Say whether RUN gave the same results as REFERENCE: losses, metrics and hashes of the weights.
+
+    REFERENCE and RUN are run folders, run names or job ids. More runs like RUN (AGAIN) show
+    whether it repeats here. It names the first step that differs, with both values, and what
+    differs between the runs, the most likely cause first. Ends with 0 if all is equal to the
+    last bit, 40 if it is within the tolerance, 41 if it differs, and 42 if nothing can be
+    compared.
+    """
+    if ulp is not None and (rtol is not None or atol is not None):
+        raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
+    result = compare(
+        _render.cwd(),
+        reference,
+        run,
+        again=again,
+        runs=runs,
+        tolerance=Tolerance(rtol=rtol, atol=atol, ulp=ulp),
+        steps=steps_of(steps),
+        metrics=metrics,
+    )
+    if as_json:
+        _render.verdict_on("compare", result, ok=result.verdict == "equal")
+    else:
+        _render.say(compare_text.render(result))
+    return _STATUS[result.verdict]
+
+
+def steps_of(text: str | None) -> Steps:
+    """Return what `--steps` says.
+
+    Raises:
+        UsageError: it is not `A:B`, `A:`, `:B` or `N`.
+    """
+    if text is None:
+        return Steps()
+    match = re.fullmatch(r"(?:([0-9]{1,15})?(:))?([0-9]{1,15})?", text)
+    if match is None or not (match[1] or match[3]):
+        raise UsageError(f"`--steps {text}` is not a range of steps", hint="--steps 1:20, --steps 20")
+    first, last = (int(number) if number else None for number in (match[1], match[3]))
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"`--steps {text}` is empty", hint=f"--steps {last}:{first}")
+    return Steps(first=first, last=last)

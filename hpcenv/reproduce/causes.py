@@ -1,0 +1,182 @@
+"""Differences between two runs that can explain other results, the most likely one first. Pure.
+
+Runs on: LOGIN NODE. Which change of a setting changed results was tried on CPU with torch 2.13 (2026-11-22): threads,
+CPU capability, MKL and oneDNN settings each changed some operations. Where a table of a vendor is the source, it is
+named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.locking.difference import Change, show
+from hpcenv.records.manifest import Value
+
+Likelihood = Literal["another-experiment", "changes-results", "may-change-results", "unlikely"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A group of differences with one explanation.
+
+    Attributes:
+        group: its name.
+        likelihood: `another-experiment` if the runs were not told to do the same.
+        why: how it changes results.
+        changes: field, value in the reference, value in the other run.
+    """
+
+    group: str
+    likelihood: Likelihood
+    why: str
+    changes: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    name: str
+    likelihood: Likelihood
+    fields: re.Pattern[str]
+    why: str
+
+
+def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _Group:
+    return _Group(name=name, likelihood=likelihood, fields=re.compile(fields), why=why)
+
+
+# The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
+# computed: with other arguments no comparison of libraries explains anything.
+_GROUPS = (
+    _group(
+        "arguments",
+        "another-experiment",
+        r"run\.(arguments|script)",
+        "the script gets other arguments, so the training is another one",
+    ),
+    _group(
+        "seed",
+        "another-experiment",
+        r"determinism\.(seed|rank-seed)|env\.(PYTHONHASHSEED|.*SEED)",
+        "weights, data order and dropout are drawn from another seed",
+    ),
+    _group(
+        "code",
+        "another-experiment",
+        r"code\.(files|digest|diff-sha256|script-sha256)",
+        "the script or its modules differ",
+    ),
+    _group("data", "another-experiment", r"data\..*|run\.data", "the script reads other data"),
+    _group(
+        "number of ranks",
+        "changes-results",
+        r"run\.(nodes|nproc-per-node|gpus-per-node|backend|world-size)",
+        "each rank has other data, and the sums over the ranks have another order",
+    ),
+    _group(
+        "threads",
+        "changes-results",
+        r"env\.(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|determinism\..*threads.*",
+        "sums are split into other parts: sum, mean, silu and the gradients of convolutions changed in trials",
+    ),
+    _group(
+        "CPU kernels",
+        "changes-results",
+        r"determinism\..*(capability|isa|cbwr|mkl|onednn|mkldnn).*|env\.(ATEN_CPU_CAPABILITY|MKL_.*|ONEDNN_.*|DNNL_.*)|"
+        r"torch\.cpu-capability|host\.cpu-.*",
+        "other vector kernels: softmax, layer_norm, gelu and matrix products changed in trials",
+    ),
+    _group(
+        "GPU",
+        "changes-results",
+        r"host\.gpu-(models|compute-capabilities|sm-counts|mig)|host\.machine",
+        "cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs"
+        " (cuBLAS documentation, Results reproducibility)",
+    ),
+    _group(
+        "determinism switches",
+        "changes-results",
+        r"determinism\.(?!version\.).*|env\.(CUBLAS_WORKSPACE_CONFIG|TORCH_.*|NVIDIA_TF32_OVERRIDE)",
+        "other kernels may be chosen, or the same ones add up in any order",
+    ),
+    _group(
+        "torch and its libraries",
+        "may-change-results",
+        r"torch\..*|libs\..*|loaded\..*|packages\.(torch|numpy|nvidia-.*|triton)(\..*)?|determinism\.version\..*",
+        "another build may compute an operation in another way",
+    ),
+    _group(
+        "communication",
+        "may-change-results",
+        r"env\.(NCCL|GLOO|UCX|FI)_.*|network\..*",
+        "another algorithm, protocol or topology adds up the gradients in another order",
+    ),
+    _group("packages", "may-change-results", r"packages\..*", "code that the script imports differs"),
+    _group(
+        "driver", "may-change-results", r"host\.(driver-version|cuda-driver-version)", "kernels may be compiled anew"
+    ),
+    _group("Python", "may-change-results", r"python\..*", "another interpreter"),
+    _group("other variables", "may-change-results", r"env\..*", "the script or a library may read them"),
+    _group(
+        "how the runs ended",
+        "may-change-results",
+        r"run\.outcome",
+        "a run that did not complete lacks steps",
+    ),
+    _group("image", "may-change-results", r"container\..*|system\..*", "files outside of Python differ"),
+    _group("for the record", "unlikely", r".*", "no effect on results is known"),
+)
+
+# Fields of a group above that say nothing by themselves, or repeat another one.
+_FOR_THE_RECORD = re.compile(
+    r"code\.(commit|dirty|workdir|reason)|container\.(sif\..*|reference|binds|index-digest)|policy|host\.(hostname|"
+    r"gpu-uuids|kernel|cpus|memlock|shm-mib|slurm|apptainer|glibc)|env\.(HPCENV_.*|MASTER_.*|NCCL_SOCKET_IFNAME|"
+    r"GLOO_SOCKET_IFNAME)|determinism\.(pid|version\.hpcenv)"
+)
+
+
+def rank_causes(
+    changes: Iterable[Change], effective: Mapping[str, tuple[Value | None, Value | None]]
+) -> tuple[Cause, ...]:
+    """Return the differences of two runs in groups, the most likely cause first.
+
+    Args:
+        changes: from `hpcenv diff`.
+        effective: switch -> its value in the reference and in the other run, where they differ.
+    """
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    rows = [(change.field, change.left, change.right) for change in changes]
+    rows += [(f"determinism.{name}", _shown(pair[0]), _shown(pair[1])) for name, pair in sorted(effective.items())]
+    for field, left, right in rows:
+        group = _GROUPS[-1] if _FOR_THE_RECORD.fullmatch(field) else _group_of(field)
+        row = field, left, right
+        if row not in found.setdefault(group.name, []):
+            found[group.name].append(row)
+    return tuple(
+        Cause(group=group.name, likelihood=group.likelihood, why=group.why, changes=tuple(found[group.name]))
+        for group in _GROUPS
+        if group.name in found
+    )
+
+
+def _group_of(field: str) -> _Group:
+    return next(group for group in _GROUPS if group.fields.fullmatch(field))
+
+
+def _shown(value: Value | None) -> str:
+    return "not read" if value is None else show(value)
+
+
+def different_switches(
+    reference: Mapping[str, Mapping[str, Value | None]], other: Mapping[str, Mapping[str, Value | None]]
+) -> dict[str, tuple[Value | None, Value | None]]:
+    """Return the switches whose values differ between two runs, of the first rank of both that differs."""
+    found: dict[str, tuple[Value | None, Value | None]] = {}
+    for rank in sorted(reference.keys() & other.keys(), key=lambda one: (len(one), one)):
+        left, right = reference[rank], other[rank]
+        for name in left.keys() | right.keys():
+            if left.get(name) != right.get(name):
+                found.setdefault(name, (left.get(name), right.get(name)))
+    return found
