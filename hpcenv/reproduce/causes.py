@@ -36,15 +36,15 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Group:
+class _CauseGroup:
     name: str
     likelihood: Likelihood
     fields: re.Pattern[str]
     why: str
 
 
-def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _Group:
-    return _Group(name=name, likelihood=likelihood, fields=re.compile(fields), why=why)
+def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGroup:
+    return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields), why=why)
 
 
 # The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
@@ -161,7 +161,7 @@ def rank_causes(
     )
 
 
-def _group_of(field: str) -> _Group:
+def _group_of(field: str) -> _CauseGroup:
     return next(group for group in _GROUPS if group.fields.fullmatch(field))
 
 
