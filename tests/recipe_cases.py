@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from hpcenv.errors import SpecError
-from hpcenv.node.check import compat
-from hpcenv.project import toml_files
+from hpcenv.project import compatibility
 from hpcenv.recipes import combination
 from hpcenv.recipes.pinned_packages import PinnedPackage
 
-COMPAT = compat.parse(toml_files.read(compat.PACKAGED, error=SpecError))
+COMPAT = compatibility.table()
 DIGEST = "sha256:" + "a" * 64
 HASH = "sha256:" + "b" * 64
 

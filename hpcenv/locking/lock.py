@@ -42,10 +42,14 @@ from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof
-from hpcenv.node.check import bare_image, bind_content, compare, compat, facts, sif
+from hpcenv.node.check import bare_image, bind_content, compare, facts, sif
+from hpcenv.node.check.compat.floors import driver_floor
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.image_rules import requirements
+from hpcenv.node.check.compat.kernels import covers
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.progress import OnEvent, ignore
-from hpcenv.project import document, fields, severities, stale, toml_files
+from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
@@ -502,17 +506,13 @@ def _host(
     cuda = str(values.get("torch.cuda", "none"))
     floor = None
     if cuda not in ("none", "absent"):
-        floor = compat.driver_floor(_compat(), cuda)
+        floor = driver_floor(compatibility.table(), cuda)
     variables = container.nvidia if container is not None else {}
     return lock_model.LockedHostTable(
         driver_min=floor.version if floor else None,
         gpu=workspace.project.host.gpu,
-        nvidia_require={r.variable: r.text for r in compat.requirements(variables)},
+        nvidia_require={r.variable: r.text for r in requirements(variables)},
     )
-
-
-def _compat() -> compat.Compat:
-    return compat.parse(toml_files.read(compat.PACKAGED, error=SpecError), origin=str(compat.PACKAGED))
 
 
 def _gpu_notes(locked: Lockfile) -> tuple[str, ...]:
@@ -520,11 +520,11 @@ def _gpu_notes(locked: Lockfile) -> tuple[str, ...]:
     arch_list = lock_model.arch_list_of(locked)
     if locked.host.gpu is None or not arch_list or lock_model.cuda_of(locked) is None:
         return ()
-    table = _compat()
-    model = compat.gpu_by_name(table, locked.host.gpu)
+    table = compatibility.table()
+    model = gpu_by_name(table, locked.host.gpu)
     if model is None:
         return (f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it",)
-    judged = compat.covers(table, arch_list, model.compute_capability, gpu=model.name)
+    judged = covers(table, arch_list, model.compute_capability, gpu=model.name)
     return () if judged.result == "match" else (f"{judged.what}; {judged.hint or judged.why}",)
 
 

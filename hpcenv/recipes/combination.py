@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from hpcenv.errors import SpecError
-from hpcenv.node.check.compat import Compat, TorchRelease, numbers
+from hpcenv.node.check.compat.table import Compat, TorchRelease
+from hpcenv.node.check.compat.torch_builds import check_python, installs_on
 
 CPU = "cpu"
 _PYTHON = re.compile(r"3\.\d{1,2}")
@@ -164,14 +165,13 @@ def _checked_cuda(compat: Compat, release: TorchRelease, cuda: str) -> str:
 def _checked_python(compat: Compat, release: TorchRelease, python: str, distribution: Distribution) -> str:
     if not _PYTHON.fullmatch(python):
         raise SpecError(f"`{python}` is not a Python version", hint="--python takes, for example, 3.11")
-    if not _runs_on(release, python):
-        least = release.requires_python.removeprefix(">=")
-        other = next((f", or torch {one.version}" for one in compat.torches if _runs_on(one, python)), "")
-        raise SpecError(
-            f"torch {release.version} does not run on Python {python}",
-            why=f"it requires Python {release.requires_python}",
-            hint=f"take Python {least} or later{other}",
-        )
+    judged = check_python(compat, release, python)
+    if judged.result != "match":
+        other = next((one for one in compat.torches if installs_on(one, python)), None)
+        instead = f", or --torch {other.version}" if other is not None else ""
+        first, last = release.python
+        hint = f"take Python {first} to {last}{instead}"
+        raise SpecError(judged.what, why=judged.why, hint=hint)
     if python != distribution.python and not distribution.python_image:
         fitting = next((one.name for one in DISTRIBUTIONS.values() if one.python == python), "bookworm")
         raise SpecError(
@@ -180,10 +180,6 @@ def _checked_python(compat: Compat, release: TorchRelease, python: str, distribu
             hint=f"--python {distribution.python}, or --os {fitting}",
         )
     return python
-
-
-def _runs_on(release: TorchRelease, python: str) -> bool:
-    return (numbers(release.requires_python.removeprefix(">=")) or ()) <= (numbers(python) or ())
 
 
 def _requirement(release: TorchRelease, cuda: str) -> str:

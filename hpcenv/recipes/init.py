@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv import process
-from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
+from hpcenv.errors import ImageUnavailable, LockfileInvalid, ToolFailed, WouldOverwrite
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
 from hpcenv.locking.pins import marker_environment, read_pins
-from hpcenv.node.check import compat, sif
-from hpcenv.project import toml_files
+from hpcenv.node.check import sif
+from hpcenv.node.check.compat.table import Compat
+from hpcenv.node.check.compat.torch_builds import suggest_torch
+from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
 from hpcenv.recipes.combination import DISTRIBUTIONS, Combination, choose, platforms
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
@@ -103,8 +105,7 @@ def init(
         ToolFailed: pip found no packages.
         WouldOverwrite: a file exists that hpcenv did not write; nothing is written.
     """
-    path = compat_file or compat.PACKAGED
-    table = compat.parse(toml_files.read(path, error=SpecError), origin=str(path))
+    table = compatibility.table(compat_file)
     pins = None if pylock is None else pins_of(pylock, python or _distribution_python(distribution))
     if pins is not None:
         torch, cuda = torch or torch_of_pins(pins), cuda or cuda_of_pins(pins)
@@ -144,8 +145,8 @@ def _distribution_python(name: str) -> str:
     return distribution.python if distribution else "3.11"
 
 
-def _newest(table: compat.Compat, python: str) -> str:
-    suggestions = compat.suggest_torch(table, "", python=python)
+def _newest(table: Compat, python: str) -> str:
+    suggestions = suggest_torch(table, "", python=python)
     return suggestions[0].torch if suggestions else table.torches[0].version
 
 

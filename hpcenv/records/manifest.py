@@ -108,7 +108,7 @@ class GpuNeeds:
         cuda: CUDA release that torch was built for.
         arch_list: architectures that it has kernels for; empty when that is not known.
         require: the image's NVIDIA_REQUIRE_* variables.
-        table: the compatibility table (node/check/compat.toml) as JSON: nodes read no TOML.
+        table: the compatibility table (node/check/compat/table.toml) as JSON: nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
     """
 

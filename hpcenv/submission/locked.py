@@ -17,7 +17,9 @@ from typing import Any, Literal
 from hpcenv.errors import Command, ImageMismatch, SpecError, SubmitRejected, ToolMissing, UsageError
 from hpcenv.locking.environment import container_environment, host_environment, locked_sif
 from hpcenv.locking.same_tree import stands_for
-from hpcenv.node.check import compat, sif_check
+from hpcenv.node.check import sif_check
+from hpcenv.node.check.compat import table_file
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import severities, toml_files
 from hpcenv.project.fields import Level
@@ -269,7 +271,7 @@ def compat_table(options: SubmitOptions, *, needed: bool) -> dict[str, Any]:
     if not needed:
         return {}
 
-    path = compat.PACKAGED if options.compat_file is None else Path(options.compat_file)
+    path = PACKAGED if options.compat_file is None else Path(options.compat_file)
     table = toml_files.read(path, error=SpecError)
-    compat.parse(table, origin=str(path))
+    table_file.parse(table, origin=str(path))
     return table

@@ -29,7 +29,10 @@ from hpcenv.errors import (
     UsageError,
 )
 from hpcenv.image.reference import parse_source
-from hpcenv.node.check import compat
+from hpcenv.node.check.compat import table_file
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, stale
 from hpcenv.project.context import Context
@@ -245,10 +248,10 @@ def refuse_gpu_without_kernels(
     if not names:
         origin, names = "sinfo", capacity.gpu_types(request, offers)
 
-    known = compat.parse(table, origin=str(compat.PACKAGED))
-    models = {name: compat.gpu_by_name(known, name) for name in names}
+    known = table_file.parse(table, origin=str(PACKAGED))
+    models = {name: gpu_by_name(known, name) for name in names}
     judged = [
-        compat.covers(known, arch_list, model.compute_capability, gpu=model.name)
+        covers(known, arch_list, model.compute_capability, gpu=model.name)
         for model in models.values()
         if model is not None
     ]

@@ -26,7 +26,8 @@ from hpcenv.errors import (
 from hpcenv.image.reference import parse_source
 from hpcenv.locking import same_tree
 from hpcenv.locking.environment import container_environment, host_environment, locked_sif
-from hpcenv.node.check import compat, decide, facts
+from hpcenv.node.check import decide, facts
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.node.this_node import ThisNode
@@ -234,7 +235,7 @@ def _manifest(
         lockfile=workspace.shown(path),
         lockfile_sha256="",
         hpcenv_version=VERSION,
-        gpu_needs=gpu_needs(locked, gpus=gpus, table=toml_files.read(compat.PACKAGED, error=SpecError) if gpus else {}),
+        gpu_needs=gpu_needs(locked, gpus=gpus, table=toml_files.read(PACKAGED, error=SpecError) if gpus else {}),
         check_seconds=_SECONDS,
         unlocked_binds=unlocked_binds(locked, environment),
     )

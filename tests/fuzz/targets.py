@@ -30,7 +30,11 @@ from hpcenv.locking import pins
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
 from hpcenv.node import this_node
-from hpcenv.node.check import compat, decide, facts, sif, verdict_table
+from hpcenv.node.check import decide, facts, sif, verdict_table
+from hpcenv.node.check.compat import table_file
+from hpcenv.node.check.compat.drivers import check_driver
+from hpcenv.node.check.compat.image_rules import evaluate_require, parse_require
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.spec import Project
 from hpcenv.project.workspace import read_lockfile
@@ -106,8 +110,8 @@ def read_a_project(data: bytes) -> None:
 
 
 def read_a_compat_table(data: bytes) -> None:
-    parsed = compat.parse(toml_files.read(_file("compat.toml", data), error=SpecError))
-    compat.check_driver(parsed, "12.8", "570.26")
+    parsed = table_file.parse(toml_files.read(_file("compat.toml", data), error=SpecError))
+    check_driver(parsed, "12.8", "570.26")
 
 
 # -- installed packages -------------------------------------------------------------------
@@ -231,7 +235,7 @@ _NEEDS = GpuNeeds(
     cuda="12.8",
     arch_list=("sm_80", "compute_90"),
     require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8 brand=tesla,driver>=570"},
-    table=json.dumps(toml_files.read(compat.PACKAGED, error=SpecError)),
+    table=json.dumps(toml_files.read(PACKAGED, error=SpecError)),
 )
 
 
@@ -276,8 +280,8 @@ def read_a_hostlist(data: bytes) -> None:
 
 
 def read_a_requirement_of_an_image(data: bytes) -> None:
-    requirement = compat.parse_require(_text(data))
-    compat.evaluate_require(requirement, {"host.cuda-driver-version": "12.8", "host.driver-version": "570.26"})
+    requirement = parse_require(_text(data))
+    evaluate_require(requirement, {"host.cuda-driver-version": "12.8", "host.driver-version": "570.26"})
 
 
 def read_states(data: bytes) -> None:
@@ -386,7 +390,7 @@ TARGETS: dict[str, Target] = {
         seeds=(b'image = "docker://x/y:1"\n[submit]\nnodes = 2\n[[bind]]\nsource = "/a"\n[policy]\n"a.b" = "must"\n',),
         words=_TOML,
     ),
-    "compat": Target(run=read_a_compat_table, seeds=(compat.PACKAGED.read_bytes(),), words=_TOML),
+    "compat": Target(run=read_a_compat_table, seeds=(PACKAGED.read_bytes(),), words=_TOML),
     "record": Target(run=read_a_record, seeds=_record_seeds(), words=(*_RECORD, *_JSON), allowed=()),
     "wheel": Target(run=read_a_wheel, seeds=(_wheel_seed(),), words=_RECORD, allowed=(ValueError,)),
     "sif": Target(run=read_a_sif, seeds=(a_sif(),), words=_INTEGERS),

@@ -9,8 +9,15 @@ import functools
 import json
 from collections.abc import Iterable
 
-from hpcenv.node.check import compat
 from hpcenv.node.check.compare import is_reported
+from hpcenv.node.check.compat import table_file
+from hpcenv.node.check.compat.drivers import check_driver
+from hpcenv.node.check.compat.floors import driver_floor
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.image_rules import evaluate_require, requirements
+from hpcenv.node.check.compat.judgement import Judgement
+from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.table import Compat
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
 from hpcenv.records.severities import Severities
@@ -36,7 +43,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
             found=found or "unknown",
             result=judged.result,
             severity=severities.of(field),
-            note="; ".join(part for part in (judged.what, judged.why, judged.hint) if part),
+            note=str(judged),
         )
         for field, locked, found, judged in rows
         if judged.result != "match"
@@ -44,60 +51,60 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 
 
 # Field, what is needed, what the node has, and the judgement.
-_Row = tuple[str, str, str, compat.Judgement]
+_Row = tuple[str, str, str, Judgement]
 
 
 @functools.lru_cache(maxsize=1)
-def _table(text: str) -> compat.Compat:
+def _table(text: str) -> Compat:
     """Return the compatibility table; all nodes of a run share one."""
-    return compat.parse(json.loads(text), origin="the compatibility table of this run")
+    return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
 
-def _driver(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+def _driver(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
     driver, problem = _text(facts, "host.driver-version")
-    minimum = compat.driver_floor(table, needs.cuda)
+    minimum = driver_floor(table, needs.cuda)
     capability = next(iter(_capabilities(facts)), "")
-    judged = compat.check_driver(table, needs.cuda, driver, node=facts.node, compute_capability=capability)
+    judged = check_driver(table, needs.cuda, driver, node=facts.node, compute_capability=capability)
     wanted = f">= {minimum.version}" if minimum else f"for CUDA {needs.cuda}"
     yield "host.driver-version", wanted, problem or driver, judged
 
 
-def _kernels(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
     """Judge whether torch has kernels for each kind of GPU on the node."""
     field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
     gpus, models = _capabilities(facts), _models(facts)
     driver, _ = _text(facts, "host.driver-version")
     for capability in sorted(set(gpus)):
         name = models[gpus.index(capability)] if len(models) == len(gpus) else ""
-        judged = compat.covers(table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver)
+        judged = covers(table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver)
         if not needs.arch_list:
-            judged = compat.Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
+            judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
         yield field, locked, capability, judged
     if not gpus:
         reason = facts.unknown.get(field, "no GPU was found")
-        yield field, locked, reason, compat.Judgement(result="unknown", what=reason)
+        yield field, locked, reason, Judgement(result="unknown", what=reason)
 
 
-def _model(facts: Facts, needs: GpuNeeds, table: compat.Compat) -> Iterable[_Row]:
+def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
     """Compare the GPUs with the one that the environment was locked for."""
-    wanted = compat.gpu_by_name(table, needs.gpu) if needs.gpu else None
+    wanted = gpu_by_name(table, needs.gpu) if needs.gpu else None
     for model in sorted(set(_models(facts))):
-        known = compat.gpu_by_name(table, model)
+        known = gpu_by_name(table, model)
         if wanted is not None and known is not None and known.name != wanted.name:
             note = f"locked for {needs.gpu}: other GPUs round differently"
-            yield "host.gpu", wanted.name, model, compat.Judgement(result="mismatch", what=note)
+            yield "host.gpu", wanted.name, model, Judgement(result="mismatch", what=note)
 
 
 def _mig(facts: Facts) -> Iterable[_Row]:
     mig = facts.values.get("host.gpu-mig")
     if isinstance(mig, tuple) and "enabled" in mig:
-        judged = compat.Judgement(result="mismatch", what="a GPU is split (MIG)", hint="ask for whole GPUs")
+        judged = Judgement(result="mismatch", what="a GPU is split (MIG)", hint="ask for whole GPUs")
         yield "host.gpu-mig", "disabled", ", ".join(mig), judged
 
 
 def _image_rules(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
-    for requirement in compat.requirements(needs.require):
-        judged = compat.evaluate_require(requirement, facts.values)
+    for requirement in requirements(needs.require):
+        judged = evaluate_require(requirement, facts.values)
         yield "container.nvidia-require", requirement.text, judged.why, judged
 
 

@@ -33,7 +33,7 @@ def test_a_possible_combination(requested, tag, requirement):
         ({"cuda": "12.8"}, ("no build of torch 2.13.0 for CUDA 12.8", "12.6, 13.0, 13.2, cpu", "torch 2.11.0 has one")),
         (
             {"torch": "2.15.0", "python": "3.10"},
-            ("does not run on Python 3.10", "Python 3.11 or later, or torch 2.14.1"),
+            ("no wheel for Python 3.10: its wheels begin at 3.11", "Python 3.11 to 3.15, or --torch 2.14.1"),
         ),
         ({"distribution": "ubuntu24.04", "python": "3.11"}, ("has Python 3.12", "--os bookworm")),
         ({"distribution": "alpine"}, ("bookworm, trixie, ubuntu24.04",)),
@@ -51,3 +51,14 @@ def test_an_impossible_one_is_refused_with_the_possible(requested, says):
 def test_a_python_of_another_release_comes_with_the_base():
     assert choose(python="3.11").default_base == "debian:bookworm-slim"
     assert choose(python="3.12").default_base == "python:3.12-slim-bookworm"
+
+
+@pytest.mark.parametrize("torch", ["2.1.0", "2.7.0", "2.9.0", "2.12.0", "2.14.0"])
+def test_every_patch_release_is_known(torch):
+    assert choose(torch=torch, python="3.11").torch == torch
+
+
+@pytest.mark.parametrize(("torch", "python"), [("2.1.2", "3.13"), ("2.5.1", "3.8"), ("2.15.0", "3.10")])
+def test_a_python_without_wheels_is_refused_at_both_ends(torch, python):
+    with pytest.raises(SpecError, match=rf"torch {torch} has no wheel for Python {python}"):
+        choose(torch=torch, python=python)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
-from hpcenv.node.check import compat
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.recipes.init import init, pins_of
 
 DIGEST = "sha256:" + "a" * 64
@@ -204,7 +204,7 @@ def test_the_registries_without_tls_are_those_of_the_project(tmp_path, monkeypat
 def test_the_compatibility_table_is_that_of_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hpcenv.toml").write_text('image = "host"\n[submit]\ncompat-file = "own.toml"\n')
-    table = compat.PACKAGED.read_text().replace("2.13.0", "2.13.99")
+    table = PACKAGED.read_text().replace("2.13.0", "2.13.99")
     (tmp_path / "own.toml").write_text(table)
     with pytest.raises(SpecError, match="torch `2.13.0` is not in the compatibility table") as caught:
         cli.main(["image", "init", "--torch", "2.13.0", "--base", BASE], standalone_mode=False)

@@ -7,7 +7,8 @@ import pytest
 
 from hpcenv.errors import SpecError
 from hpcenv.locking import difference, same_tree
-from hpcenv.node.check import compat, decide
+from hpcenv.node.check import decide
+from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.node.preflight.table import BY_ID
 from hpcenv.project import lockfile, severities, toml_files
 from hpcenv.project.fields import FIELDS, Field
@@ -87,7 +88,7 @@ def judge(field: Field, policy: dict[str, str], make_manifest, make_facts):
         gpus_per_node=1,
         expectations=(*expected, *host_expectations(lock, gpus=1)),
         severities=gate_severities(lock, gpus=1),
-        gpu_needs=gpu_needs(lock, gpus=1, table=toml_files.read(compat.PACKAGED, error=SpecError)),
+        gpu_needs=gpu_needs(lock, gpus=1, table=toml_files.read(PACKAGED, error=SpecError)),
         script="/job/train.py" if script else "",
         environment=SIF if field.name == "container.mounts" else HOST,
         source=source if field.name == "code.digest" else None,

@@ -1,0 +1,23 @@
+"""An answer about what runs with what.
+
+Runs on: LOGIN NODE, COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcenv.records.verdict import Result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """An answer: `what` in one sentence, `why` with its origin, `hint` what would do instead."""
+
+    result: Result
+    what: str
+    why: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.what, self.why, self.hint) if part)
