@@ -16,7 +16,7 @@ from hpcenv.node.check.compat.judgement import Judgement
 from hpcenv.node.check.compat.table import Compat, Pair
 from hpcenv.node.check.compat.versions import fits, minor, numbers, public, sort_key
 
-# The libraries that have a field of their own: `compat.NAME`.
+# Each has the field `compat.NAME`.
 LIBRARIES = ("cudnn", "nccl", "cublas")
 PAIRS = ("torchvision", "torchaudio")
 
