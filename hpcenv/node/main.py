@@ -339,6 +339,8 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
     write_text("\n".join(verdict.launched) + "\n", run.launched)
+    if any(setting.value.startswith(f"{run.flight}/") for settings in choice.settings.values() for setting in settings):
+        run.flight_of(place.attempt).mkdir(parents=True, exist_ok=True)
     for rank, node in enumerate(verdict.launched):
         settings = NodeSettings(
             schema=SCHEMA,

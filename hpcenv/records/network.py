@@ -163,6 +163,7 @@ class ImageNetwork:
         verbs, libfabric, plugin: the file that is found first; empty where there is no such file.
         providers: libraries for kinds of adapters beside libibverbs.
         plugin_version: of aws-ofi-nccl; empty for another plugin.
+        other_plugins: libraries of the same name that are found later or not at all: `PATH (aws-ofi-nccl VERSION)`.
         unread: NCCL variables of the ranks that no library of the environment reads.
     """
 
@@ -171,6 +172,7 @@ class ImageNetwork:
     libfabric: str
     plugin: str
     plugin_version: str
+    other_plugins: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -210,6 +212,29 @@ class NetworkWarning:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SettingEffect:
+    """A setting beside what was read back of it.
+
+    Attributes:
+        took_effect: `yes`: what was read fits; `no`: the setting is ignored; `unknown`: it could not be read.
+        where, found: what was read, and what it says.
+        why, todo: the consequence where the setting is ignored, and what to do then.
+        nodes: on which nodes; empty for all.
+    """
+
+    name: str
+    value: str
+    origin: str
+    took_effect: Answer
+    where: str
+    found: str
+    why: str = ""
+    todo: str = ""
+    source: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepOption:
     """An option that srun's launch step needs for a setting to take effect."""
 
@@ -233,6 +258,7 @@ class NetworkDecision:
     """What was decided for the network of one attempt (part of `verdict.json`).
 
     Attributes:
+        effects: the settings that can be read back before the training.
         profile: the kind of network that the ranks are to use.
         why: the facts that led to it.
     """
@@ -241,6 +267,7 @@ class NetworkDecision:
     profile: str
     why: str
     rows: tuple[NetworkRow, ...] = ()
+    effects: tuple[SettingEffect, ...] = ()
     warnings: tuple[NetworkWarning, ...] = ()
     step_options: tuple[StepOption, ...] = ()
     binds: tuple[ExplainedBind, ...] = ()

@@ -147,6 +147,14 @@ class RunFolder:
         return self.path / "ranks"
 
     @property
+    def flight(self) -> Path:
+        """Dumps of torch's flight recorder, in a folder for each attempt; kept over all attempts."""
+        return self.path / "flight"
+
+    def flight_of(self, attempt: int) -> Path:
+        return self.flight / str(attempt)
+
+    @property
     def homes(self) -> Path:
         return self.path / "home"
 

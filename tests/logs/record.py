@@ -188,6 +188,7 @@ FAILED: dict[str, tuple[list[str], str, dict[str, str]]] = {
         """,
         {},
     ),
+    "checkpoint-not-written": (RUN, "import torch\ntorch.save({'model': torch.zeros(1 << 20)}, '/dev/full')\n", {}),
     "checkpoint-truncated": (
         RUN,
         NET

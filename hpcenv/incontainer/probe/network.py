@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 PROVIDERS = "libibverbs"
 PLUGIN_BYTES = 16 << 20
 PLUGIN_VERSION = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
+# Where vendors and their installers put the plugin, outside of the loader's folders (aws-ofi-nccl 2daf7d3 README.md;
+# NGC's and HPC-X's images).
+PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/aws-ofi-nccl/lib",
+    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+    "/usr/local/lib",
+)
+MOST_PLUGINS = 8
 # A name of NCCL that a user could give; more of them than this are no tuning by hand.
 MOST_NAMES = 32
 RODATA_BYTES = 256 << 20
@@ -55,6 +67,7 @@ def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
         "libfabric": printable(env.shown(fabric)) if fabric else "",
         "plugin": printable(env.shown(plugin)) if plugin else "",
         "plugin-version": _plugin_version(plugin) if plugin else "",
+        "other-plugins": _other_plugins(env, loader, plugin, nccl),
         "unread": _unread(env, [lib for lib in (nccl, env.libraries.get("libtorch_cuda")) if lib], plugin),
     }
 
@@ -73,6 +86,26 @@ def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library
         if env.elf(path) is not None:
             return path
     return ""
+
+
+def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester: Library) -> list[str]:
+    """Return the further plugins that a user may have meant: those found later, and in folders where vendors install.
+
+    The loader takes the first one; the same file under another name is no other plugin.
+    """
+    name = _plugin_name()
+    paths = [path for path, _ in loader.places(name, requester)]
+    paths += [os.path.join(folder, os.path.basename(name)) for folder in PLUGIN_FOLDERS]
+    seen = {os.path.realpath(first)} if first else set()
+    found: list[str] = []
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen or len(found) >= MOST_PLUGINS or env.elf(path) is None:
+            continue
+        seen.add(real)
+        version = _plugin_version(path)
+        found.append(printable(env.shown(path)) + (" (aws-ofi-nccl " + version + ")" if version else ""))
+    return found
 
 
 def _providers(verbs: str) -> int:

@@ -418,6 +418,7 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
 
 # The probe of hpcenv names no more, but an image may contain another probe.
 _UNLISTED = 3
+_PLUGINS = 8
 _PATH = 500
 
 
@@ -470,8 +471,13 @@ def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
         libfabric=str(found.get("libfabric", ""))[:_PATH],
         plugin=str(found.get("plugin", ""))[:_PATH],
         plugin_version=str(found.get("plugin-version", ""))[:80],
+        other_plugins=tuple(str(name)[:_PATH] for name in _texts(found.get("other-plugins"))[:_PLUGINS]),
         unread=tuple(str(name)[:80] for name in found["unread"][:32]),
     )
+
+
+def _texts(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def read_look(answer: Mapping[str, Any]) -> Look | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from hpcenv.node.network.effect import read_back
 from hpcenv.node.network.lint import lint
 from hpcenv.node.network.profiles import NetworkProfile
 from hpcenv.node.network.reach import is_tuning
@@ -20,6 +22,7 @@ from hpcenv.node.network.troubles import warn
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import ExplainedBind, Fabric, NetworkDecision, NetworkRow
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
 DETECTED = "detected"
@@ -46,6 +49,8 @@ def decide(
     facts: Mapping[str, Facts],
     interfaces: Mapping[str, SocketInterface],
     profile: NetworkProfile,
+    *,
+    attempt: int = 0,
 ) -> tuple[dict[str, NodeDecision], NetworkDecision]:
     """Return the settings of each node, and all of them explained.
 
@@ -54,13 +59,14 @@ def decide(
         facts: of the nodes that train, in their order.
         interfaces: node -> its interface for sockets.
         profile: what all nodes can use.
+        attempt: of the job; its dumps have a folder of their own.
     """
     rows = _Rows(tuple(facts))
     made: dict[str, NodeDecision] = {}
     proposed: dict[Situation, tuple[tuple[NetworkRule, Proposal], ...]] = {}
     imported: dict[Fabric | None, _Imported] = {}
     for node, found in facts.items():
-        situation = _situation(manifest, found, interfaces[node], profile)
+        situation = _situation(manifest, found, interfaces[node], profile, attempt)
         if situation not in proposed:
             proposed[situation] = tuple((rule, p) for rule in RULES for p in rule.propose(situation))
         if found.fabric not in imported:
@@ -74,17 +80,22 @@ def decide(
         )
     options = {option: None for situation in proposed for option in step_options(situation)}
     explained = rows.result()
+    linted = lint(explained, facts, profile=profile.name, nodes=manifest.nodes)
+    effects, without_effect = read_back(explained, facts, profile=profile.name)
     return made, NetworkDecision(
         profile=profile.name,
         why=profile.why,
         rows=explained,
-        warnings=(*warn(manifest, facts, profile), *lint(explained, facts, profile=profile.name, nodes=manifest.nodes)),
+        effects=effects,
+        warnings=(*warn(manifest, facts, profile), *without_effect, *linted),
         step_options=tuple(options),
         binds=tuple({one: None for found in imported.values() for one in found.binds}),
     )
 
 
-def _situation(manifest: Manifest, facts: Facts, interface: SocketInterface, profile: NetworkProfile) -> Situation:
+def _situation(
+    manifest: Manifest, facts: Facts, interface: SocketInterface, profile: NetworkProfile, attempt: int
+) -> Situation:
     threads, shared_by = _threads(manifest, facts)
     return Situation(
         profile=profile.name,
@@ -98,7 +109,16 @@ def _situation(manifest: Manifest, facts: Facts, interface: SocketInterface, pro
         shared_by=shared_by,
         in_container=manifest.environment.kind == "sif",
         own_plugin=_own_plugin(facts),
+        dumps=_dumps(manifest, attempt),
+        torch=str(facts.values.get("torch.version", "")),
     )
+
+
+def _dumps(manifest: Manifest, attempt: int) -> str:
+    """Return the beginning of the names of the flight recorder's dumps; empty without a run."""
+    if not manifest.run_folder:
+        return ""
+    return str(RunFolder(Path(manifest.run_folder)).flight_of(attempt) / "rank_")
 
 
 def _own_plugin(facts: Facts) -> str:
@@ -193,7 +213,13 @@ def _vendor_topology(fabric: Fabric | None) -> NetworkRow | None:
 # -- layers -----------------------------------------------------------------------------------
 
 # A variable -> given ones that make it wrong to set.
-_YIELDS_TO = {"NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")}
+_YIELDS_TO = {
+    "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE"),
+    # Old and new names of the same.
+    "TORCH_FR_DUMP_TEMP_FILE": ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE",),
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE",),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE",),
+}
 
 
 def _merge(

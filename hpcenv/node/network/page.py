@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hpcenv.node.check.verdict_table import visible
 from hpcenv.node.this_node import fold_hostlist
-from hpcenv.records.network import NetworkDecision, NetworkRow
+from hpcenv.records.network import NetworkDecision, NetworkRow, SettingEffect
 
 WIDTH = 100
 
@@ -21,6 +21,7 @@ def render(decision: NetworkDecision) -> str:
     """Return profile, variables, warnings and what else is needed."""
     parts = [_wrap(f"profile  {decision.profile}  ({visible(decision.why)})", indent=9)]
     parts += [line for row in decision.rows for line in _row(row)]
+    parts += [_effect(effect) for effect in decision.effects]
     for one in decision.binds:
         parts.append(_wrap(f"BIND   {one.bind.target}  [{one.rule}]", indent=7))
         parts.append(_detail(one.reason))
@@ -48,6 +49,14 @@ def _row(row: NetworkRow) -> list[str]:
     if row.source:
         lines.append(_detail(f"source: {row.source}"))
     return lines
+
+
+_EFFECTS = {"yes": "takes effect", "no": "has no effect", "unknown": "cannot be read back"}
+
+
+def _effect(one: SettingEffect) -> str:
+    seen = f"{one.where}: {one.found}"
+    return _wrap(f"READ   {one.name} {_EFFECTS[one.took_effect]}{_on(one.nodes)}  ({visible(seen)})", indent=7)
 
 
 def _on(nodes: Sequence[str]) -> str:

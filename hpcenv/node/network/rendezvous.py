@@ -81,7 +81,7 @@ def choose(
     if problems or port is None or path is None:
         return Choice(rendezvous=None, settings={}, local_addresses={}, problems=problems, binds={})
     interfaces = {node: SocketInterface(name=route.interface, why=path.why) for node, route in path.routes.items()}
-    made, network = decide(manifest, reported, interfaces, profile)
+    made, network = decide(manifest, reported, interfaces, profile, attempt=attempt)
     return Choice(
         rendezvous=Rendezvous(host=path.routes[first].target, port=port, id=f"{job_id}.{attempt}"),
         settings={node: decided.settings for node, decided in made.items()},

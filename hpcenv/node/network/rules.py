@@ -9,6 +9,7 @@ row with the reason too. docs/reference/network-rules.md is made from RULES.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ class Situation:
         threads, shared_by: CPU threads for each rank, and how they were counted.
         in_container: whether the ranks run in a SIF.
         own_plugin: plugin for NCCL in the environment that is not aws-ofi-nccl; empty without one.
+        dumps: where the flight recorder of each rank may write, without the rank at the end; empty without a run.
+        torch: version of torch in the environment; empty where it is not known.
     """
 
     profile: str
@@ -47,6 +50,8 @@ class Situation:
     shared_by: str
     in_container: bool
     own_plugin: str = ""
+    dumps: str = ""
+    torch: str = ""
 
     @property
     def over_network(self) -> bool:
@@ -109,6 +114,34 @@ def _socket_interface(situation: Situation) -> Iterator[Proposal]:
     # "=" asks for exactly this name; NCCL reads a bare one as a prefix.
     yield Proposal(name="NCCL_SOCKET_IFNAME", value=f"={situation.interface}", reason=situation.why_interface)
     yield Proposal(name="GLOO_SOCKET_IFNAME", value=situation.interface, reason=situation.why_interface)
+
+
+# The name is in the binary of torch 2.13. FlightRecorder.cpp of 2.6 has the other one only, which 2.13 still reads.
+_NEW_NAME = (2, 13)
+# Until then the recorder was off by default (0 operations), and kept 2,000 after that.
+_RECORDS = (2, 11)
+
+
+def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
+    """Let the record of the last operations lie in the run folder: torch's default is the node's own disk."""
+    if situation.backend != "nccl" or not situation.dumps:
+        return
+    torch = _release(situation.torch)
+    name = "TORCH_FR_DUMP_TEMP_FILE" if torch >= _NEW_NAME else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    evidence = f"torch {situation.torch or 'of an unknown version'}"
+    why = "torch writes here what each rank did last, if an operation times out; `hpcenv diagnose` reads it"
+    yield Proposal(name=name, value=situation.dumps, reason=why, evidence=evidence)
+    if torch < _RECORDS:
+        why = "the record of operations is off by default before torch 2.11"
+        yield Proposal(name="TORCH_NCCL_TRACE_BUFFER_SIZE", value="2000", reason=why, evidence=evidence)
+    why = "the default differs between versions of torch"
+    yield Proposal(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", reason=why, evidence=evidence)
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return major and minor of a version; (0, 0) where it is not known."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 # -- one node -------------------------------------------------------------------------------
@@ -328,6 +361,14 @@ RULES = (
         why="torchrun sets 1 where it is not set",
         source="torch 2.15, distributed/run.py",
         propose=_threads,
+    ),
+    NetworkRule(
+        id="base.flight-recorder",
+        sets="TORCH_FR_DUMP_TEMP_FILE, TORCH_NCCL_DUMP_ON_TIMEOUT (with names and sizes of the torch at hand)",
+        when="NCCL, in a run",
+        why="without it the dump lies on the node's own disk and is lost with the job",
+        source="torch 2.13 libtorch_cpu.so and FlightRecorder.hpp, 2026-11-23; pytorch 00f0e2f, FlightRecorder.cpp",
+        propose=_flight_recorder,
     ),
     NetworkRule(
         id="base.socket-interface",

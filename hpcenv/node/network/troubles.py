@@ -129,6 +129,9 @@ def _known_bad(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator
                 )
 
 
+_LOADER = "NVIDIA/nccl 5067397, src/plugin/net.cc: dlopen of libnccl-net.so; ld.so(8)"
+
+
 def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
     """Name what the environment lacks for the network that the nodes have, and a plugin that is for another one."""
     if profile.rdma and not (image.verbs and image.providers):
@@ -139,8 +142,24 @@ def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarn
             todo="add `RUN apt-get install -y libibverbs1 ibverbs-providers` to the Dockerfile",
             source="NVIDIA/nccl 5067397: NET/IB opens libibverbs.so.1",
         )
+    if image.other_plugins:
+        kind = f"aws-ofi-nccl {image.plugin_version}" if image.plugin_version else "not aws-ofi-nccl"
+        first = f"NCCL takes {image.plugin} ({kind})" if image.plugin else "the loader finds none of them"
+        yield NetworkWarning(
+            rule="image.plugin-order",
+            what=f"the environment has several plugins for NCCL: {first}, not {', '.join(image.other_plugins)}",
+            todo="name the right one in NCCL_NET_PLUGIN, or put its folder first in LD_LIBRARY_PATH",
+            source=_LOADER,
+        )
     if profile.name not in ("efa", "slingshot"):
         return
+    if image.plugin and not image.plugin_version:
+        yield NetworkWarning(
+            rule="image.plugin-other",
+            what=f"NCCL takes {image.plugin}, which is not aws-ofi-nccl: it does not know {profile.name}",
+            todo="put aws-ofi-nccl before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
+            source=_LOADER,
+        )
     if not image.plugin or not image.libfabric:
         lacks = "plugin for NCCL (libnccl-net.so)" if not image.plugin else "libfabric.so.1"
         yield NetworkWarning(

@@ -61,6 +61,7 @@ def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool 
     if first_rank is None:
         first_rank = next((one.rank for one in _sorted(seen) if one.pattern.id == FIRST_FAILURE), None)
     causes = [one for one in seen if one.pattern.kind != "cascade" and _ended_it(one, failed)]
+    causes = [one for one in causes if not (one.pattern.before_ranks and _ranks_ran(seen, one))]
     causes = [one for one in causes if not _is_explained(one, causes)]
     for kind in ("root", "maybe"):
         of_kind = [one for one in causes if one.pattern.kind == kind]
@@ -77,6 +78,13 @@ def _ended_it(one: Seen, failed: bool) -> bool:
     if not one.found.traced or one.found.uncaught or failed:
         return True
     return one.last_line - one.found.line <= _AT_END
+
+
+def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
+    """Whether a rank of the job had written something before: its torchrun had started, and then lost its peer."""
+    return any(
+        other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
+    )
 
 
 def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:

@@ -20,7 +20,7 @@ from hpcenv.runs.clocks import node_clocks
 from hpcenv.runs.diagnose import flight
 from hpcenv.runs.diagnose.choose import Seen, choose
 from hpcenv.runs.diagnose.patterns import Owner, Pattern, patterns_for
-from hpcenv.runs.diagnose.scan import FIRST_FAILURE, Scanned, scan
+from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound, Scanned, scan
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
 from hpcenv.runs.logs import RankNodes
@@ -333,16 +333,33 @@ def _seen(
     """Return what was found in one log, with rank, node and corrected time."""
     seen = []
     table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
+    # Where each rank is a task of srun, its label is the rank; where torchrun starts the ranks, it is not.
+    labelled = not any(one.rank is not None or one.pattern.id.startswith("torchrun-") for one in scanned.found)
+    codes: dict[int | None, list[PatternFound]] = {}
+    for found in sorted(scanned.found, key=lambda one: one.where_line):
+        if found.where:
+            codes.setdefault(found.rank, []).append(found)
     for found in scanned.found:
-        rank = found.rank if found.rank is not None else source.rank
+        rank = next(
+            (one for one in (found.rank, source.rank, found.task if labelled else None) if one is not None), None
+        )
         if rank is None and table is not None and found.pattern.id.startswith(_OF_AGENT):
             rank = table.rank  # torchrun's own line has the local rank only
         node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
         moment = moment_of(found.time, year=year)
         if moment is not None:
             moment += offsets.get(node, 0.0)
-        seen.append(Seen(file=position, found=found, rank=rank, node=node, moment=moment, last_line=scanned.lines))
+        whole = _with_code(found, codes.get(found.rank, ()))
+        seen.append(Seen(file=position, found=whole, rank=rank, node=node, moment=moment, last_line=scanned.lines))
     return seen
+
+
+def _with_code(found: PatternFound, exceptions: Sequence[PatternFound]) -> PatternFound:
+    """Return a message of a rank with the line of code of the exception that then ended the rank."""
+    if found.where or found.rank is None or found.pattern.kind == "cascade":
+        return found
+    then = next((one for one in exceptions if one.where_line > found.line), None)
+    return found if then is None else replace(found, where=then.where)
 
 
 def _node_of(rank: int, ranks: RankNodes | None) -> str:

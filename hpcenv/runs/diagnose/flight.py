@@ -46,8 +46,11 @@ def is_dump(path: Path) -> bool:
 
 
 def dumps_of(folder: RunFolder) -> list[Path]:
-    """Return the dumps that a run left in its folder."""
-    return [path for path in sorted(folder.path.glob("flight/*"))[:_MOST_DUMPS] if is_dump(path)]
+    """Return the dumps that the last attempt of a run left, which had any."""
+    paths = sorted(folder.flight.glob("*/rank_*"))[:_MOST_DUMPS]
+    attempts = {path.parent.name for path in paths if path.parent.name.isdecimal()}
+    last = max(attempts, key=int, default="")
+    return [path for path in paths if path.parent.name == last and is_dump(path)]
 
 
 def describe(dumps: Sequence[Path]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Lines before an exception in which its traceback is searched.
 MOST_BEFORE = 300
@@ -18,6 +19,8 @@ MOST_BETWEEN = 32
 # `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
 # for exceptions that end a rank). Every repetition below is bounded: a log is hostile input.
 _PREFIX = re.compile(r"\[(?:(rank)|default)?(\d{1,6})\](?::\s?| )")
+# `0: ` and `12: ` of `srun --label`: the task, right-aligned (srun.1, Slurm 24.11). `grep -n` writes no blank.
+_TASK = re.compile(r" {0,5}(\d{1,6}): ")
 # `n1:1234:5678 [0] NCCL WARN` and the same after a time (NCCL, debug.cc).
 _NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{1,10} \[\d{1,4}\]")
 _SLURM = re.compile(r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT |srun: error: (?P<other>[\w.-]{1,64}): tasks? ")
@@ -26,7 +29,7 @@ _TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
 _FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})')
 # Frames of these files are not the user's code.
-_NOT_OURS = re.compile(r"site-packages/|dist-packages/|/lib/python|^<|/torch/|importlib")
+_NOT_OURS = re.compile(r"site-packages/|dist-packages/|/lib/python|/hpcenv/incontainer/|^<|/torch/|importlib")
 _BEGIN = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # torchrun's table of failures: `  rank      : 1 (local_rank: 1)`.
@@ -39,11 +42,18 @@ class Line:
 
     Attributes:
         uncaught: torch marked it as part of an exception that ended the rank.
+        task: number that `srun --label` put before it; None without one.
     """
 
     text: str
     rank: int | None
     uncaught: bool
+    task: int | None = None
+
+    @property
+    def writer(self) -> tuple[int | None, int | None]:
+        """Who wrote the line: lines of one writer follow each other, with lines of others in between."""
+        return self.rank, self.task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +76,12 @@ def parse(raw: bytes, at: int, *, around: int) -> Line:
     begin = raw.rfind(b"\r", 0, at) + 1
     if at - begin > around:
         begin = at - around
-    text, rank, uncaught = _strip(raw[begin : at + around].decode("utf-8", errors="replace").rstrip("\r\n"))
+    text, rank, uncaught, task = _strip(raw[begin : at + around].decode("utf-8", errors="replace").rstrip("\r\n"))
     if begin and rank is None:
-        _, rank, uncaught = _strip(raw[:64].decode("utf-8", errors="replace"))
+        _, rank, uncaught, task = _strip(raw[:64].decode("utf-8", errors="replace"))
     if rank is None and (match := _TORCH_RANK.search(text[:400])):
         rank = int(match[1])
-    return Line(text=text, rank=rank, uncaught=uncaught)
+    return Line(text=text, rank=rank, uncaught=uncaught, task=task)
 
 
 def time_of(text: str) -> str:
@@ -89,29 +99,43 @@ def node_of(text: str) -> str:
 def follows_code(before: Sequence[bytes], line: Line) -> bool:
     """Return whether the line of this rank before an exception is indented, as in a traceback."""
     for raw in reversed(before):
-        text, rank, _ = _strip(raw[:200].decode("utf-8", errors="replace"))
-        if rank == line.rank:
-            return text.startswith(" ")
+        own = _strip(raw[:200].decode("utf-8", errors="replace"))
+        if own.writer == line.writer:
+            return own.text.startswith(" ")
     return False
 
 
-def _strip(text: str) -> tuple[str, int | None, bool]:
-    """Return a text without the prefixes of ranks, the rank, and whether torch marked an exception."""
-    rank, uncaught = None, False
+class _Stripped(NamedTuple):
+    """A text without the prefixes of task and ranks, and what they say; see `Line`."""
+
+    text: str
+    rank: int | None
+    uncaught: bool
+    task: int | None
+
+    @property
+    def writer(self) -> tuple[int | None, int | None]:
+        return self.rank, self.task
+
+
+def _strip(text: str) -> _Stripped:
+    rank, uncaught, task = None, False, None
+    if (match := _TASK.match(text)) is not None:
+        task, text = int(match[1]), text[match.end() :]
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(text)
         if match is None:
             break
         rank, uncaught = int(match[2]), uncaught or match[1] is not None
         text = text[match.end() :]
-    return text, rank, uncaught
+    return _Stripped(text, rank, uncaught, task)
 
 
 def look_back(before: Sequence[bytes], line: Line) -> Around:
     """Return what the lines before an exception say, as far as they are of its rank."""
     texts = [_strip(raw[:1000].decode("utf-8", errors="replace")) for raw in before[-MOST_BEFORE:]]
-    times = (match[0] for text, _, _ in reversed(texts) if (match := _TIME.search(text[:200])))
-    own = [text for text, rank, _ in texts if rank == line.rank]
+    times = (match[0] for one in reversed(texts) if (match := _TIME.search(one.text[:200])))
+    own = [one.text for one in texts if one.writer == line.writer]
     begin = _last_traceback(own)
     if begin is None:
         return Around(time=next(times, ""))
@@ -138,12 +162,13 @@ def _last_frame(texts: Sequence[str]) -> str:
     return ""
 
 
-def first_in_table(after: Sequence[bytes]) -> tuple[int | None, str, str]:
-    """Return rank, host and time from torchrun's table below `Root Cause (first observed failure):`."""
+def first_in_table(after: Sequence[bytes], task: int | None) -> tuple[int | None, str, str]:
+    """Return rank, host and time from the table of a torchrun below `Root Cause (first observed failure):`."""
     fields: dict[str, str] = {}
     for raw in after:
-        match = _TABLE.match(_strip(raw[:200].decode("utf-8", errors="replace"))[0])
-        if match:
+        line = _strip(raw[:200].decode("utf-8", errors="replace"))
+        match = _TABLE.match(line.text)
+        if match and line.task == task:
             fields.setdefault(match[1], match[2])
     rank = fields.get("rank", "")
     return (int(rank) if rank.isdecimal() else None), fields.get("host", ""), fields.get("time", "")

@@ -28,6 +28,7 @@ class Pattern:
         match: what the line must contain beside an anchor; None if an anchor is enough. Its groups `rank`, `node` and
             `peer` say whom the line names.
         torch: versions of torch that write it; empty for all.
+        before_ranks: it is a consequence, if a rank of the job wrote something before.
         source, retrieved: where text or advice are from, and when that was read.
     """
 
@@ -38,6 +39,7 @@ class Pattern:
     match: re.Pattern[str] | None
     torch: str
     last: bool
+    before_ranks: bool
     cause: str
     fix: str
     source: str
@@ -74,6 +76,7 @@ def _pattern(row: dict[str, Any], retrieved: str) -> Pattern:
         match=re.compile(row["match"]) if "match" in row else None,
         torch=row.get("torch", ""),
         last=row.get("last", False),
+        before_ranks=row.get("before_ranks", False),
         cause=row["cause"],
         fix=row["fix"],
         source=row["source"],

@@ -33,8 +33,14 @@ _MOST_PEERS = 200
 # The row of the table whose lines below name the rank that failed first on a node (torchrun).
 FIRST_FAILURE = "torchrun-first-failure"
 
+# Lines below that row; lines of other tasks may stand between its own.
+_TABLE_LINES = 24
+
 # Words that many healthy lines have.
 _COMMON = frozenset({b"error", b"failed"})
+
+# Pattern, rank and task: of each writer, a pattern is kept once.
+_Key = tuple[str, int | None, int | None]
 
 # What differs in lines that say the same.
 _REMOVED = b"0123456789+-."
@@ -48,7 +54,9 @@ class PatternFound:
         line: number of the line, from 1.
         offset: where the line begins, in bytes.
         rank, node, time: as the line or those before it say; None and empty if they do not.
-        where: the last line of the user's code in its traceback, `train.py:12`.
+        task: number of the task of srun that wrote the line, if it was labelled.
+        where, where_line: the last line of the user's code in its traceback, `train.py:12`, and the line of the log at
+            which that traceback ends.
         traced: the line ends a Python traceback.
         uncaught: torch marked the line as an exception that ended the rank.
         count: how many lines match.
@@ -65,6 +73,8 @@ class PatternFound:
     where: str
     traced: bool
     uncaught: bool
+    where_line: int = 0
+    task: int | None = None
     count: int = 1
     peers: dict[str, int] = field(default_factory=dict)
 
@@ -120,12 +130,12 @@ class _LogBlock:
 
     Attributes:
         texts: its lines.
-        late: pattern and rank -> the last line of a pattern of which the last line counts, its place, and how many.
+        late: pattern and writer -> the last line of a pattern of which the last line counts, its place, and how many.
         looked: how often the lines before a line were searched.
     """
 
     texts: list[bytes]
-    late: dict[tuple[str, int | None], tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
+    late: dict[_Key, tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
     looked: int = 0
 
 
@@ -150,7 +160,7 @@ class _LogSearch:
         # The end of the block before, and its lines once they were needed.
         self._before = b""
         self._earlier: list[bytes] | None = None
-        self.found: dict[tuple[str, int | None], PatternFound] = {}
+        self.found: dict[_Key, PatternFound] = {}
         self.offset = 0
         self.lines = 0
 
@@ -217,7 +227,7 @@ class _LogSearch:
                 if self._test(candidate, block, number, position):
                     break
         for pattern, line, number, position, count in block.late.values():
-            if (pattern.id, line.rank) in self.found or len(self.found) < _MOST_FOUND:
+            if (pattern.id, *line.writer) in self.found or len(self.found) < _MOST_FOUND:
                 self._add(pattern, line, block, number, position, count)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
@@ -232,16 +242,18 @@ class _LogSearch:
             return False
         if match is not None and match.groupdict().get("rank"):
             line = replace(line, rank=int(match["rank"]))
+        key = (pattern.id, *line.writer)
         if pattern.last:
             if not lines.follows_code(self._lines_before(block, number, lines.MOST_BETWEEN), line):
                 return False
-            earlier = block.late.get((pattern.id, line.rank))
+            earlier = block.late.get(key)
             count = 1 if earlier is None else earlier[-1] + 1
-            block.late[pattern.id, line.rank] = (pattern, line, number, position, count)
+            block.late[key] = (pattern, line, number, position, count)
             return True
-        known = self.found.get((pattern.id, line.rank))
+        known = self.found.get(key)
         if known is not None:
             known.count += 1
+            self._add_code(known, line, block, number)
         elif len(self.found) < _MOST_FOUND:
             known = self._add(pattern, line, block, number, position)
         if match is not None and known is not None:
@@ -258,6 +270,15 @@ class _LogSearch:
             self._earlier = self._before.split(b"\n")[:-1]
         return [*self._earlier[len(before) - most :], *before]
 
+    def _add_code(self, known: PatternFound, line: lines.Line, block: _LogBlock, number: int) -> None:
+        """Add the line of code where a message that was printed before now ends a traceback."""
+        if known.where or block.looked > _MOST_LOOKS:
+            return
+        before = self._lines_before(block, number, lines.MOST_BEFORE)
+        if lines.follows_code(before[-lines.MOST_BETWEEN :], line):
+            block.looked += 1
+            known.where, known.where_line = lines.look_back(before, line).where, self.lines + number + 1
+
     def _add(
         self, pattern: Pattern, line: lines.Line, block: _LogBlock, number: int, position: int, count: int = 1
     ) -> PatternFound:
@@ -267,14 +288,15 @@ class _LogSearch:
             around = lines.look_back(self._lines_before(block, number, lines.MOST_BEFORE), line)
         rank, node, time = line.rank, lines.node_of(line.text), lines.time_of(line.text) or around.time
         if pattern.id == FIRST_FAILURE:
-            rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 8])
-        known = self.found.get((pattern.id, rank))
+            rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 1 + _TABLE_LINES], line.task)
+        known = self.found.get((pattern.id, rank, line.task))
         found = PatternFound(
             pattern=pattern, line=self.lines + number + 1, offset=self.offset + position, text=line.text, rank=rank,
-            node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught,
+            node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught, task=line.task,
+            where_line=self.lines + number + 1,
             count=count if known is None else known.count + count,
         )  # fmt: skip
-        self.found[pattern.id, rank] = found
+        self.found[pattern.id, rank, line.task] = found
         return found
 
 

@@ -42,6 +42,9 @@ def test_the_plugin_that_the_loader_finds_first_counts(env: Venv, tmp_path: Path
     assert found["plugin-version"] == "1.8.1-aws"
     assert found["libfabric"] == str(tmp_path / "first/libfabric.so.1")
     assert (found["verbs"], found["providers"]) == (str(tmp_path / "first/libibverbs.so.1"), 1)
+    assert found["other-plugins"] == [f"{tmp_path}/second/libnccl-net.so (aws-ofi-nccl 1.18.0)"]
+    (tmp_path / "third").symlink_to(tmp_path / "first")
+    assert env.probe(LD_LIBRARY_PATH=f"{tmp_path}/third:{tmp_path}/first")["network"]["other-plugins"] == []
     named = env.probe(LD_LIBRARY_PATH=path, NCCL_NET_PLUGIN="other")["network"]
     assert named["plugin"] == str(tmp_path / "second/libnccl-net-other.so")
 

@@ -369,6 +369,8 @@ def in_image(make_manifest, make_facts, name, **changes):
         ("slingshot-gh200", {"plugin_version": "1.13.2-aws"}, "known-bad.ofi-for-efa"),
         ("slingshot-gh200", {"plugin_version": "1.8.1"}, "known-bad.ofi-1.8.1-image"),
         ("ib-h100", {"unread": ("NCCL_X",)}, "lint.dead"),
+        ("ib-h100", {"other_plugins": ("/opt/b/libnccl-net.so",)}, "image.plugin-order"),
+        ("slingshot-gh200", {"plugin": "/opt/hpcx/libnccl-net.so", "plugin_version": ""}, "image.plugin-other"),
     ],
 )
 def test_what_the_environment_lacks_for_the_network_is_named(make_manifest, make_facts, name, changes, rule):
@@ -395,3 +397,40 @@ def test_a_plugin_of_the_environment_is_not_put_aside(make_manifest, make_facts)
 )
 def test_what_the_network_does_not_need_is_not_missed(make_manifest, make_facts, name, changes):
     assert [rule for rule in in_image(make_manifest, make_facts, name, **changes) if rule != "gpudirect.missing"] == []
+
+
+# -- flight recorder --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorder_of(make_manifest, make_facts):
+    """The variables of torch's flight recorder that a node gets."""
+
+    def of(torch, settings=(), **changes):
+        facts = {node: make_facts(node) for node in ("n1", "n2")}
+        facts = {node: replace(one, values={**one.values, "torch.version": torch}) for node, one in facts.items()}
+        manifest = make_manifest(**{"run_folder": "/runs/r", "backend": "nccl", "settings": tuple(settings), **changes})
+        choice = rendezvous.choose(manifest, ("n1", "n2"), facts, job_id="1", attempt=2)
+        names = ("TORCH_FR_", "TORCH_NCCL_")
+        return {one.name: one.value for one in choice.settings["n1"] if one.name.startswith(names)}
+
+    return of
+
+
+def test_dumps_of_the_flight_recorder_lie_in_the_run_folder(recorder_of):
+    assert recorder_of("2.13.0+cu130") == {
+        "TORCH_FR_DUMP_TEMP_FILE": "/runs/r/flight/2/rank_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    assert recorder_of("2.7.1") == {
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/runs/r/flight/2/rank_",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    assert recorder_of("2.13.0", backend="gloo") == {}
+
+
+def test_a_user_who_wants_the_dumps_elsewhere_gets_them_there(recorder_of):
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        found = recorder_of("2.13.0", given(**{name: "/scratch/fr_"}))
+        assert found == {name: "/scratch/fr_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}

@@ -229,7 +229,9 @@ def test_the_times_of_logs(text: str, moment: float | None) -> None:
 def test_dumps_say_which_rank_did_not_come(run: Run, tmp_path: Path) -> None:
     """The two dumps are recorded: gloo, torch 2.13, rank 1 left out the fourth operation."""
     folder = run("x\n", ranks=(rank(3),))
-    shutil.copytree(LOGS / "flight", folder.path / "flight")
+    shutil.copytree(LOGS / "flight", folder.flight_of(2))
+    shutil.copytree(LOGS / "flight", folder.flight_of(1))
+    (folder.flight_of(1) / "rank_1").write_bytes(b"\x80 of an earlier attempt")
     expected = (
         "flight recorder, group default_pg: rank 1 stopped after operation 3 (gloo:all_reduce); "
         "rank 0 went on to operation 4 (gloo:all_reduce)"

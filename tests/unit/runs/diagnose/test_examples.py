@@ -29,7 +29,11 @@ def test_every_pattern_has_an_example_and_no_example_is_left_over() -> None:
 def test_every_example_says_where_it_is_from() -> None:
     for path in LOGS.glob("*/*.log"):
         assert path.read_text().startswith(
-            ("# hpcenv example log: recorded with torch", "# hpcenv example log: synthesised from the texts in: ")
+            (
+                "# hpcenv example log: recorded with torch",
+                "# hpcenv example log: recorded on the testbed",
+                "# hpcenv example log: synthesised from the texts in: ",
+            )
         ), path
 
 

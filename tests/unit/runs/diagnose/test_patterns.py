@@ -21,7 +21,20 @@ def test_there_are_at_least_sixty_and_each_has_one_name() -> None:
 
 
 def test_rows_have_known_keys_only() -> None:
-    keys = {"id", "kind", "owner", "anchors", "match", "torch", "last", "cause", "fix", "source", "retrieved"}
+    keys = {
+        "id",
+        "kind",
+        "owner",
+        "anchors",
+        "match",
+        "torch",
+        "last",
+        "before_ranks",
+        "cause",
+        "fix",
+        "source",
+        "retrieved",
+    }
     for row in tomllib.loads(TABLE.read_text())["pattern"]:
         assert set(row) <= keys, row["id"]
         assert row["kind"] in ("root", "maybe", "cascade"), row["id"]

@@ -69,6 +69,37 @@ def test_the_rank_in_a_prefix(prefix: str, rank: int | None) -> None:
     assert found.rank == rank
 
 
+@pytest.mark.parametrize(
+    ("prefix", "rank", "task"),
+    [
+        ("0: ", None, 0),
+        (" 7: ", None, 7),
+        ("12: [3] ", 3, 12),
+        ("1: [rank3]: ", 3, 1),
+        ("7:", None, None),
+        ("x 7: ", None, None),
+    ],
+)
+def test_the_task_that_srun_puts_before_a_line(prefix: str, rank: int | None, task: int | None) -> None:
+    (found,) = found_in(f"{prefix}{OOM}\n".encode())
+    assert (found.rank, found.task) == (rank, task)
+
+
+def test_tracebacks_of_labelled_tasks_are_told_apart() -> None:
+    data = "".join(
+        f"{task}: {line}\n"
+        for line in (
+            "Traceback (most recent call last):",
+            '  File "/p/train.py", line LINE, in f',
+            "    x()",
+            "KeyError: 1",
+        )
+        for task in (0, 1)
+    )
+    found = found_in(data.replace("0:   File", "0:  File").replace("LINE", "4").encode())
+    assert [(one.task, one.where, one.traced) for one in found] == [(0, "train.py:4", True), (1, "train.py:4", True)]
+
+
 def test_the_node_and_time_in_a_line_of_nccl() -> None:
     (found,) = found_in(
         b"[2026-04-22 21:34:20] gpu07:202016:202235 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-W to 9 bytes\n"

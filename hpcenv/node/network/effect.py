@@ -1,0 +1,279 @@
+"""Whether what was set takes effect: each setting beside what can be read back before the training. Pure.
+
+Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+
+A library ignores many settings without a word where the host lacks what they need. A row in CHECKS reads one kind of
+setting back. What cannot be read back is `unknown`. NCCL's own log tells more: that is read after the smoke test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hpcenv.records.facts import Facts
+from hpcenv.records.network import Answer, NetworkRow, NetworkWarning, SettingEffect
+
+CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
+MONITORS = "libfabric manual, fi_mr(3), FI_MR_CACHE_MONITOR, read 2026-11-23"
+UFFD = "ofiwg/libfabric 1c71093, prov/util/src/uffd_mem_monitor.c, read 2026-11-23"
+USERFAULTFD = "Linux, Documentation/admin-guide/sysctl/vm.rst, unprivileged_userfaultfd (5.11)"
+NCCL_ENV = "NCCL user guide, env.rst, NVIDIA/nccl 5067397, 2026-06-11"
+
+# Networks that need locked memory, and the least of it that a training gets on with.
+_RDMA_PROFILES = ("ib", "roce2", "mnnvl", "efa", "slingshot")
+_LEAST_LOCKED = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadBack:
+    """What was read for one setting.
+
+    Attributes:
+        where: file, or library, that was read.
+        found: what it says.
+        why: one sentence on the consequence where it is not as set.
+        todo: what to do then.
+    """
+
+    took_effect: Answer
+    where: str
+    found: str
+    why: str = ""
+    todo: str = ""
+    source: str = ""
+
+
+Check = Callable[[str, Facts], Iterator[ReadBack]]
+
+
+# -- Slingshot --------------------------------------------------------------------------------
+
+
+def _rendezvous_get(value: str, facts: Facts) -> Iterator[ReadBack]:
+    fabric = facts.fabric
+    if value != "alt_read" or fabric is None or not fabric.cxi:
+        return
+    states = {device.device: device.rendezvous_get for device in fabric.cxi}
+    answer: Answer = "no" if "yes" in states.values() else "unknown" if "unknown" in states.values() else "yes"
+    yield ReadBack(
+        took_effect=answer,
+        where=f"/sys/class/cxi/{next(iter(states))}/device/properties/rdzv_get_en",
+        found={"yes": "0", "no": "1", "unknown": "cannot be read"}[answer],
+        why="libfabric ignores alt_read while rdzv_get_en is 1",
+        todo="start the step with --network=disable_rdzv_get ([srun])",
+        source=CXI,
+    )
+
+
+def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
+    if facts.fabric is None:
+        return
+    versions = {one.name: one for one in facts.fabric.versions}
+    if value == "kdreg2":
+        yield ReadBack(
+            took_effect="yes" if "kdreg2" in versions else "no",
+            where="/dev/kdreg2",
+            found="present" if "kdreg2" in versions else "absent",
+            why="without the module kdreg2 libfabric registers memory anew each time, and says nothing",
+            todo="use FI_MR_CACHE_MONITOR=userfaultfd, or ask the site for the module",
+            source=MONITORS,
+        )
+    if value == "userfaultfd":
+        allowed = versions.get("userfaultfd")
+        # A new libfabric asks for faults of the program only (UFFD_USER_MODE_ONLY), which every user may watch.
+        answer: Answer = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
+        yield ReadBack(
+            took_effect=answer,
+            where="/proc/sys/vm/unprivileged_userfaultfd",
+            found="1" if answer == "yes" else "0: a new libfabric works, an old one does not" if allowed else "no file",
+            source=f"{UFFD}; {USERFAULTFD}",
+        )
+
+
+# -- names of interfaces and adapters ---------------------------------------------------------
+
+
+def _interfaces(value: str, facts: Facts) -> Iterator[ReadBack]:
+    if facts.fabric is None or not facts.fabric.links:
+        return
+    found = {link.name for link in facts.fabric.links} | {one.name for one in facts.network.interfaces}
+    names = sorted(found)
+    used = selected(value, names)
+    yield ReadBack(
+        took_effect="yes" if used else "no",
+        where="/sys/class/net",
+        found=_few(used or names),
+        why="no interface of this node has such a name",
+        todo="leave it out: hpcenv chooses the interface of each node by itself",
+        source=NCCL_ENV,
+    )
+
+
+def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
+    if facts.fabric is None:
+        return
+    active = [f"{port.device}:{port.port}" for port in facts.fabric.ports if port.state == "ACTIVE"]
+    used = selected(value, active, parts=":")
+    yield ReadBack(
+        took_effect="yes" if used else "no",
+        where="/sys/class/infiniband",
+        found=_few(used or active) or "no active port",
+        why="it selects none of this node's active ports, so that NCCL falls back to TCP or ends",
+        todo="leave it out: hpcenv names the ports where that is needed",
+        source=NCCL_ENV,
+    )
+
+
+def selected(value: str, names: Sequence[str], *, parts: str = "") -> list[str]:
+    """Return the names that a list of NCCL selects: prefixes; with `=` exact names, with `^` all others.
+
+    Args:
+        value: for example `=eth0`, `^docker,lo`, `mlx5_0:1,mlx5_1`.
+        names: what there is.
+        parts: with `:` a name without a port means all ports of it.
+    """
+    match = re.match(r"(\^?)(=?)(.*)", value, re.DOTALL)
+    assert match is not None
+    words = [word.strip() for word in match[3].split(",") if word.strip()]
+
+    def is_meant(name: str) -> bool:
+        whole = [name, name.partition(parts)[0]] if parts else [name]
+        return any(word in whole if match[2] else name.startswith(word) for word in words)
+
+    return [name for name in names if is_meant(name) != bool(match[1])]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+# -- libraries of the environment -------------------------------------------------------------
+
+
+def _network(value: str, facts: Facts) -> Iterator[ReadBack]:
+    image = facts.image_network
+    if image is None or not value:
+        return
+    if value.upper() == "IB":
+        found = image.verbs or "no libibverbs.so.1"
+        found += "" if not image.verbs or image.providers else ", without a provider"
+        answer: Answer = "yes" if image.verbs and image.providers else "no"
+        why, todo = "NCCL finds no InfiniBand in this environment", "install libibverbs1 and ibverbs-providers"
+    elif value.lower() in ("aws libfabric", "libfabric", "ofi"):
+        found, answer = image.plugin or "no libnccl-net.so", "yes" if image.plugin_version else "no"
+        why = "only the plugin aws-ofi-nccl answers to this name, and the loader does not find it first"
+        todo = "put its folder first in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN"
+    else:
+        return
+    yield ReadBack(took_effect=answer, where="the environment", found=found, why=why, todo=todo, source=NCCL_ENV)
+
+
+def _plugin(value: str, facts: Facts) -> Iterator[ReadBack]:
+    image = facts.image_network
+    if image is None or not value or value == "none":
+        return
+    yield ReadBack(
+        took_effect="yes" if image.plugin else "no",
+        where="the environment",
+        found=image.plugin or "the loader finds no such library",
+        why="NCCL goes on without the plugin, over another network",
+        todo="give its path, or put its folder into LD_LIBRARY_PATH",
+        source=NCCL_ENV,
+    )
+
+
+def _gpudirect(value: str, facts: Facts) -> Iterator[ReadBack]:
+    fabric = facts.fabric
+    if fabric is None or value in ("", "0", "LOC") or fabric.gpu_vendor != "nvidia" or fabric.cxi:
+        return
+    yield ReadBack(
+        took_effect="yes" if fabric.gpudirect else "no",
+        where="/sys/module/nvidia_peermem, /proc/driver/nvidia/version",
+        found=fabric.gpudirect or "neither nvidia_peermem nor the open kernel module",
+        why="no adapter reaches GPU memory on this node, whatever the level",
+        todo="ask the site to load nvidia_peermem, or for the open kernel module",
+        source=NCCL_ENV,
+    )
+
+
+CHECKS: dict[str, Check] = {
+    "FI_CXI_RDZV_PROTO": _rendezvous_get,
+    "FI_MR_CACHE_MONITOR": _cache_monitor,
+    "GLOO_SOCKET_IFNAME": _interfaces,
+    "NCCL_IB_HCA": _adapters,
+    "NCCL_NET": _network,
+    "NCCL_NET_GDR_LEVEL": _gpudirect,
+    "NCCL_NET_PLUGIN": _plugin,
+    "NCCL_SOCKET_IFNAME": _interfaces,
+}
+
+
+def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
+    """Read back how much memory a process of the step may lock; RDMA registers its buffers so."""
+    limit = facts.values.get("host.memlock")
+    if not isinstance(limit, str):
+        return
+    match = re.match(r"(\d{1,18}) KiB", limit)
+    enough = match is None or int(match[1]) << 10 >= _LEAST_LOCKED
+    yield ReadBack(
+        took_effect="yes" if enough else "no",
+        where="RLIMIT_MEMLOCK of the step",
+        found=limit,
+        why="RDMA cannot register its buffers: the limit of the login node, or of slurmd, was taken over",
+        todo="start the step with --propagate=NONE ([srun]); else the site sets LimitMEMLOCK=infinity for slurmd",
+        source="Slurm FAQ, memlock, 2026-08-20; NVIDIA/nccl-tests#206",
+    )
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+
+def read_back(
+    rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str
+) -> tuple[tuple[SettingEffect, ...], tuple[NetworkWarning, ...]]:
+    """Return of each setting that can be read back whether it takes effect, and a warning where it does not.
+
+    Args:
+        rows: the decision.
+        facts: of the nodes that train.
+        profile: name of the network profile.
+    """
+    found: dict[SettingEffect, list[str]] = {}
+    for row, check in _to_read(rows, profile):
+        for node in row.nodes or facts:
+            for one in check(row.value, facts[node]):
+                effect = SettingEffect(
+                    name=row.name, value=row.value, origin=row.origin, took_effect=one.took_effect, where=one.where,
+                    found=one.found, why=one.why, todo=one.todo, source=one.source,
+                )  # fmt: skip
+                found.setdefault(effect, []).append(node)
+    effects = tuple(
+        replace(effect, nodes=() if len(nodes) == len(facts) else tuple(nodes)) for effect, nodes in found.items()
+    )
+    return effects, tuple(map(_warning, (effect for effect in effects if effect.took_effect == "no")))
+
+
+def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[NetworkRow, Check]]:
+    """Yield the settings that are in force and can be read back, each with its check."""
+    for row in rows:
+        # An empty value asks for the library's default.
+        chosen_there = row.action == "set" and row.name in _CHOSEN_FROM_WHAT_IS_READ
+        if row.action != "skip" and row.value and row.name in CHECKS and not chosen_there:
+            yield row, CHECKS[row.name]
+    if profile in _RDMA_PROFILES:
+        yield _MEMLOCK, _locked_memory
+
+
+# To read these back says nothing where hpcenv chose the value from the same files.
+_CHOSEN_FROM_WHAT_IS_READ = ("GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
+
+# Slurm sets this limit for each step.
+_MEMLOCK = NetworkRow(action="given", name="memlock", value="unlimited", origin="Slurm", reason="RDMA locks memory")
+
+
+def _warning(effect: SettingEffect) -> NetworkWarning:
+    seen = f"{effect.where}: {effect.found}"
+    what = f"{effect.name}={effect.value} ({effect.origin}) has no effect: {effect.why} ({seen})"
+    return NetworkWarning(rule="effect.none", what=what, todo=effect.todo, source=effect.source, nodes=effect.nodes)
