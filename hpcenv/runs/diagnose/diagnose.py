@@ -345,6 +345,10 @@ def _seen(
         )
         if rank is None and table is not None and found.pattern.id.startswith(_OF_AGENT):
             rank = table.rank  # torchrun's own line has the local rank only
+        if rank is None and found.pattern.id.startswith(_OF_AGENT):
+            same = [one for one in scanned.found if one.pattern is found.pattern and one.rank is not None]
+            if len(same) == 1:  # and hpcenv's line names the rank and its node
+                rank, found.node = same[0].rank, found.node or same[0].node
         node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
         moment = moment_of(found.time, year=year)
         if moment is not None:

@@ -59,6 +59,47 @@ def test_a_consequence_alone_is_never_a_cause(name: str) -> None:
     assert name in {one.pattern for one in diagnosis.others}
 
 
+# Log of a failure that was provoked on the testbed (tests/cluster/test_diagnose.py), read without the records of its run
+# -> pattern, rank, line of code.
+PROVOKED = {
+    "cut": ("slurm-node-failure", None, ""),
+    "disk": ("checkpoint-not-written", 1, "provoked.py:28"),
+    "exception": ("python-exception", 3, "provoked.py:18"),
+    "killed": ("rank-killed", 3, ""),
+    "module": ("python-module-missing", 0, "provoked.py:22"),
+    "port-in-use": ("torch-address-in-use", 0, "provoked.py:33"),
+    "port-of-another": ("torch-store-not-torch", 0, "provoked.py:36"),
+    "srun-label": ("python-exception", 2, "labelled.py:9"),
+    # Slurm says in its accounting only that it was the time.
+    "time-limit": ("slurm-cancelled", None, ""),
+    "wrong-port": ("torch-rendezvous-connect", 1, "provoked.py:42"),
+}
+
+
+def test_every_provoked_failure_is_listed() -> None:
+    assert set(PROVOKED) == {path.stem for path in (LOGS / "testbed").glob("*.log")}
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_the_log_alone_of_a_provoked_failure_is_diagnosed(name: str) -> None:
+    cause = diagnosis_of("testbed", name).cause
+    assert cause is not None
+    pattern = PROVOKED[name][0]
+    assert (cause.pattern, cause.rank, cause.code) == PROVOKED[name]
+    assert cause.owner == PATTERNS[pattern].owner
+    assert cause.line > 1
+
+
+@pytest.mark.parametrize("name", [name for name in PROVOKED if name not in ("cut", "time-limit")])
+def test_the_same_log_with_labels_of_srun_says_the_same(name: str, tmp_path: Path) -> None:
+    """`srun --label` puts the number of the task before each line; here torchrun starts the ranks."""
+    text = (LOGS / "testbed" / f"{name}.log").read_text()
+    (tmp_path / "job.log").write_text("".join(f"0: {line}" for line in text.splitlines(keepends=True)))
+    cause = diagnose_files([tmp_path / "job.log"], ["job.log"]).cause
+    assert cause is not None
+    assert (cause.pattern, cause.rank, cause.code) == PROVOKED[name]
+
+
 def test_there_are_twenty_healthy_logs() -> None:
     assert len(HEALTHY) >= 20
 
