@@ -59,7 +59,7 @@ def decide(
         facts: of the nodes that train, in their order.
         interfaces: node -> its interface for sockets.
         profile: what all nodes can use.
-        attempt: of the job; its dumps have a folder of their own.
+        attempt: of the job; each one has a folder for its dumps.
     """
     rows = _Rows(tuple(facts))
     made: dict[str, NodeDecision] = {}
