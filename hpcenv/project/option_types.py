@@ -55,6 +55,11 @@ class OptionValues:
     compat_file: str | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    determinism: Literal["off", "seeded", "bitwise"] | None = None
+    seed: int | None = None
+    hash_parameters_every: int | None = None
+    record_metrics: bool = True
+    stop_after_steps: int | None = None
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -120,6 +125,7 @@ class SubmitTable(Document):
     compat_file: Text | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    record_metrics: bool = True
     grace: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -192,6 +198,11 @@ class SubmitKeywords(TypedDict, total=False):
     secret: Mapping[str, str]
     preflight: Literal["quick", "full", "deep", "off"]
     skip_check: Sequence[str]
+    determinism: Literal["off", "seeded", "bitwise"]
+    seed: int
+    hash_parameters_every: int
+    record_metrics: bool
+    stop_after_steps: int
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]

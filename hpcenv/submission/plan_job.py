@@ -36,7 +36,7 @@ from hpcenv.records.files import read_file
 from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, Secret, StageRequest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
-from hpcenv.submission import choose_site, kept_secrets, module_file, preflight, snapshot
+from hpcenv.submission import choose_site, determinism, kept_secrets, module_file, preflight, snapshot
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
@@ -51,6 +51,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
+from hpcenv.submission.node_code import start_hook_digest
 from hpcenv.submission.plan import Call, Plan, Request, render_script
 from hpcenv.submission.request import (
     Cluster,
@@ -162,6 +163,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
         data = _data(wanted)
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data)
+    manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
     values = kept_secrets.values_of(manifest.secrets, context.environ)
     _require_start_line(manifest)
     return Plan(
@@ -413,6 +415,22 @@ def _manifest(
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
         lockfile_edited=_edited(lockfile),
+    )
+
+
+def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, notes: list[str]) -> Manifest:
+    """Return the manifest with what the ranks apply and record."""
+    if not manifest.launches:
+        return manifest
+    options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
+    strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
+    return replace(
+        manifest,
+        settings=determinism.with_variables(manifest.settings, strict, notes),
+        severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
+        determinism=strict,
+        recording=determinism.recording_options(options, project),
+        start_hook_sha256=start_hook_digest(),
     )
 
 

@@ -47,6 +47,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
 _SIF = "container.sif.sha256"
+_HOOK = "code.start-hook-sha256"
 _BIND_CONTENT = "container.bind-content"
 
 
@@ -236,6 +237,9 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered) -> None:
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
         _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
+    if manifest.launches and manifest.start_hook_sha256:
+        hook = RunFolder(Path(manifest.run_folder))
+        _timed(found, _HOOK, lambda: found.values.update({_HOOK: code.find_hook_digest(hook)}))
     for one in manifest.data:
         _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found))
 

@@ -22,7 +22,7 @@ from hpcenv.node.check import second_look, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, data_binds, own_folders, staged_here
 from hpcenv.node.container.start_gate import GATE_OPTIONS, StartGate
-from hpcenv.node.launch import processes, rank_errors, reserve
+from hpcenv.node.launch import processes, rank_errors, reserve, start_hook
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
@@ -208,6 +208,7 @@ def _variables(
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
         "HPCENV_ATTEMPT": str(this_node.attempt),
         "HPCENV_NODE": this_node.node,
+        **start_hook.variables(manifest),
         **secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values),
     }
 
