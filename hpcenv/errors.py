@@ -74,6 +74,12 @@ class Status:
     RESULTS_DIFFER = 41
     """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have other steps."""
 
+    DOES_NOT_RUN = 43
+    """`hpcenv compat`: the combination does not run."""
+
+    NOT_IN_TABLE = 44
+    """`hpcenv compat`: whether the combination runs is not known to the compatibility table."""
+
     RUN_HAS_ENDED = 100
     """A step to the batch script: the run has ended already, in an earlier job of its chain."""
 
