@@ -251,7 +251,7 @@ def _missing_build(compat: Compat, release: TorchRelease, cuda: str, machine: st
         return Judgement(result="mismatch", what=what, why=release.source, hint=hint)
     kept = ", ".join(builds) or "none"
     what = f"the table has no build of torch {release.version} for CUDA {cuda} on {machine}; it has {kept}"
-    # Where the table has one build only, nobody read which others exist.
+    # Where the table has one build only, it is not known which others exist.
     certain = machine == X86_64 and len(builds) > 1
     return Judgement(result="mismatch" if certain else "unknown", what=what, why=release.source)
 
