@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpcenv.cli import _render
-from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, Question, ask, version_of
+from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, version_of
 from hpcenv.errors import Status
 from hpcenv.project import compatibility
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
@@ -37,7 +37,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
     `compat-file`, or the one in hpcenv. Ends with 43 when the combination does not run,
     with 44 when the table does not know it.
     """
-    question = Question(**parts, packages=tuple(version_of(text) for text in packages))
+    question = CompatQuestion(**parts, packages=tuple(version_of(text) for text in packages))
     table = compatibility.table(_table_of_project(_render.cwd()))
     answer = ask(table, question, today=dt.datetime.now(tz=dt.timezone.utc).date())
     status = _STATUSES[answer.result]

@@ -35,7 +35,7 @@ MACHINES = (X86_64, AARCH64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class CompatQuestion:
     """What is asked; an empty part is left open.
 
     Attributes:
@@ -60,7 +60,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CompatCheck:
     """One comparison: `what` in a sentence, `why` with the source, `hint` what would do instead."""
 
     part: Part
@@ -105,15 +105,15 @@ class Answer:
     """
 
     result: Result
-    question: Question
+    question: CompatQuestion
     dated: str
     table: str
-    checks: tuple[Check, ...]
+    checks: tuple[CompatCheck, ...]
     builds: tuple[BuildAnswer, ...]
     notes: tuple[str, ...] = ()
 
 
-def ask(compat: Compat, question: Question, *, today: dt.date) -> Answer:
+def ask(compat: Compat, question: CompatQuestion, *, today: dt.date) -> Answer:
     """Answer a question about what runs with what.
 
     Args:
@@ -150,7 +150,7 @@ def ask(compat: Compat, question: Question, *, today: dt.date) -> Answer:
     )
 
 
-def _overall(checks: list[Check], builds: tuple[BuildAnswer, ...]) -> Result:
+def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Result:
     """Return the worst of the checks; without any, whether some build runs."""
     results = {check.result for check in checks}
     if not results:
@@ -163,7 +163,7 @@ def _overall(checks: list[Check], builds: tuple[BuildAnswer, ...]) -> Result:
 # -- the question -------------------------------------------------------------------------
 
 
-def _read(compat: Compat, question: Question) -> tuple[Question, TorchRelease | None, list[str]]:
+def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
     """Return the question with its parts told apart, the torch release if the table has it, and notes."""
     if question.machine and question.machine not in MACHINES:
         raise UsageError(
@@ -180,7 +180,7 @@ def _read(compat: Compat, question: Question) -> tuple[Question, TorchRelease | 
     return replace(question, torch=torch, cuda=cuda), release, notes
 
 
-def _cuda_of(build: str, question: Question) -> str:
+def _cuda_of(build: str, question: CompatQuestion) -> str:
     """Return the CUDA of a build such as `cu118`, else the one that was asked for."""
     match = re.fullmatch(r"cu(\d+)(\d)", build)
     cuda = f"{match[1]}.{match[2]}" if match else build
@@ -194,22 +194,22 @@ def _cuda_of(build: str, question: Question) -> str:
     return cuda or question.cuda
 
 
-def _about_versions(compat: Compat, asked: Question, gpu: GpuModel | None) -> Iterator[Check]:
+def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
     """Yield what the table does not know: such a part is never fine."""
     if asked.torch and compat.torch(asked.torch) is None:
-        yield Check(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
+        yield CompatCheck(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
     if asked.gpu and gpu is None:
         hint = "name it as NVIDIA does, for example `RTX A6000` or `RTX 6000 Ada`"
-        yield Check(part="gpu", result="unknown", what=compat.missing(f"the GPU `{asked.gpu}`"), hint=hint)
+        yield CompatCheck(part="gpu", result="unknown", what=compat.missing(f"the GPU `{asked.gpu}`"), hint=hint)
     if asked.cuda not in ("", "cpu") and not compat.knows_toolkit(asked.cuda):
-        yield Check(part="build", result="unknown", what=compat.missing(f"CUDA {asked.cuda}"), hint=_RENEW)
+        yield CompatCheck(part="build", result="unknown", what=compat.missing(f"CUDA {asked.cuda}"), hint=_RENEW)
     branch = (numbers(asked.driver) or (0,))[0]
     if branch > compat.newest_branch:
         what = compat.missing(f"driver branch {branch}")
         why = (
             f"the newest there is {compat.newest_branch}; newer drivers run older CUDA as long as they support the GPU"
         )
-        yield Check(part="driver", result="unknown", what=what, why=why, hint=_RENEW)
+        yield CompatCheck(part="driver", result="unknown", what=what, why=why, hint=_RENEW)
 
 
 _RENEW = "renew the table: scripts/renew-compat --help"
@@ -218,7 +218,9 @@ _RENEW = "renew the table: scripts/renew-compat --help"
 # -- one torch build ----------------------------------------------------------------------
 
 
-def _about_build(compat: Compat, asked: Question, release: TorchRelease, gpu: GpuModel | None) -> Iterator[Check]:
+def _about_build(
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, gpu: GpuModel | None
+) -> Iterator[CompatCheck]:
     """Yield what is said about one build: the one that was asked for, else that of the default index."""
     cuda = asked.cuda or release.pypi
     builds = builds_for(release, asked.machine)
@@ -262,7 +264,7 @@ def _sourced(judged: Judgement, source: str) -> Judgement:
     return judged if known else replace(judged, why="; ".join(part for part in (judged.why, source) if part))
 
 
-def _judge_driver(compat: Compat, asked: Question, cuda: str, gpu: GpuModel | None) -> Judgement:
+def _judge_driver(compat: Compat, asked: CompatQuestion, cuda: str, gpu: GpuModel | None) -> Judgement:
     judged = check_driver(
         compat,
         cuda,
@@ -276,7 +278,7 @@ def _judge_driver(compat: Compat, asked: Question, cuda: str, gpu: GpuModel | No
 
 
 def _judge_kernels(
-    compat: Compat, asked: Question, release: TorchRelease, cuda: str, kernels: tuple[str, ...], gpu: GpuModel
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, cuda: str, kernels: tuple[str, ...], gpu: GpuModel
 ) -> Judgement:
     subject = f"torch {release.version} for CUDA {minor(cuda)}"
     if not kernels:
@@ -288,7 +290,7 @@ def _judge_kernels(
     return _sourced(judged, release.source)
 
 
-def _judge_package(compat: Compat, asked: Question, name: str, version: str) -> Judgement:
+def _judge_package(compat: Compat, asked: CompatQuestion, name: str, version: str) -> Judgement:
     known = library_of(name)
     if not known:
         return Judgement(result="unknown", what=compat.missing(f"the package {name}"))
@@ -297,23 +299,23 @@ def _judge_package(compat: Compat, asked: Question, name: str, version: str) -> 
     return check_library(compat, asked.torch, asked.cuda, known, version).judgement
 
 
-def _check(part: Part, judged: Judgement) -> Check:
-    return Check(part=part, result=judged.result, what=judged.what, why=judged.why, hint=judged.hint)
+def _check(part: Part, judged: Judgement) -> CompatCheck:
+    return CompatCheck(part=part, result=judged.result, what=judged.what, why=judged.why, hint=judged.hint)
 
 
 # -- without a torch release ----------------------------------------------------------------
 
 
-def _without_torch(compat: Compat, asked: Question, gpu: GpuModel | None) -> Iterator[Check]:
+def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
     """Yield what can be said of driver, CUDA and GPU alone."""
     for name, version in asked.packages:
         what = f"whether {name} {version} fits depends on torch"
-        yield Check(part="package", result="unknown", what=what, hint="say which: --torch VERSION")
+        yield CompatCheck(part="package", result="unknown", what=what, hint="say which: --torch VERSION")
     cuda = "" if asked.cuda == "cpu" else asked.cuda
     if asked.driver and cuda:
         yield _check("driver", _judge_driver(compat, asked, cuda, gpu))
     elif asked.driver and numbers(asked.driver) is None:
-        yield Check(part="driver", result="unknown", what=f"`{asked.driver}` is not a driver version")
+        yield CompatCheck(part="driver", result="unknown", what=f"`{asked.driver}` is not a driver version")
     elif asked.driver and gpu is not None:
         yield _check("driver", check_last_driver(compat, asked.driver, gpu.compute_capability, gpu=gpu.name))
     if gpu is not None and cuda:
@@ -323,13 +325,13 @@ def _without_torch(compat: Compat, asked: Question, gpu: GpuModel | None) -> Ite
 # -- the list of builds ---------------------------------------------------------------------
 
 
-def _cudas(release: TorchRelease, asked: Question) -> list[str]:
+def _cudas(release: TorchRelease, asked: CompatQuestion) -> list[str]:
     """Return the CUDA of every build of a release, that of the default index first."""
     cudas = sorted(builds_for(release, asked.machine), key=sort_key, reverse=True)
     return sorted(cudas, key=lambda cuda: cuda != release.pypi) or ["cpu"]
 
 
-def _of_each_minor(compat: Compat, asked: Question, gpu: GpuModel | None) -> Iterator[BuildAnswer]:
+def _of_each_minor(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[BuildAnswer]:
     """Yield for each minor release the best build of its newest patch release."""
     seen = set()
     order: list[Result] = ["match", "unknown", "mismatch"]
@@ -343,7 +345,9 @@ def _of_each_minor(compat: Compat, asked: Question, gpu: GpuModel | None) -> Ite
             yield min(found, key=lambda build: order.index(build.result))
 
 
-def _build(compat: Compat, asked: Question, release: TorchRelease, cuda: str, gpu: GpuModel | None) -> BuildAnswer:
+def _build(
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, cuda: str, gpu: GpuModel | None
+) -> BuildAnswer:
     """Return whether a build runs with the driver, GPU and Python of the question."""
     only = replace(asked, torch=release.version, cuda="" if cuda == "cpu" else cuda, packages=())
     checks = list(_about_build(compat, only, release, gpu))
@@ -365,7 +369,7 @@ def _build(compat: Compat, asked: Question, release: TorchRelease, cuda: str, gp
     )
 
 
-def _lifted(compat: Compat, asked: Question, cuda: str, bad: Check | None, gpu: GpuModel | None) -> str:
+def _lifted(compat: Compat, asked: CompatQuestion, cuda: str, bad: CompatCheck | None, gpu: GpuModel | None) -> str:
     """Return the cuda-compat package with which a driver that is too old runs a build."""
     if bad is None or bad.part != "driver" or asked.cuda_compat:
         return ""
