@@ -60,6 +60,7 @@ class OptionValues:
     hash_parameters_every: int | None = None
     record_metrics: bool = True
     stop_after_steps: int | None = None
+    smoke_limit: int | None = None
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -126,6 +127,7 @@ class SubmitTable(Document):
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     record_metrics: bool = True
+    smoke_limit: Seconds | None = None
     grace: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -157,6 +159,7 @@ class SiteSubmitTable(Document):
     licenses: Word | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    smoke_limit: Seconds | None = None
 
 
 class SubmitKeywords(TypedDict, total=False):
@@ -203,6 +206,7 @@ class SubmitKeywords(TypedDict, total=False):
     hash_parameters_every: int
     record_metrics: bool
     stop_after_steps: int
+    smoke_limit: str | int
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]

@@ -479,6 +479,15 @@ OPTIONS: tuple[Option, ...] = (
         help="Record the loss of every rank and optimizer step to the last bit, without a change of the script.",
         places=PROJECT,
     ),
+    Option(
+        name="smoke_limit",
+        kind="seconds",
+        group="Checks",
+        help="How long each part of the smoke test may take: 60 (seconds), 2m. Default: 90. A collective that hangs "
+        "takes all of it.",
+        places=EVERYWHERE,
+        metavar="TIME",
+    ),
     # -- Stop and requeue -----------------------------------------------------------------
     Option(
         name="stop_after_steps",

@@ -219,6 +219,19 @@ class PreflightOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmokeOptions:
+    """The smoke test over all nodes, after the verdict.
+
+    Attributes:
+        seconds: limit of each of its phases.
+        kept: folder of kept results; empty to keep none.
+    """
+
+    seconds: float = 90.0
+    kept: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopOptions:
     """What happens when the job must end before the training does.
 
@@ -358,6 +371,7 @@ class Manifest:
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.
+        smoke: None where no smoke test is wanted.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
         secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
@@ -403,6 +417,7 @@ class Manifest:
     launch: LaunchOptions = LaunchOptions()
     stop: StopOptions = StopOptions()
     preflight: PreflightOptions = PreflightOptions()
+    smoke: SmokeOptions | None = None
     pass_env: tuple[str, ...] = ()
     secrets: tuple[Secret, ...] = ()
     secret_values: str = ""

@@ -24,7 +24,7 @@ from hpcenv.node.container.start_command import build_start_command, own_folders
 from hpcenv.node.stage import data_folder
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.context import Context, state_folder
+from hpcenv.project.context import Context, cache_folder, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site import Profile
@@ -64,6 +64,7 @@ from hpcenv.submission.request import (
     preflight_options,
     require_literal,
     secrets,
+    smoke_options,
     stop_options,
     to_record,
 )
@@ -402,6 +403,7 @@ def _manifest(
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         preflight=preflight_options(options),
+        smoke=smoke_options(options, cache_folder(wanted.context.environ)),
         pass_env=passed_variables(options),
         secrets=named,
         secret_values=str(secret_file.path_of(state_folder(wanted.context.environ), str(run_folder)))

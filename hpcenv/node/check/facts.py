@@ -112,6 +112,7 @@ def gather(
         fabric=outside.fabric,
         image_network=found.image_network,
         checks=outside.checks,
+        boot_id=sif_check.boot_id() or "",
         seconds={
             **outside.found.seconds,
             **found.seconds,
