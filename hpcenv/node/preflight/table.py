@@ -175,7 +175,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="smoke.link",
         measures="bus bandwidth of all_reduce against the rate of the adapter",
-        limit="NCCL 10 % of it, Gloo 1 % (at most 10 Gb/s counts); and an end within 90 s",
+        limit="NCCL 10 % of it, Gloo 0.5 % (at most 10 Gb/s counts); and an end within 90 s",
         why="such a link is broken, or it is not the one that was chosen",
         severity="must",
         owner="node",
@@ -189,7 +189,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="smoke.bandwidth",
         measures="bus bandwidth of all_reduce against the rate of the adapter",
-        limit="NCCL 60 % of it, Gloo 10 % (at most 10 Gb/s counts)",
+        limit="NCCL 60 % of it, Gloo 3 % (at most 10 Gb/s counts)",
         why="one slow link slows every step of all ranks down",
         severity="warn",
         owner="node",

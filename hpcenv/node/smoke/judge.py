@@ -27,9 +27,9 @@ from hpcenv.records.smoke import (
 _GLOO_GBIT = 10.0
 # Share of the adapter's rate below which all_reduce is slow, and below which the link is taken for broken. For NCCL,
 # vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes; Gloo, which shares its CPU, reaches far less.
-# The lower limits are judgement: a link that is 10 (100) times slower than its adapter is broken or the wrong one.
-_SLOW = {"nccl": 0.6, "gloo": 0.1}
-_BROKEN = {"nccl": 0.1, "gloo": 0.01}
+# The lower limits are judgement: a link that is 10 (200) times slower than its adapter is broken or the wrong one.
+_SLOW = {"nccl": 0.6, "gloo": 0.03}
+_BROKEN = {"nccl": 0.1, "gloo": 0.005}
 # A pair this much slower than the median of all pairs is named: NCCL's own diagnostics (2.31) have the same limit.
 _OFF_MEDIAN = 0.7
 

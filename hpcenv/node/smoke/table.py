@@ -9,15 +9,17 @@ import textwrap
 import time
 
 from hpcenv.node.check.verdict_table import WIDTH, visible
+from hpcenv.node.preflight.table import CHECKS
 from hpcenv.records.smoke import SmokeResult
 
 
 def render(result: SmokeResult) -> str:
     """Return what was tested and what it gave; failures are findings of the verdict and have its table."""
     lines = [_wrap(f"hpcenv smoke test: {headline(result)}")]
-    fine = {name: found for checks in result.checks.values() for name, found in checks.fine.items()}
+    found = {name: text for checks in result.checks.values() for name, text in checks.fine.items()}
+    fine = {check.id: found[check.id] for check in CHECKS if check.id in found}
     width = max((len(name) for name in fine), default=0)
-    lines += [_wrap(f"  {name:<{width}}  {visible(found)}", indent=width + 4) for name, found in fine.items()]
+    lines += [_wrap(f"  {name:<{width}}  {visible(text)}", indent=width + 4) for name, text in fine.items()]
     others = [outcome for checks in result.checks.values() for outcome in checks.others]
     not_run = {outcome.id: outcome.found for outcome in others if outcome.state == "not-run"}
     lines += [_wrap(f"  not run: {name}: {visible(why)}", indent=4) for name, why in not_run.items()]
