@@ -59,8 +59,8 @@ class OptionValues:
     seed: int | None = None
     hash_parameters_every: int | None = None
     record_metrics: bool = True
-    stop_after_steps: int | None = None
     smoke_limit: int | None = None
+    stop_after_steps: int | None = None
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -205,8 +205,8 @@ class SubmitKeywords(TypedDict, total=False):
     seed: int
     hash_parameters_every: int
     record_metrics: bool
-    stop_after_steps: int
     smoke_limit: str | int
+    stop_after_steps: int
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]
