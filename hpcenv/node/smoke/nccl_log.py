@@ -81,7 +81,7 @@ def _kind(word: str) -> tuple[str, bool]:
     return kind, any(part.startswith("GDRDMA") for part in parts)
 
 
-# Profile of the decision -> names of networks that fit it. Plugins answer with names of their own: HPC-X with `IBext`,
+# Profile of the decision -> names of networks that fit it. Plugins have other names: HPC-X with `IBext`,
 # `UCX` and `SHARP`, aws-ofi-nccl with `AWS Libfabric` and newer ones with `Libfabric`, GCP with `gIB` and `FasTrak`.
 _RDMA = r"IB|IBext\S*|UCX\S*|SHARP\S*"
 EXPECTED_NETWORKS = {
