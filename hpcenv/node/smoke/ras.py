@@ -19,7 +19,7 @@ _FIRST_VERSION = (2, 24)
 
 
 def ask(version: str, address: str = "") -> str:
-    """Return the answer, or why there is none.
+    """Return the answer, or why nothing was answered.
 
     Args:
         version: of NCCL, `2.27.3`; empty where it is unknown.

@@ -1,7 +1,7 @@
 """Whether packets come back from the first node, seen from another one, while the ranks start.
 
 Runs on: COMPUTE NODE. Standard library only. torchrun waits ten minutes at its rendezvous, and says only that it timed
-out. A port where nobody listens yet answers with a reset; a cut link, or a firewall that drops, answers nothing.
+out. A port without a listener answers with a reset; a cut link, or a firewall that drops, answers nothing.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class _Test:
         self._ranks, self._place = ranks, ranks / this_node.node
         self._log = self._place / "output.log"
         local = (self._number,) if pairs else range(self._number * self._per_node, (self._number + 1) * self._per_node)
-        # A pair has limits of its own; the rounds of all pairs together are one phase here.
+        # Each pair has its limit; the rounds of all pairs together are one phase here.
         seconds = PAIR_SECONDS * (len(rounds(len(plan.nodes))) + 1) if pairs else plan.seconds
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
