@@ -34,6 +34,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
+    |- BundleInvalid        43   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -74,20 +75,11 @@ class Status:
     RESULTS_DIFFER = 41
     """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have other steps."""
 
-    DOES_NOT_RUN = 43
-    """`hpcenv compat`: the combination does not run."""
-
-    NOT_IN_TABLE = 44
-    """`hpcenv compat`: whether the combination runs is not known to the compatibility table."""
-
     RUN_HAS_ENDED = 100
     """A step to the batch script: the run has ended already, in an earlier job of its chain."""
 
     NOT_DONE = 101
     """A step to the batch script: the training saved itself and has more to do, but is not queued again."""
-
-    TEST_PAIRS = 102
-    """A step to the batch script: the smoke test failed, and pairs of nodes have to be tested to say where."""
 
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
@@ -386,6 +378,13 @@ class NotComparable(HpcenvError):
 
     code = "not-comparable"
     exit_status = 42
+
+
+class BundleInvalid(HpcenvError):
+    """A bundle is not one that can be used: it was changed, cut off, or would write outside its folder."""
+
+    code = "bundle-invalid"
+    exit_status = 43
 
 
 class WaitTimeout(HpcenvError):

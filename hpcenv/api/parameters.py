@@ -27,7 +27,19 @@ _OTHER_NAMES = {
     "signal_delay_s": "grace",
     "array_parallelism": "max_parallel",
 }
-_SAME_NAMES = ("partition", "qos", "account", "constraint", "exclude", "nodelist", "dependency", "nodes", "mem", "time")
+_SAME_NAMES = (
+    "partition",
+    "qos",
+    "account",
+    "constraint",
+    "exclude",
+    "nodelist",
+    "dependency",
+    "nodes",
+    "mem",
+    "time",
+    "comment",
+)
 # sbatch options without a keyword.
 _PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
 # These take part in the counts of tasks, GPUs and CPUs.

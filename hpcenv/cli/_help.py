@@ -8,7 +8,6 @@ from __future__ import annotations
 # Name of a command -> its one-line help, in the order of a project's life.
 VERBS = {
     "doctor": "Say what this cluster is like, and write its site profile.",
-    "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
     "init": "Write a commented hpcenv.toml.",
     "lock": "Resolve the environment and write its lockfile.",
     "image": "Convert, keep, prove and make images.",
@@ -27,6 +26,7 @@ VERBS = {
     "clean": "Remove old run folders; says first which.",
     "diff": "Say what differs between lockfiles and runs.",
     "compare": "Say whether two runs gave the same results.",
+    "bundle": "Make one archive of a run, verify and unpack one.",
     "net": "Explain and compare the network settings of runs.",
     "export": "Write the lockfile in another tool's format.",
 }

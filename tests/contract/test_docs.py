@@ -59,6 +59,8 @@ def problem(line: str) -> str | None:
         if verb in ("COMMAND", "VERB"):
             return None
         inner = found.get_command(click.Context(found), verb)
+        if inner is None and found.name == "bundle":
+            inner = found.get_command(click.Context(found), "make")  # `hpcenv bundle RUN`
         if inner is None:
             return f"no verb {verb!r}"
         found = inner

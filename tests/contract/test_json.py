@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpcenv.cli._help import VERBS
+from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
@@ -18,7 +19,6 @@ ERROR_KEYS = {"code", "what", "why", "hint", "commands", "exit_status"}
 # How each verb fails in an empty folder, and with which status.
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "doctor": (("doctor", "--write"), "environment-unreadable"),
-    "compat": (("compat", "--with", "torchvision"), "usage"),
     "init": (("init", "--image", ""), "spec-invalid"),
     "lock": (("lock",), "spec-invalid"),
     "submit": (("submit", "train.py"), "spec-invalid"),
@@ -39,6 +39,9 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "compare": (("compare", "a", "b"), "run-not-found"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
+    "bundle make": (("bundle", "nosuch"), "run-not-found"),
+    "bundle verify": (("bundle", "verify", "nosuch"), "file-unusable"),
+    "bundle unpack": (("bundle", "unpack", "nosuch"), "file-unusable"),
     "image pull": (("image", "pull", "docker://UPPER CASE"), "spec-invalid"),
     "image build": (("image", "build"), "spec-invalid"),
     "image verify": (("image", "verify", "nosuch.sif"), "environment-unreadable"),
@@ -62,8 +65,9 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
     return envelope
 
 
-EVERY = [verb for verb in VERBS if verb not in ("image", "net")]
+EVERY = [verb for verb in VERBS if verb not in ("bundle", "image", "net")]
 EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
+EVERY += [f"bundle {verb}" for verb in BUNDLE_VERBS]
 
 
 @pytest.mark.parametrize("verb", EVERY)

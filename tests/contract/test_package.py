@@ -15,6 +15,7 @@ import pytest
 import hpcenv
 from hpcenv.cli._command_line import cli
 from hpcenv.cli._help import VERBS
+from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
@@ -59,9 +60,11 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
     assert "--json" in [word for option in command.params for word in option.opts]
 
 
-@pytest.mark.parametrize("verb", NET_VERBS)
-def test_every_net_command_is_a_file_in_cli(verb: str) -> None:
-    command = importlib.import_module(f"hpcenv.cli.net.{verb}").command
+@pytest.mark.parametrize(
+    ("group", "verb"), [("net", verb) for verb in NET_VERBS] + [("bundle", verb) for verb in BUNDLE_VERBS]
+)
+def test_every_command_of_a_group_is_a_file_in_cli(group: str, verb: str) -> None:
+    command = importlib.import_module(f"hpcenv.cli.{group}.{verb}").command
     assert command.name == verb
     assert command.help
     assert "--json" in [word for option in command.params for word in option.opts]
@@ -73,7 +76,7 @@ def command_of(verb: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("image", "net")])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "image", "net")])
 def test_every_command_is_a_file_in_cli(verb: str) -> None:
     command = command_of(verb)
     assert command.name == verb

@@ -47,7 +47,6 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
 _SIF = "container.sif.sha256"
-_HOOK = "code.start-hook-sha256"
 _BIND_CONTENT = "container.bind-content"
 
 
@@ -112,7 +111,6 @@ def gather(
         fabric=outside.fabric,
         image_network=found.image_network,
         checks=outside.checks,
-        boot_id=sif_check.boot_id() or "",
         seconds={
             **outside.found.seconds,
             **found.seconds,
@@ -238,9 +236,6 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered) -> None:
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
         _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
-    if manifest.launches and manifest.start_hook_sha256:
-        hook = RunFolder(Path(manifest.run_folder))
-        _timed(found, _HOOK, lambda: found.values.update({_HOOK: code.find_hook_digest(hook)}))
     for one in manifest.data:
         _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found))
 

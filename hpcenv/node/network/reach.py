@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import ipaddress
-import itertools
 import json
 import random
 import re
@@ -27,9 +26,6 @@ from hpcenv.records.manifest import Setting
 _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
 
 _COMMAND_SECONDS = 10.0
-
-# For the smoke test: one for all nodes together, one for pairs of nodes.
-_TEST_PORTS = 2
 
 
 def is_tuning(name: str) -> bool:
@@ -53,14 +49,12 @@ def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str
         routes += tuple(route for route in more if route not in routes)
     if addresses and not routes:
         problem = f"no route to {first_node}: {'; '.join(unreached)}"
-    ports = _free_ports(1 + _TEST_PORTS)
     return Network(
         first_node=first_node,
         first_node_addresses=addresses,
         interfaces=interfaces,
         routes=routes,
-        free_port=ports[0] if ports else None,
-        test_ports=ports[1:],
+        free_port=_free_port(),
         variables=tuple(
             Setting(name=name, value=value, origin="environment of the job")
             for name, value in sorted(environ.items())
@@ -174,8 +168,8 @@ def _source_address(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _free_ports(count: int) -> tuple[int, ...]:
-    """Return ports below or above the ephemeral range on which this node can listen, at most `count`.
+def _free_port() -> int | None:
+    """Return a port below or above the ephemeral range on which this node can listen.
 
     Inside the range the kernel could hand the port to any outgoing connection between now
     and the launch; a port fixed in advance collides when two jobs share a node
@@ -187,7 +181,7 @@ def _free_ports(count: int) -> tuple[int, ...]:
         low, high = 32768, 60999
     candidates = [port for port in range(20000, 65000) if not low <= port <= high] or list(range(20000, 65000))
     tried = random.SystemRandom().sample(candidates, min(50, len(candidates)))
-    return tuple(itertools.islice((port for port in tried if _can_listen(port)), count))
+    return next((port for port in tried if _can_listen(port)), None)
 
 
 def _can_listen(port: int) -> bool:

@@ -128,6 +128,11 @@ def two_without_metrics(scene: Scene) -> str:
     return scene.typed("compare", "table-1", "again")
 
 
+def no_bundle(scene: Scene) -> str:
+    (scene.project / "paper.hpcenv.zip").write_text("<html>404 Not Found</html>")
+    return scene.typed("bundle", "verify", "paper.hpcenv.zip")
+
+
 def not_accepted(scene: Scene) -> str:
     asks = '[[bind]]\nsource = "/scratch"\ntarget = "/data"\n[secrets]\nHF_TOKEN = "file:~/token"\n'
     scene.spec(asks)
@@ -189,6 +194,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     ),
     "not-accepted": not_accepted,
     "not-comparable": two_without_metrics,
+    "bundle-invalid": no_bundle,
     "rebuild-differs": lambda s: shown(rebuilt(s)),
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }

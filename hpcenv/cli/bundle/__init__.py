@@ -1,0 +1,37 @@
+"""`hpcenv bundle`: a run as one archive for a data repository.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import click
+
+from hpcenv.cli._group import LazyGroup
+
+# Command -> its one-line help.
+VERBS = {
+    "make": "Make the bundle of a run; `hpcenv bundle RUN` does the same.",
+    "verify": "Say whether a bundle is complete and unchanged.",
+    "unpack": "Verify a bundle and unpack it into a new folder.",
+}
+
+
+class _WithDefault(LazyGroup):
+    """A group whose first argument may also be a run: then it is made into a bundle."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args if args[0] in VERBS else ["make", *args])
+
+
+@click.group(
+    "bundle",
+    cls=_WithDefault,
+    verbs=VERBS,
+    package="hpcenv.cli.bundle",
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
+)
+def command() -> None:
+    """Make one archive of a run: lockfile, code, command, results. Verify and unpack one."""

@@ -1,0 +1,42 @@
+"""`hpcenv bundle verify`."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import click
+
+from hpcenv.cli import _progress, _render
+from hpcenv.cli._terminal import escape_control
+from hpcenv.errors import BundleInvalid
+from hpcenv.reproduce.bundle.verify import VerifiedBundle, verify_bundle
+
+
+@click.command("verify")
+@click.argument("file", type=click.Path())
+@_render.json_option
+def command(file: str, as_json: bool) -> int:
+    """Say whether a bundle is complete and unchanged. Nothing of it is executed or written.
+
+    It needs no Slurm, no container runtime and no GPU. Ends with 0 if everything matches, and with
+    43 if something was changed or cannot be compared. Who made the bundle is not proved.
+    """
+    with _progress.shown(as_json=as_json) as on_event:
+        verified = verify_bundle(Path(file), on_event=on_event)
+    if as_json:
+        _render.verdict_on("bundle verify", verified, ok=verified.result == "match")
+    else:
+        for line in lines_of(verified):
+            _render.say(line)
+    return 0 if verified.result == "match" else BundleInvalid.exit_status
+
+
+def lines_of(verified: VerifiedBundle) -> list[str]:
+    """Return the lines that say what was checked."""
+    lines = []
+    for check in verified.checks:
+        text = f"{check.name:9} {check.result.upper() if check.result != 'match' else 'match':9} {check.detail}"
+        lines += textwrap.wrap(escape_control(text), 80, subsequent_indent=" " * 20, break_long_words=False)
+    lines += [f"left out: {escape_control(path)}: {escape_control(why)}" for path, why in verified.left_out.items()]
+    return lines

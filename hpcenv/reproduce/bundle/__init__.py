@@ -1,0 +1,1 @@
+"""A run as one archive for a data repository: made, verified, unpacked."""
