@@ -325,8 +325,10 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
     reported, problems = _collect(run, place)
+    started = _started(run)
+    window = None if started is None else (started, time.time())
     verdict, choice = decide.judge(
-        manifest, place.nodes, reported, problems, attempt=place.attempt, job_id=place.job_id
+        manifest, place.nodes, reported, problems, attempt=place.attempt, job_id=place.job_id, window=window
     )
     if verdict.rendezvous is not None:
         _write_settings(run, manifest.run, place, verdict, choice)

@@ -48,20 +48,23 @@ class NodeChecks:
         fine: id -> what was measured.
         others: failed, unknown and not run.
         seconds: how long all of them took together; they run at the same time.
+        clock: the node's clock minus the one that stamps files of the run folder, in seconds; None if not known.
     """
 
     fine: dict[str, str] = field(default_factory=dict)
     others: tuple[CheckOutcome, ...] = ()
     seconds: float = 0.0
+    clock: float | None = None
 
     @classmethod
-    def of(cls, results: Iterable[CheckOutcome], *, seconds: float) -> NodeChecks:
+    def of(cls, results: Iterable[CheckOutcome], *, seconds: float, clock: float | None = None) -> NodeChecks:
         """Return results in this form."""
         every = tuple(results)
         return cls(
             fine={one.id: one.found for one in every if one.state == "fine"},
             others=tuple(one for one in every if one.state != "fine"),
             seconds=round(seconds, 3),
+            clock=clock,
         )
 
     def results(self) -> Iterator[CheckOutcome]:
@@ -86,9 +89,9 @@ class PreflightSummary:
     """What the checks of all nodes gave (part of `verdict.json`); failures are findings of the verdict.
 
     Attributes:
-        fine: checks that are fine on every node on which they ran.
+        fine: checks that are fine on every node on which they ran, and ran on one at least.
         failed, unknown: checks that failed, or could not be measured, on a node.
-        not_run: id -> why the check did not run on any node, or on one of them.
+        not_run: id -> why the check ran on no node.
         skipped: what `--skip-check` names.
     """
 

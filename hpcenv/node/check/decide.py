@@ -48,6 +48,7 @@ def judge(
     *,
     attempt: int,
     job_id: str,
+    window: tuple[float, float] | None = None,
 ) -> tuple[Verdict, rendezvous.Choice]:
     """Judge one attempt.
 
@@ -57,6 +58,7 @@ def judge(
         facts: node -> what it reported; facts of another run, attempt or node do not count.
         problems: node -> why it has no facts.
         attempt, job_id: of this start; they make the rendezvous id.
+        window: begin of this attempt and now, by the batch node's clock; None where that is not known.
 
     Returns:
         The verdict, and the network choice that it contains in parts.
@@ -71,6 +73,8 @@ def judge(
     for node_facts in reported.values():
         findings.extend(_judge_node(manifest, node_facts, severities))
     findings.extend(_compare_nodes(manifest, reported, severities))
+    clocks = preflight.compare_clocks(manifest, reported, window)
+    findings.extend(row for node, one in clocks.items() for row in preflight.findings(node, [one], severities))
     launched, choice = _choose_nodes(manifest, nodes, reported, findings, job_id=job_id, attempt=attempt)
     if choice is None:
         launched = ()
@@ -90,7 +94,7 @@ def judge(
         launched=launched if result == "match" else (),
         notes=_notes(manifest),
         network=choice.network if result == "match" else None,
-        preflight=preflight.summary(manifest, {n: f.checks for n, f in reported.items() if f.checks is not None}),
+        preflight=preflight.summary(manifest, preflight.with_outcomes(reported, clocks)),
     )
     return verdict, choice
 

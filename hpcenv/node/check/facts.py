@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
@@ -36,17 +36,21 @@ from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.network import reach
 from hpcenv.node.network.detect import detect
 from hpcenv.node.network.tree import HostTree
-from hpcenv.node.preflight import host_checks
+from hpcenv.node.preflight import places
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
-from hpcenv.records.network import Fabric, GpuPlace, ImageNetwork
+from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import recorded_value
 
+if TYPE_CHECKING:
+    from hpcenv.node.check.gpus import GpuFacts
+
 _SIF = "container.sif.sha256"
+_NO_SIF = "not read: the SIF could not be read"
 _BIND_CONTENT = "container.bind-content"
 
 
@@ -82,14 +86,20 @@ def gather(
         record_places: where this node may keep hashes that it has taken.
     """
     found = _Gathered()
-    outside = _Outside(manifest, place, environ)
+    look = places.start(manifest, environ)
+    outside = _Outside(manifest, place, environ, look)
     outside.start()
     staged = staged_here(manifest, place)
-    _timed(found, "script", lambda: _read_script(manifest, found))
+    _timed(found, "script", lambda: _read_script(manifest, found), look.within(manifest.script))
     if manifest.environment.kind == "sif":
-        _timed(found, "sif", lambda: _read_sif(manifest, staged, environ, found, probe, record_places))
+        sif = staged.sif_path if staged.sif is not None else manifest.environment.sif
+        found.unknown["probe"] = _NO_SIF  # until it is
+        _timed(
+            found, "sif", lambda: _read_sif(manifest, staged, environ, found, probe, record_places), look.within(sif)
+        )
     else:
-        _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=None))
+        python = look.within(manifest.environment.python)
+        _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=None), python)
     outside.join()
     variables = record_variables(manifest, environ)
     found.values |= _read_variables(manifest, variables, outside.network)
@@ -120,9 +130,11 @@ def gather(
     )
 
 
-def _timed(found: _Gathered, name: str, part: Callable[[], None]) -> None:
+def _timed(found: _Gathered, name: str, part: Callable[[], None], before: Callable[[], None] | None = None) -> None:
     started = time.monotonic()
     try:
+        if before is not None:
+            before()
         part()
     except Exception as error:  # noqa: BLE001  (whatever it is: it must not hide the other parts)
         found.unknown[name] = _reason(error)
@@ -158,14 +170,17 @@ class _Outside(threading.Thread):
         found, network, fabric, checks: the results; not to be read before the thread has ended.
     """
 
-    def __init__(self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str], look: places.FolderLook
+    ) -> None:
         # A daemon: a step that must end does not wait for a driver.
         super().__init__(name="hpcenv-outside", daemon=True)
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
         self.fabric: Fabric | None = None
         self.checks: NodeChecks | None = None
-        self._gpus: tuple[GpuPlace, ...] = ()
+        self._gpus: GpuFacts | None = None
+        self._look = look
         self._manifest = manifest
         self._place = place
         self._environ = environ
@@ -176,7 +191,7 @@ class _Outside(threading.Thread):
         _timed(self.found, "fabric", self._detect)
         if self._manifest.preflight.level != "off":
             _timed(self.found, "preflight", self._run_checks)
-        _read_copy_and_data(self._manifest, self.found)
+        _read_copy_and_data(self._manifest, self.found, self._look)
         if "network" in self.found.unknown:
             self.network = replace(self.network, problem=self.found.unknown["network"])
 
@@ -189,14 +204,17 @@ class _Outside(threading.Thread):
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others)
 
     def _run_checks(self) -> None:
-        self.checks = host_checks.run(self._manifest)
+        from hpcenv.node.preflight import host_checks  # slow to load; here it loads while the container starts
+
+        seen = host_checks.AlreadyRead(gpus=self._gpus, network=self.network, fabric=self.fabric, look=self._look)
+        self.checks = host_checks.run(self._manifest, self._place, self._environ, seen)
 
     def _detect(self) -> None:
-        self.fabric = detect(HostTree(), self._environ, gpus=self._gpus)
+        self.fabric = detect(HostTree(), self._environ, gpus=() if self._gpus is None else self._gpus.places)
 
 
-def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> tuple[GpuPlace, ...]:
-    """Read what the host is, and return where its GPUs are."""
+def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> GpuFacts:
+    """Read what the host is, and return what is known of its GPUs."""
     found.values["host.hostname"] = os.uname().nodename
     found.values["host.machine"] = os.uname().machine
     found.values["host.cpus"] = len(os.sched_getaffinity(0))
@@ -206,7 +224,7 @@ def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> 
     for part in (of_gpus, host.read(host.Host(environ=environ, apptainer=apptainer or "apptainer"))):
         found.values.update(part.values)
         found.unknown.update(part.unknown)
-    return of_gpus.places
+    return of_gpus
 
 
 def _read_script(manifest: Manifest, found: _Gathered) -> None:
@@ -230,14 +248,14 @@ def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Netw
     return locked | {f"env.{name}": value for name, value in (inherited | chosen).items()}
 
 
-def _read_copy_and_data(manifest: Manifest, found: _Gathered) -> None:
+def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.FolderLook) -> None:
     """Read the run's copy of the code, and the data that it names."""
     source = manifest.source
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
         _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
     for one in manifest.data:
-        _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found))
+        _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found), look.within(one.path))
 
 
 def _read_data(one: RecordedData, found: _Gathered) -> None:
@@ -264,7 +282,6 @@ def _read_sif(
 
     The file stays open from the check to the start: the file that runs is the file that was checked.
     """
-    found.unknown["probe"] = "not read: the SIF could not be read"  # until it is
     path = staged.sif_path if staged.sif is not None else manifest.environment.sif
     try:
         # O_NONBLOCK: if the path is a FIFO, opening it must not block.

@@ -26,6 +26,8 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError
+from hpcenv.node.check import gpu_health
+from hpcenv.node.check.gpu_health import GpuHealth
 from hpcenv.records.network import GpuPlace
 
 # Attribute of a GPU -> the field with one value per GPU.
@@ -51,11 +53,19 @@ class GpuFacts:
 
     Attributes:
         places: bus address and links of each GPU, for the network; empty where NVML did not report them.
+        health: of each GPU; empty where NVML did not list the GPUs.
+        problem: a GPU that exists but does not answer; empty without one.
+        reason: why NVML did not report something; empty if it reported all.
+        hangs: the driver did not answer in time.
     """
 
     values: dict[str, str | int | float | bool | tuple[str, ...]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     places: tuple[GpuPlace, ...] = ()
+    health: tuple[GpuHealth, ...] = ()
+    problem: str = ""
+    reason: str = ""
+    hangs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +76,7 @@ class _Answer:
         driver: driver version; empty if not reported.
         cuda: CUDA driver API version as NVML has it, 13000 for 13.0; None if not reported.
         gpus: attributes of each GPU; None if the source did not list them.
+        health: of each GPU, in the same order; empty if the source did not report it.
         problem: a GPU that exists but does not answer.
         reason: why something is missing.
         hangs: the source did not end in time.
@@ -74,6 +85,7 @@ class _Answer:
     driver: str = ""
     cuda: object = None
     gpus: tuple[dict[str, object], ...] | None = None
+    health: tuple[dict[str, object], ...] = ()
     problem: str = ""
     reason: str = ""
     hangs: bool = False
@@ -138,8 +150,9 @@ def _facts(answer: _Answer) -> GpuFacts:
     else:
         unknown[_CUDA] = reason if answer.cuda is None else f"{answer.cuda!r} is not a CUDA driver API version"
     if answer.gpus is None or answer.problem:
+        unread = dict.fromkeys((_COUNT, *_FIELDS.values()), answer.problem or reason)
         return GpuFacts(
-            values=values, unknown=unknown | dict.fromkeys((_COUNT, *_FIELDS.values()), answer.problem or reason)
+            values=values, unknown=unknown | unread, problem=answer.problem, reason=reason, hangs=answer.hangs
         )
     values[_COUNT] = len(answer.gpus)
     checked = [_checked(gpu) for gpu in answer.gpus]
@@ -149,7 +162,16 @@ def _facts(answer: _Answer) -> GpuFacts:
             values[name] = tuple(column)
         else:
             unknown[name] = next((why for gpu in checked if (why := gpu.get(f"no {attribute}"))), reason)
-    return GpuFacts(values=values, unknown=unknown, places=gpu_places(answer.gpus))
+    places = gpu_places(answer.gpus)
+    return GpuFacts(values=values, unknown=unknown, places=places, health=_health(answer), reason=answer.reason)
+
+
+def _health(answer: _Answer) -> tuple[GpuHealth, ...]:
+    """Return the health of each GPU; nvidia-smi's table has none."""
+    return tuple(
+        gpu_health.parse(health, bus=str(gpu.get("bus", "")), uuid=str(gpu.get("uuid", "")))
+        for gpu, health in zip(answer.gpus or (), answer.health, strict=False)
+    )
 
 
 def gpu_places(gpus: Iterable[Mapping[str, object]]) -> tuple[GpuPlace, ...]:
@@ -275,11 +297,12 @@ def _ask_nvml(env: Mapping[str, str], seconds: float) -> _Answer:
             part = json.loads(line)
             report.update(part if isinstance(part, dict) else {})
     reason = report.get("reason") or why
-    gpus = report.get("gpus")
+    gpus, health = report.get("gpus"), report.get("health")
     return _Answer(
         driver=str(report.get("driver", "")),
         cuda=report.get("cuda"),
         gpus=tuple(gpu for gpu in gpus if isinstance(gpu, dict)) if isinstance(gpus, list) else None,
+        health=tuple(one for one in health if isinstance(one, dict)) if isinstance(health, list) else (),
         problem=str(report.get("problem", "")),
         reason=f"NVML: {reason}" if reason else "",
         hangs=hangs,
@@ -334,8 +357,11 @@ def _report_gpus(pynvml: Any) -> None:
             if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                 _report(problem=f"GPU {index}: {error}")
             continue
-        gpus.append((_bus(pynvml, handle, index), _gpu(pynvml, handle)))
-    _report(gpus=[gpu for _, gpu in sorted(gpus, key=lambda pair: pair[0])])
+        gpus.append((_bus(pynvml, handle, index), _gpu(pynvml, handle), handle))
+    gpus.sort(key=lambda parts: parts[0])
+    _report(gpus=[gpu for _, gpu, _ in gpus])
+    # Afterwards: if one of these hangs or crashes, the facts above are known.
+    _report(health=[gpu_health.ask(pynvml, handle) for _, _, handle in gpus])
 
 
 def _bus(pynvml: Any, handle: Any, index: int) -> tuple[int, int, int, int]:

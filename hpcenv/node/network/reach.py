@@ -181,11 +181,11 @@ def _free_port() -> int | None:
         low, high = 32768, 60999
     candidates = [port for port in range(20000, 65000) if not low <= port <= high] or list(range(20000, 65000))
     tried = random.SystemRandom().sample(candidates, min(50, len(candidates)))
-    return next((port for port in tried if _can_listen(port)), None)
+    return next((port for port in tried if is_free_port(port)), None)
 
 
-def _can_listen(port: int) -> bool:
-    """Whether `port` is free in IPv4 and, where there is IPv6, in both: torch's store listens on both."""
+def is_free_port(port: int) -> bool:
+    """Return whether a port is free in IPv4 and, where there is IPv6, in both: torch's store listens on both."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

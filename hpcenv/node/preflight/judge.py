@@ -5,11 +5,13 @@ Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.node.preflight.table import BY_ID, active
-from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks, PreflightSummary
+from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState, NodeChecks, PreflightSummary
+from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
@@ -36,6 +38,37 @@ def _finding(node: str, result: CheckOutcome, severities: Severities) -> Finding
         owner=check.owner,
         remedy=check.remedy,
     )
+
+
+_SKEW_SECONDS = 30.0
+
+
+def compare_clocks(
+    manifest: Manifest, facts: Mapping[str, Facts], window: tuple[float, float] | None
+) -> dict[str, CheckOutcome]:
+    """Compare the clocks of the nodes; return an outcome for each node.
+
+    Args:
+        facts: node -> what it reported, with its clock against the shared file system's.
+        window: begin of this attempt and now, by the batch node's clock: a node wrote its facts in between.
+    """
+    name = "time.nodes"
+    if name not in [check.id for check in active(manifest)]:
+        return {}
+    if manifest.cluster == "local" or len(facts) < 2:
+        why = "all nodes are this machine" if manifest.cluster == "local" else "there is one node"
+        return {node: CheckOutcome(id=name, state="not-run", found=why) for node in facts}
+    offsets = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
+    usual = statistics.median_low(offsets.values()) if offsets else 0.0
+    outcomes = {}
+    for node, one in facts.items():
+        by_files = abs(offsets.get(node, usual) - usual)
+        by_batch = 0.0 if window is None else max(window[0] - one.written, one.written - window[1], 0.0)
+        skew = max(by_files, by_batch)
+        measured = node in offsets or window is not None
+        state: CheckState = "failed" if skew > _SKEW_SECONDS else "fine" if measured else "unknown"
+        outcomes[node] = CheckOutcome(id=name, state=state, found=f"{skew:.1f} s" if measured else "no time is known")
+    return outcomes
 
 
 def add_reports(
@@ -109,6 +142,17 @@ def merged(first: PreflightSummary | None, second: PreflightSummary | None) -> P
     )
 
 
+def with_outcomes(facts: Mapping[str, Facts], more: Mapping[str, CheckOutcome]) -> dict[str, NodeChecks]:
+    """Return the checks of each node with those that compare the nodes."""
+    return {
+        node: NodeChecks.of(
+            [*one.checks.results(), *([more[node]] if node in more else [])], seconds=one.checks.seconds
+        )
+        for node, one in facts.items()
+        if one.checks is not None
+    }
+
+
 def summary(manifest: Manifest, of_nodes: Mapping[str, NodeChecks]) -> PreflightSummary | None:
     """Return what the checks of all nodes gave; None where no check ran."""
     if manifest.preflight.level == "off":
@@ -126,8 +170,8 @@ def summary(manifest: Manifest, of_nodes: Mapping[str, NodeChecks]) -> Preflight
     return PreflightSummary(
         level=manifest.preflight.level,
         skipped=manifest.preflight.skipped,
-        fine=tuple(name for name in order if states.get(name) == {"fine"}),
+        fine=tuple(name for name in order if states.get(name, set()) - {"not-run"} == {"fine"}),
         failed=tuple(name for name in order if "failed" in states.get(name, ())),
         unknown=tuple(name for name in order if "unknown" in states.get(name, ())),
-        not_run={name: not_run[name] for name in order if name in not_run},
+        not_run={name: not_run[name] for name in order if states.get(name) == {"not-run"}},
     )

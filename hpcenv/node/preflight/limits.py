@@ -1,4 +1,4 @@
-"""Checks of what a process of this step may use: open files, cores, memory.
+"""Checks of what a process of this step may use: open files, cores, shared memory, memory.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -6,13 +6,29 @@ Runs on: COMPUTE NODE. Standard library only.
 from __future__ import annotations
 
 import os
+import re
 import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.manifest import Manifest
 
 _LEAST_FILES = 1024
 _FILES_PER_RANK = 4
+_SHM_BYTES = 2**30
+# Slurm counts memory that the kernel keeps for itself, too (RealMemory), so a little less is usual.
+_USUAL_PART = 0.9
+
+
+def check_limits(
+    manifest: Manifest, environ: Mapping[str, str], *, proc: Path = Path("/proc"), dev: Path = Path("/dev")
+) -> Iterator[CheckOutcome]:
+    """Yield the outcomes about limits of this process and memory of this node."""
+    yield check_open_files(manifest)
+    yield check_affinity(manifest)
+    yield from check_shm(manifest, dev / "shm")
+    yield check_memory(environ, proc)
 
 
 def check_open_files(manifest: Manifest) -> CheckOutcome:
@@ -37,4 +53,36 @@ def check_affinity(manifest: Manifest) -> CheckOutcome:
         state="fine" if cores >= ranks else "failed",
         found=f"{cores} for {ranks} ranks" if cores < ranks else str(cores),
         limit=f">= {ranks}",
+    )
+
+
+def check_shm(manifest: Manifest, folder: Path) -> Iterator[CheckOutcome]:
+    """Compare the free shared memory with what NCCL and data loaders take."""
+    if manifest.backend != "nccl":
+        for name in ("sys.shm", "sys.shm.ranks"):
+            yield CheckOutcome(id=name, state="not-run", found="the backend is gloo")
+        return
+    room = os.statvfs(folder)
+    free = room.f_frsize * room.f_bavail
+    for name, needed in (("sys.shm", _SHM_BYTES), ("sys.shm.ranks", _SHM_BYTES * manifest.nproc_per_node)):
+        yield CheckOutcome(
+            id=name,
+            state="fine" if free >= needed else "failed",
+            found=f"{free >> 20} MiB",
+            limit=f">= {needed >> 20} MiB",
+        )
+
+
+def check_memory(environ: Mapping[str, str], proc: Path) -> CheckOutcome:
+    """Compare the available memory of the node with what the job was given."""
+    given = environ.get("SLURM_MEM_PER_NODE", "")
+    if not given.isdecimal() or given == "0":
+        return CheckOutcome(id="sys.memory", state="not-run", found="the job asked for no amount of memory")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
+    if match is None:
+        return CheckOutcome(id="sys.memory", state="unknown", found=f"{proc}/meminfo has no MemAvailable")
+    available = int(match[1]) // 1024
+    enough = available >= int(given) * _USUAL_PART
+    return CheckOutcome(
+        id="sys.memory", state="fine" if enough else "failed", found=f"{available} MiB", limit=f"about {given} MiB"
     )

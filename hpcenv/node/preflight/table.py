@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, Severity
 
@@ -63,38 +63,373 @@ class Check:
     if_unknown: Severity | None = None
 
 
-_EXCLUDE = "tell the site's support, and submit with --exclude NODE, or with --spare 1"
-_CLUSTER = "tell the site's support: it concerns the node, not your job"
+_EXCLUDE = "tell the site's support; until it is repaired, submit with --exclude NODE or --spare 1"
+_CHILD = "in a child process, while the container starts"
+
+# Sources that several rows have.
+_NVML = "nvml.h of CUDA 13.1"
+_XID = "NVIDIA, Xid errors (docs.nvidia.com/deploy/xid-errors, 2026-11)"
+_GCM = "facebookresearch/gcm health checks (2026-11)"
+_AZURE = "Azure/azurehpc-health-checks (2026-11)"
+_NCCL = "NCCL user guide, Troubleshooting (2.30, 2026-11)"
+_OURS = "hpcenv's own judgement, 2026-11"
+
+
+def _host(name: str, severity: Severity, owner: Owner, **texts: Any) -> Check:
+    """Return a quick check on the host of each node."""
+    parts: dict[str, Any] = {"level": "quick", "place": "host", "cost": "< 1 ms", "seconds": 2.0} | texts
+    return Check(id=name, severity=severity, owner=owner, **parts)
+
+
+def _gpu(name: str, severity: Severity, **texts: Any) -> Check:
+    """Return a quick check that NVML answers."""
+    parts: dict[str, Any] = {"cost": f"some ms, {_CHILD}", "seconds": 60.0, "remedy": _EXCLUDE} | texts
+    return _host(name, severity, "node", gpus=True, **parts)
+
 
 CHECKS: tuple[Check, ...] = (
-    # -- limits of a process ---------------------------------------------------------------
-    Check(
-        id="sys.nofile",
+    # -- limits of a process, memory ---------------------------------------------------------
+    _host(
+        "sys.nofile",
+        "warn",
+        "user",
         measures="how many files a process may open: the soft limit RLIMIT_NOFILE of the step",
         limit="at least 1024, and 4 for each rank of the job",
         why="the rendezvous keeps a connection to every rank; then: Too many open files",
-        severity="warn",
-        owner="user",
-        level="quick",
-        place="host",
-        cost="< 1 ms",
-        seconds=1,
-        source="NCCL user guide, Troubleshooting, system limits (2.30, 2026-11); the factor is hpcenv's",
+        source=f"{_NCCL}, system limits; the factor is {_OURS}",
         remedy="`ulimit -n 65536` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
     ),
-    Check(
-        id="sys.affinity",
+    _host(
+        "sys.affinity",
+        "warn",
+        "user",
         measures="how many CPU cores the step may use, against the ranks of the node",
         limit="a core for each rank",
         why="ranks that share one core wait for each other in every operation, data loaders too",
-        severity="warn",
-        owner="user",
-        level="quick",
-        place="host",
-        cost="< 1 ms",
-        seconds=1,
         source="PyTorch, Performance Tuning Guide, CPU affinity (2.13); nccl-tests#300 (2025-03)",
         remedy="ask for cores: --cpus N; if you did: --srun cpu-bind=none, or see task/affinity of this cluster",
+    ),
+    _host(
+        "sys.shm",
+        "must",
+        "node",
+        measures="free space in /dev/shm",
+        limit="at least 1 GiB, for jobs with the backend nccl",
+        why="NCCL and data loaders of one node communicate there; then: No space left on device, Bus error",
+        source=f"{_NCCL}, shared memory; pytorch#5040",
+        remedy="files of ended jobs fill it (`ls -l /dev/shm`): remove your own; " + _EXCLUDE,
+    ),
+    _host(
+        "sys.shm.ranks",
+        "warn",
+        "node",
+        measures="free space in /dev/shm",
+        limit="at least 1 GiB for each rank of the node, for jobs with the backend nccl",
+        why="with little shared memory, data loaders with many workers end with Bus error",
+        source=f"{_NCCL}, shared memory; pytorch#5040; the factor is {_OURS}",
+        remedy="fewer data loader workers, or other nodes: --exclude NODE",
+    ),
+    _host(
+        "sys.memory",
+        "warn",
+        "node",
+        measures="MemAvailable of the node, against the memory that Slurm gave to the job",
+        limit="at least 0.9 of it",
+        why="processes of others hold the memory of this job; the kernel may end its ranks",
+        source="nebius/soperator, idle_mem_used (2026-11); the factor is hpcenv's",
+        remedy=_EXCLUDE,
+    ),
+    # -- folders and clocks -----------------------------------------------------------------
+    _host(
+        "fs.answers",
+        "must",
+        "node",
+        measures="whether the folders of a run answer: run folder, working directory, environment, data, binds, TMPDIR",
+        limit="an answer within the time limit",
+        why="a file system that hangs stops every process that touches it, without a message",
+        cost=_CHILD,
+        seconds=10.0,
+        source="NVRx, NFS checks; gpud, nfs (2026-11)",
+        remedy="the file system or its network is down on this node: " + _EXCLUDE,
+    ),
+    _host(
+        "fs.usable",
+        "must",
+        "user",
+        measures="whether a file can be written to run folder and TMPDIR, and read back",
+        limit="no error",
+        why="records, checkpoints and temporary files cannot be written",
+        cost=_CHILD,
+        seconds=10.0,
+        source=_OURS,
+        remedy="check path, permissions and quota on that node: srun -w NODE ls -ld PATH",
+    ),
+    _host(
+        "fs.full",
+        "must",
+        "user",
+        measures="free space and files in run folder and TMPDIR",
+        limit="at least 64 MiB and 100 files",
+        why="neither records nor a checkpoint can be written",
+        cost=_CHILD,
+        seconds=10.0,
+        source=f"{_GCM}, storage; the numbers are {_OURS}",
+        remedy="remove old runs (hpcenv clean), or --runs-dir DIR; for TMPDIR: --exclude NODE",
+    ),
+    _host(
+        "fs.space",
+        "warn",
+        "user",
+        measures="free space in run folder and TMPDIR",
+        limit="at least 1 GiB",
+        why="logs and checkpoints may not fit",
+        cost=_CHILD,
+        seconds=10.0,
+        source=f"{_GCM}, storage; the number is {_OURS}",
+        remedy="remove old runs (hpcenv clean), or --runs-dir DIR",
+    ),
+    _host(
+        "time.filesystem",
+        "warn",
+        "node",
+        measures="this node's clock, against the time that the file system stamps on a new file of the run folder",
+        limit="at most 2 s apart",
+        why="files look newer or older than they are: make, caches and `newest checkpoint` go wrong",
+        cost=_CHILD,
+        seconds=10.0,
+        source=_OURS,
+        remedy="the clock of the node or of the file server is wrong (chronyc tracking): tell the site's support",
+    ),
+    Check(
+        id="time.nodes",
+        measures="the clocks of the nodes against each other, by the shared file system and by the batch node's clock",
+        limit="at most 30 s apart",
+        why="certificates and tokens are refused, logs of nodes cannot be ordered",
+        severity="must",
+        owner="node",
+        level="quick",
+        place="nodes",
+        cost="< 1 ms",
+        seconds=1.0,
+        source=f"Lambda's cluster guide (2025); the number is {_OURS}",
+        remedy="the node's clock is wrong (chronyc tracking): " + _EXCLUDE,
+    ),
+    # -- network ----------------------------------------------------------------------------
+    _host(
+        "net.loopback",
+        "warn",
+        "node",
+        measures="what the node's own name resolves to",
+        limit="an address that is not loopback",
+        why="a library that publishes its host name gives others the address 127.0.1.1; hpcenv itself uses addresses",
+        source="pytorch#150532 (2025); Debian Reference 5.1.1",
+        remedy="nothing to do for torchrun; other launchers need a right /etc/hosts: tell the site's support",
+        seconds=10.0,
+    ),
+    _host(
+        "net.port",
+        "must",
+        "user",
+        measures="whether MASTER_PORT, where you set it, is free on the first node; hpcenv's own port is chosen free",
+        limit="free",
+        why="two jobs that use one port meet each other, or fail: EADDRINUSE",
+        source="pytorch#116974 (2024)",
+        remedy="leave MASTER_PORT out, or choose another port",
+    ),
+    _host(
+        "net.ras-port",
+        "info",
+        "user",
+        measures="whether the port of NCCL's RAS threads (28028) is free",
+        limit="free",
+        why="where two jobs share a node, questions to RAS reach the other job",
+        source="NCCL user guide, RAS (2.24 and newer)",
+        remedy="--env NCCL_RAS_ADDR=localhost:PORT",
+    ),
+    _host(
+        "net.reach",
+        "must",
+        "node",
+        measures="whether the first node answers to a TCP connection from each other node (a refusal is an answer)",
+        limit="an answer within 1 s",
+        why="behind a firewall the ranks wait for the rendezvous until its time limit",
+        cost="one round trip",
+        seconds=5.0,
+        source="sglang#3820 (2025)",
+        remedy="a firewall or a broken link between the nodes: " + _EXCLUDE,
+    ),
+    # -- RDMA -------------------------------------------------------------------------------
+    _host(
+        "ib.ports",
+        "warn",
+        "node",
+        measures="state of the RDMA ports, from /sys/class/infiniband",
+        limit="all ACTIVE that have an ACTIVE port of the same kind beside them",
+        why="NCCL uses fewer adapters on this node, and every node waits for the slowest one",
+        source="NVRx, NicLinkStateHealthCheck; imbue cluster-health, ibstatus (2026-11)",
+        remedy="a cable or switch port is down: " + _EXCLUDE,
+    ),
+    _host(
+        "ib.rate",
+        "warn",
+        "node",
+        measures="rate of the ACTIVE RDMA ports",
+        limit="as fast as the fastest port of the same kind",
+        why="a bad cable trains at a lower rate, and every node waits for the slowest one",
+        source="NVRx, NicLinkStateHealthCheck (2026-11)",
+        remedy="a cable or switch port is bad: " + _EXCLUDE,
+    ),
+    _host(
+        "ib.memlock",
+        "must",
+        "node",
+        measures="how much memory a process may lock (RLIMIT_MEMLOCK), on nodes with RDMA",
+        limit="at least 1 GiB",
+        why="RDMA locks the memory that it uses; then: ibv_reg_mr or ibv_create_cq failed",
+        source="nccl-tests#206; AWS health checks (2026-11)",
+        remedy="slurmd needs LimitMEMLOCK=infinity: tell the site's support, and submit with --exclude NODE",
+    ),
+    # -- GPUs -------------------------------------------------------------------------------
+    _gpu(
+        "gpu.count",
+        "must",
+        measures="how many GPUs NVML lists, against --gpus",
+        limit="as many as requested",
+        why="each rank needs a GPU",
+        source=_NVML,
+    ),
+    _gpu(
+        "gpu.lost",
+        "must",
+        measures="whether every GPU and the driver answer",
+        limit="an answer from each",
+        why="a GPU that has fallen off the bus hangs or ends each process that asks for it",
+        source=f"{_GCM}; {_NVML}, NVML_ERROR_GPU_IS_LOST",
+    ),
+    _gpu(
+        "gpu.recovery",
+        "must",
+        measures="what the driver asks for before the GPU is used again: NVML field 230, driver 570 and newer",
+        limit="nothing",
+        why="the driver has found the GPU broken",
+        source=f"{_NVML}, nvmlDeviceGpuRecoveryAction; NVRx, GPUHealthCheck (2026-11)",
+    ),
+    _gpu(
+        "gpu.ecc.uncorrected",
+        "must",
+        measures="uncorrected memory errors since the driver was loaded",
+        limit="0",
+        why="a process that touches the memory ends with CUDA_ERROR_ECC_UNCORRECTABLE",
+        source=f"{_GCM}; {_AZURE}",
+    ),
+    _gpu(
+        "gpu.ecc.corrected",
+        "warn",
+        measures="corrected memory errors since the driver was loaded",
+        limit="at most 1,000,000",
+        why="so many errors come before uncorrected ones",
+        source=f"{_AZURE}; {_GCM}",
+    ),
+    _gpu(
+        "gpu.remap.failed",
+        "must",
+        measures="whether a bad row of memory could not be replaced",
+        limit="none",
+        why="the memory has no spare rows left",
+        source=f"{_NVML}, nvmlDeviceGetRemappedRows; {_GCM}",
+    ),
+    _gpu(
+        "gpu.remap.pending",
+        "warn",
+        measures="whether rows of memory wait for a reset to be replaced",
+        limit="none",
+        why="until the reset the bad rows are in use",
+        source=f"{_NVML}, nvmlDeviceGetRemappedRows; {_GCM}",
+    ),
+    _gpu(
+        "gpu.retired",
+        "warn",
+        measures="whether pages of memory wait for a reset to be retired (GPUs before Ampere)",
+        limit="none",
+        why="until the reset the bad pages are in use",
+        source=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus; {_GCM}",
+    ),
+    _gpu(
+        "gpu.xid",
+        "warn",
+        measures="Xid errors that need a reset or a reboot, in the kernel's log since boot (/dev/kmsg)",
+        limit="none",
+        why="the GPU had a hardware error; gpu.recovery says whether it still has",
+        source=f"{_XID}; {_AZURE}",
+        if_unknown="info",
+    ),
+    _gpu(
+        "gpu.throttle",
+        "warn",
+        measures="why the clocks are low: hardware slowdown, too hot, power brake",
+        limit="none of these",
+        why="one slow GPU slows all ranks",
+        source=f"{_NVML}, nvmlClocksEventReasons; {_AZURE}",
+    ),
+    _gpu(
+        "gpu.pcie.width",
+        "warn",
+        measures="lanes of the PCIe link now, against the most that GPU and slot have",
+        limit="all of them",
+        why="copies to and from the GPU are slower; all ranks wait for them",
+        source=f"{_AZURE}; gpud (2026-11)",
+    ),
+    _gpu(
+        "gpu.nvlink",
+        "must",
+        measures="NVLink links that are up, of each GPU",
+        limit="the same number on all GPUs of the node",
+        why="NCCL uses PCIe in place of the missing link, or hangs",
+        source="NVRx, NVLHealthCheck; NCCL 2.31 diagnostics (2026-11)",
+    ),
+    _gpu(
+        "gpu.fabric",
+        "must",
+        measures="state of the NVLink switches' fabric (GpuFabricInfo)",
+        limit="done, without an error",
+        why="CUDA does not start: error 802, system not yet initialized",
+        source=f"{_NVML}, nvmlGpuFabricInfo; nccl#1672 (2025)",
+        remedy="the fabric manager does not run on the node: " + _EXCLUDE,
+    ),
+    _gpu(
+        "gpu.compute-mode",
+        "must",
+        measures="compute mode of each GPU",
+        limit="not `prohibited`",
+        why="no process can compute on the GPU",
+        source=f"{_NVML}, nvmlComputeMode",
+    ),
+    _gpu(
+        "gpu.persistence",
+        "info",
+        measures="persistence mode",
+        limit="on",
+        why="without it the first CUDA call takes seconds, and clocks and settings are lost between jobs",
+        source="NVIDIA, Driver Persistence (2026-11)",
+        remedy="it costs seconds, not results; the site's support can start nvidia-persistenced",
+    ),
+    _gpu(
+        "gpu.stray",
+        "must",
+        measures="processes outside of this job that use more than 1 GiB of its GPUs",
+        limit="none",
+        why="the memory of the GPU is not all for this job: CUDA out of memory",
+        source=f"{_GCM}; nebius/soperator, alloc_gpus_busy (2026-11)",
+        remedy="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
+    ),
+    _gpu(
+        "gpu.shared",
+        "warn",
+        measures="other processes outside of this job that hold its GPUs open",
+        limit="none",
+        why="they share the GPU's time and memory with this job",
+        source=f"{_GCM}; nebius/soperator, alloc_gpus_busy (2026-11)",
+        remedy="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
     ),
 )
 

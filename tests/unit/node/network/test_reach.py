@@ -311,4 +311,4 @@ def test_a_port_that_is_taken_in_one_family_is_not_free(family, address):
         if family == socket.AF_INET6:
             taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         taken.bind((address, 0))
-        assert not network._can_listen(taken.getsockname()[1])
+        assert not network.is_free_port(taken.getsockname()[1])

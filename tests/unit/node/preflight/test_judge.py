@@ -19,7 +19,7 @@ BLOCKING = {"sys.nofile": "must"}
 
 
 def checks(*results):
-    return NodeChecks.of(results, seconds=0.1)
+    return NodeChecks.of(results, seconds=0.1, clock=0.0)
 
 
 def failed(name="sys.nofile", state="failed"):
@@ -71,7 +71,7 @@ def test_the_verdict_says_what_was_skipped_and_what_did_not_run(judged):
     text = " ".join(verdict_table.render(verdict, lockfile="default.lock.toml").split())
     assert "not run: sys.nofile (no such limit)" in text
     assert "skipped (--skip-check): sys.affinity" in text
-    assert verdict.preflight.fine == ()
+    assert verdict.preflight.fine == ("time.nodes",)
 
 
 def test_a_skipped_check_is_not_made(make_manifest):
@@ -106,7 +106,7 @@ def test_reports_that_are_fine_leave_the_verdict_as_it_is(after):
     verdict = after(report("n1", failed(state="fine")), report("n2", failed(state="fine")))
     assert (verdict.result, verdict.findings) == ("match", ())
     assert verdict.rendezvous is not None
-    assert verdict.preflight.fine == ("sys.nofile",)
+    assert verdict.preflight.fine == ("time.nodes", "sys.nofile")
 
 
 def test_a_failure_after_the_verdict_closes_the_gate(after):

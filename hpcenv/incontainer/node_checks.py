@@ -1,0 +1,295 @@
+"""Checks inside the environment, before the training: does what the ranks need start here?
+
+Runs on: INSIDE THE IMAGE, once on each node after the verdict. Python 3.8 and newer, standard library; it imports the
+environment's own torch. Each group of checks runs in a child with a time limit: CUDA may hang, and a crash of one
+group hides no other one.
+
+    python node_checks.py --gpus N --ranks N --backend nccl|gloo [--deep] [--only GROUP]
+
+Prints a line of JSON for each check: id, state (fine, failed, unknown, not-run), found.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+Outcome = Dict[str, str]
+
+_GIB = 2**30
+
+
+def _outcome(name: str, state: str, found: object) -> Outcome:
+    return {"id": name, "state": state, "found": str(found)[:500]}
+
+
+# -- what needs no torch --------------------------------------------------------------------
+
+
+def check_limits(options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield the outcomes about shared memory, locked memory and cores inside the environment."""
+    room = os.statvfs("/dev/shm")  # noqa: S108
+    free = room.f_frsize * room.f_bavail
+    if options.backend == "nccl":
+        yield _outcome("inside.shm", "fine" if free >= _GIB else "failed", "%d MiB" % (free >> 20))
+    else:
+        yield _outcome("inside.shm", "not-run", "the backend is gloo")
+    yield _memlock(options)
+    cores = len(os.sched_getaffinity(0))
+    state = "fine" if cores >= options.ranks else "failed"
+    yield _outcome("inside.affinity", state, "%d for %d ranks" % (cores, options.ranks))
+
+
+def _adapters() -> List[str]:
+    try:
+        return os.listdir("/sys/class/infiniband")
+    except OSError:
+        return []
+
+
+def _memlock(options: argparse.Namespace) -> Outcome:
+    if not _adapters() or options.backend != "nccl":
+        return _outcome("inside.memlock", "not-run", "this run uses no RDMA")
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    enough = soft == resource.RLIM_INFINITY or soft >= _GIB
+    found = "unlimited" if soft == resource.RLIM_INFINITY else "%d KiB" % (soft // 1024)
+    return _outcome("inside.memlock", "fine" if enough else "failed", found)
+
+
+def check_verbs(_: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield how many RDMA devices libibverbs of the environment opens, against those of the host."""
+    name, adapters = "inside.verbs", _adapters()
+    if not adapters:
+        yield _outcome(name, "not-run", "no RDMA adapter")
+        return
+    try:
+        verbs = ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        yield _outcome(name, "failed", "the environment has no libibverbs.so.1: %s" % error)
+        return
+    number = ctypes.c_int(0)
+    verbs.ibv_get_device_list.restype = ctypes.c_void_p
+    devices = verbs.ibv_get_device_list(ctypes.byref(number))
+    found = "%d of %d adapters" % (number.value, len(adapters))
+    yield _outcome(name, "fine" if devices and number.value >= len(adapters) else "failed", found)
+
+
+# -- CUDA -----------------------------------------------------------------------------------
+
+_CUDA_CHECKS = ("cuda.start", "cuda.matmul", "cuda.amp")
+# A sum of 256 products of -1, 0 and 1 is a whole number of at most 256: exact in bfloat16, too.
+_SIZE = 256
+
+
+def check_cuda(options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield whether CUDA starts, multiplies right, and does so in mixed precision, on every GPU."""
+    if options.gpus == 0:
+        yield from (_outcome(name, "not-run", "no GPU") for name in _CUDA_CHECKS)
+        return
+    import torch as library
+
+    torch: Any = library
+    if not torch.version.cuda and not getattr(torch.version, "hip", None):
+        yield from (_outcome(name, "not-run", "this torch is built without CUDA") for name in _CUDA_CHECKS)
+        return
+    torch.cuda.init()
+    count = torch.cuda.device_count()
+    state = "fine" if count >= options.gpus else "failed"
+    yield _outcome("cuda.start", state, "%d of %d GPUs" % (count, options.gpus))
+    if count == 0:
+        yield from (_outcome(name, "unknown", "torch sees no GPU") for name in _CUDA_CHECKS[1:])
+        return
+    yield _on_each_gpu("cuda.matmul", torch, count, _wrong_product)
+    yield _on_each_gpu("cuda.amp", torch, count, _wrong_mixed)
+
+
+def _on_each_gpu(name: str, torch: Any, count: int, wrong: Callable[[Any, Any], str]) -> Outcome:
+    problems = []
+    for index in range(count):
+        problem = wrong(torch, torch.device("cuda", index))
+        if problem:
+            problems.append("GPU %d: %s" % (index, problem))
+    return _outcome(name, "failed" if problems else "fine", "; ".join(problems) or "%d GPUs" % count)
+
+
+def _matrices(torch: Any, device: Any) -> Tuple[Any, Any]:
+    """Return two matrices of small whole numbers: every sum of their products is exact in each precision used here."""
+    rows = torch.arange(_SIZE * _SIZE).reshape(_SIZE, _SIZE)
+    first, second = (rows % 3 - 1).to(torch.float32), (rows // 7 % 3 - 1).to(torch.float32)
+    return first.to(device), second.to(device)
+
+
+def _expected(torch: Any) -> Any:
+    first, second = _matrices(torch, "cpu")
+    return first.to(torch.int64) @ second.to(torch.int64)
+
+
+def _difference(torch: Any, product: Any) -> str:
+    torch.cuda.synchronize(product.device)
+    wrong = int((product.to("cpu").to(torch.int64) != _expected(torch)).sum())
+    return "%d of %d results are wrong" % (wrong, _SIZE * _SIZE) if wrong else ""
+
+
+def _wrong_product(torch: Any, device: Any) -> str:
+    first, second = _matrices(torch, device)
+    return _difference(torch, first @ second)
+
+
+def _wrong_mixed(torch: Any, device: Any) -> str:
+    first, second = _matrices(torch, device)
+    kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    with torch.autocast("cuda", dtype=kind):
+        product = first @ second
+    if product.dtype != kind:
+        return "autocast gave %s, not %s" % (product.dtype, kind)
+    return _difference(torch, product.to(torch.float32))
+
+
+# -- process groups -------------------------------------------------------------------------
+
+
+def check_groups(options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield whether a process group of one rank starts and sums, with gloo, and with NCCL where the run uses it."""
+    import torch
+
+    backends = ["gloo"] + (["nccl"] if options.backend == "nccl" else [])
+    if options.backend != "nccl":
+        yield _outcome("dist.nccl", "not-run", "no GPU" if options.gpus == 0 else "the backend is gloo")
+    for number, backend in enumerate(backends):
+        yield _outcome("dist.%s" % backend, *_group_of_one(torch, backend, number))
+
+
+def _group_of_one(torch: Any, backend: str, number: int) -> Tuple[str, str]:
+    import torch.distributed as library
+
+    dist: Any = library
+    if not dist.is_available() or not getattr(dist, "is_%s_available" % backend, lambda: True)():
+        return "failed", "this torch has no %s" % backend
+    device = "cuda:0" if backend == "nccl" else "cpu"
+    # A file as store: no port, and no second process.
+    place = os.path.join(os.environ.get("TMPDIR") or "/tmp", "hpcenv-group-%d-%d" % (os.getpid(), number))  # noqa: S108
+    store = dist.FileStore(place, 1)
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        values = torch.arange(4, device=device, dtype=torch.float32)
+        dist.all_reduce(values)
+        good = values.tolist() == [0.0, 1.0, 2.0, 3.0]
+    finally:
+        dist.destroy_process_group()
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+    return ("fine", "a sum over one rank") if good else ("failed", "all_reduce over one rank changed the values")
+
+
+# -- deep -----------------------------------------------------------------------------------
+
+_BURN_SECONDS = 30.0
+
+
+def check_burn(options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield whether every GPU multiplies right for half a minute, and none is much slower than the others."""
+    names = ("cuda.burn", "cuda.speed")
+    if options.gpus == 0:
+        yield from (_outcome(name, "not-run", "no GPU") for name in names)
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield from (_outcome(name, "not-run", "this torch sees no GPU") for name in names)
+        return
+    done, wrong = [], []
+    each = _BURN_SECONDS / torch.cuda.device_count()
+    for index in range(torch.cuda.device_count()):
+        rounds, problem = _burn(torch, torch.device("cuda", index), each)
+        done.append(rounds)
+        wrong += ["GPU %d: %s" % (index, problem)] if problem else []
+    yield _outcome("cuda.burn", "failed" if wrong else "fine", "; ".join(wrong) or "%d products" % sum(done))
+    usual = sorted(done)[len(done) // 2]
+    parts = [100 * rounds // max(usual, 1) for rounds in done]
+    slow = ["GPU %d: %d %% of the usual speed" % (index, part) for index, part in enumerate(parts) if part < 80]
+    yield _outcome("cuda.speed", "failed" if slow else "fine", "; ".join(slow) or "%d products each" % usual)
+
+
+def _burn(torch: Any, device: Any, seconds: float) -> Tuple[int, str]:
+    """Multiply one pair of matrices again and again; every result must equal the first one."""
+    size = 4096
+    generator = torch.Generator(device=device).manual_seed(1)
+    first, second = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
+    expected, rounds, until = first @ second, 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        equal = torch.equal(first @ second, expected)
+        rounds += 1
+        if not equal:
+            return rounds, "the same product gave another result after %d rounds" % rounds
+    return rounds, ""
+
+
+# -- groups ---------------------------------------------------------------------------------
+
+# Group -> its function, its time limit in seconds, its checks.
+_GROUPS = {
+    "limits": (check_limits, 10.0, ("inside.shm", "inside.memlock", "inside.affinity")),
+    "verbs": (check_verbs, 10.0, ("inside.verbs",)),
+    "cuda": (check_cuda, 120.0, _CUDA_CHECKS),
+    "groups": (check_groups, 120.0, ("dist.gloo", "dist.nccl")),
+    "burn": (check_burn, 180.0, ("cuda.burn", "cuda.speed")),
+}
+
+
+def main() -> int:
+    """Run all groups, each in a child; or one group here."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("--only", choices=sorted(_GROUPS))
+    options = parser.parse_args()
+    if options.only:
+        for outcome in _GROUPS[options.only][0](options):
+            print(json.dumps(outcome), flush=True)
+        return 0
+    children = {name: _start(name) for name in _GROUPS if name != "burn"}
+    for name, child in children.items():
+        _report(name, child)
+    if options.deep:
+        _report("burn", _start("burn"))
+    return 0
+
+
+def _start(name: str) -> "subprocess.Popen[str]":
+    argv = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--only", name]
+    return subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, universal_newlines=True
+    )
+
+
+def _report(name: str, child: "subprocess.Popen[str]") -> None:
+    """Print what a child found; a check that it did not report is a failure where the child failed, else unknown."""
+    _, seconds, checks = _GROUPS[name]
+    try:
+        output, errors = child.communicate(timeout=seconds)
+        lines = errors.strip().splitlines()
+        why, state = (lines[-1] if lines else "ended with status %s" % child.returncode), "failed"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        output, why, state = "", "no end within %g s" % seconds, "failed"
+    found = {}
+    for line in output.splitlines():
+        try:
+            outcome = json.loads(line)
+            found[outcome["id"]] = outcome
+        except (ValueError, KeyError, TypeError):
+            continue  # output of torch
+    for check in checks:
+        print(json.dumps(found.get(check) or _outcome(check, state, why)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
