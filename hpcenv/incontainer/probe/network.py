@@ -33,6 +33,7 @@ PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib64",
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
     "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
     "/opt/aws-ofi-nccl/lib",
     "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
     "/usr/local/lib",

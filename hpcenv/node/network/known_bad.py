@@ -37,6 +37,9 @@ class BadVersion:
     ending: str = ""
 
 
+# Read 2026-11-23. The report's own test of 1.18.0 was cut short: it says neither that it works nor that it fails.
+_GEODESIC = "GeodesicResearch/geodesic-megatron 39309f8, docs/investigations/slingshot-fix-results.md"
+
 KNOWN_BAD = (
     BadVersion(
         id="ofi-1.8.1",
@@ -45,10 +48,10 @@ KNOWN_BAD = (
         first="1.8.1",
         before="1.8.2",
         profiles=("slingshot",),
-        what="deadlocks on Slingshot; no variable cures it (15 were tried)",
-        todo="use aws-ofi-nccl 1.17 or newer",
-        source="geodesic, docs/investigations/slingshot-fix-results.md (research notes; not read again)",
-        date="2026-11-22",
+        what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
+        todo="use aws-ofi-nccl 1.17 or newer, which has the plugin's own fix",
+        source=_GEODESIC,
+        date="2026-11-23",
     ),
     BadVersion(
         id="ofi-tree-connect",
@@ -69,10 +72,10 @@ KNOWN_BAD = (
         first="1.8.1",
         before="1.8.2",
         profiles=("slingshot",),
-        what="deadlocks on Slingshot; no variable cures it (15 were tried)",
+        what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
         todo="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's",
-        source="geodesic, docs/investigations/slingshot-fix-results.md (research notes; not read again)",
-        date="2026-11-22",
+        source=_GEODESIC,
+        date="2026-11-23",
     ),
     BadVersion(
         id="ofi-for-efa",
@@ -82,21 +85,21 @@ KNOWN_BAD = (
         before="",
         ending="-aws",
         profiles=("slingshot",),
-        what="a release for EFA that the loader finds first, as in some vendor images (NGC); tested on EFA only",
+        what="a release for EFA that the loader finds first, as in NVIDIA's images until 2026; tested on EFA only",
         todo="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
-        source="aws-ofi-nccl 2daf7d3, README.md; NGC images: research notes of 2026-11-22, not read again",
+        source="aws-ofi-nccl 2daf7d3, README.md; NVIDIA-NeMo/Megatron-Bridge#5033 and NVIDIA-NeMo/RL#1973",
         date="2026-08-21",
     ),
     BadVersion(
-        id="nccl-2.27.0-net-id",
+        id="nccl-2.26-net-id",
         component="nccl",
         where="image",
-        first="2.27",
-        before="2.27.3",
-        what="ends with `Could not find NET with id 0` on some InfiniBand systems",
-        todo="use a torch with NCCL 2.27.3 or newer",
-        source="NeMo/Speech#13996 (from the project's research notes; not read again)",
-        date="2026-11-20",
+        first="2.26",
+        before="2.27",
+        what="ends with `Could not find NET with id 0` on some InfiniBand systems (seen with 2.26.2, torch 2.7)",
+        todo="use a torch with NCCL 2.27 or newer (torch 2.8)",
+        source="NVIDIA/nccl#1748",
+        date="2025-08-06",
     ),
     BadVersion(
         id="nccl-proxy-aarch64",

@@ -31,6 +31,7 @@ _PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib64",
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
     "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
     "/opt/aws-ofi-nccl/lib",
     "/opt/aws-ofi-nccl/install/lib",
     "/usr/local/gib/lib64",
