@@ -165,11 +165,15 @@ def _split_outside_brackets(text: str) -> list[str]:
 def _expand_item(item: str) -> list[str]:
     """Expand one item. With several bracket groups (`r[1-2]n[1-2]`), the last one changes fastest."""
     pieces = re.split(r"\[([^\[\]]*)\]", item)
-    texts, groups = pieces[0::2], [_expand_group(group) for group in pieces[1::2]]
-    if sum(map(len, texts)) > _LONGEST_NAME or len(groups) > _LONGEST_NAME:
+    texts = pieces[0::2]
+    if sum(map(len, texts)) > _LONGEST_NAME or len(texts) > _LONGEST_NAME:
         raise ValueError("not a host list: a name is longer than a host name can be")
-    if math.prod(map(len, groups)) > _MOST_NODES:
-        raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
+    groups: list[list[str]] = []
+    for piece in pieces[1::2]:
+        groups.append(_expand_group(piece))
+        # Now, not behind the loop: many large groups would need gigabytes of memory.
+        if math.prod(map(len, groups)) > _MOST_NODES:
+            raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
     numbered = itertools.product(*groups)
     return ["".join(itertools.chain(*zip(texts, (*numbers, ""), strict=True))) for numbers in numbered]
 
