@@ -154,8 +154,15 @@ def _child(
     lines: set[tuple[str, int]] = set()
     corpus = list(dict.fromkeys([*target.seeds, *kept]))
     told: dict[str, Any] = {"executions": 0, "crashes": [], "kept": kept, "more": True}
+    reported = time.monotonic()
     for data in corpus:
+        struct.pack_into("<Q", current, 0, len(data))
+        current[16 : 16 + len(data)] = data
         _covered(lambda data=data: execute(target, data), lines)
+        # On a busy machine this takes longer than a call may: the parent would see a hang.
+        if time.monotonic() > reported + 5:
+            reported = time.monotonic()
+            pipe.send(told)
     began = reported = time.monotonic()
     while time.monotonic() < began + seconds:
         data = mutate(chance.choice(corpus), corpus, target.words, chance)
