@@ -75,11 +75,20 @@ class Status:
     RESULTS_DIFFER = 41
     """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have other steps."""
 
+    DOES_NOT_RUN = 43
+    """`hpcenv compat`: the combination does not run."""
+
+    NOT_IN_TABLE = 44
+    """`hpcenv compat`: whether the combination runs is not known to the compatibility table."""
+
     RUN_HAS_ENDED = 100
     """A step to the batch script: the run has ended already, in an earlier job of its chain."""
 
     NOT_DONE = 101
     """A step to the batch script: the training saved itself and has more to do, but is not queued again."""
+
+    TEST_PAIRS = 102
+    """A step to the batch script: the smoke test failed, and pairs of nodes have to be tested to say where."""
 
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""

@@ -1,4 +1,4 @@
-"""For training scripts: stop in time, save a checkpoint, and continue from it in the next attempt.
+"""For training scripts: stop in time, save a checkpoint, continue from it in the next attempt, and record metrics.
 
 Runs on: every rank, also inside an image. Standard library only, and torch if the script uses it;
 Python >= 3.8. A run brings a copy of this module to its ranks, so an image does not need hpcenv.
@@ -34,7 +34,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["checkpoint_path", "resume_path", "save", "saved", "saving", "stop_requested"]
+__all__ = [
+    "checkpoint_path",
+    "log_metrics",
+    "resume_path",
+    "save",
+    "saved",
+    "saving",
+    "seed_everything",
+    "stop_requested",
+]
 
 _CHECKPOINT = re.compile(r"step-(\d{1,18})(\.pt)?\Z")
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -86,13 +95,21 @@ def resume_path() -> Path | None:
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
+    step, newest = _newest_checkpoint(folder)
+    session = _session()
+    if session is not None:
+        session.resumes(None if newest is None else step)
+    return newest
+
+
+def _newest_checkpoint(folder: Path) -> tuple[int, Path | None]:
     try:
         checkpoints = [
             (int(match[1]), path) for path in folder.iterdir() for match in [_CHECKPOINT.match(path.name)] if match
         ]
     except OSError:
-        return None
-    return max(checkpoints, default=(0, None), key=lambda item: (item[0], str(item[1])))[1]
+        return 0, None
+    return max(checkpoints, default=(0, None), key=lambda item: (item[0], str(item[1])))
 
 
 def checkpoint_path(step: int) -> Path | None:
@@ -146,6 +163,9 @@ def saving(step: int) -> Iterator[Path | None]:
         elif aside.exists():
             aside.unlink()
         raise
+    session = _session()
+    if session is not None:
+        session.hash_parameters("checkpoint")
     if _State.requested or _requested_here():
         saved()
 
@@ -181,6 +201,98 @@ def saved() -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"saved-{_node()}").touch()
+
+
+# -- determinism and metrics ----------------------------------------------------------------
+
+
+def log_metrics(step: int, **values: Any) -> None:
+    """Record metrics of this rank to the last bit. Outside a run that records metrics, it does nothing.
+
+        training.log_metrics(step, loss=loss, accuracy=correct / total)
+
+    The loss on which `backward` is called is recorded without this.
+
+    Args:
+        step: number of the step, as the script counts.
+        values: each a number, or a tensor or array with one element. A tensor on a GPU is waited for.
+
+    Raises:
+        TypeError: a value is none of these.
+    """
+    session = _session()
+    for name, value in values.items() if session is not None else ():
+        session.add(_metric(int(step), name, value))
+
+
+def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:
+    """Seed Python, NumPy and torch in this rank, and set the switches of a determinism profile.
+
+    In a run with a profile (`hpcenv submit --determinism bitwise`) this has been done before the script began; call it
+    to choose the seed in the script. `PYTHONHASHSEED` and other environment variables cannot be set any more here.
+
+    Args:
+        seed: base seed, 0 to 2^32-1; the default is the run's, else 0. Each rank gets seed + 1,000,003 x rank.
+        determinism: `off` (only the seeds), `seeded` or `bitwise`; the default is the run's profile, else `seeded`.
+
+    Returns:
+        The seed of this rank.
+
+    Raises:
+        ValueError: an unknown profile, or a seed out of range.
+        RuntimeError: torch could not be set to the profile.
+    """
+    import torch
+
+    from hpcenv.incontainer.start_hook import seeds, switches
+
+    hook = _start_hook()
+    profile = determinism or (hook.options.profile if hook is not None else "seeded")
+    if profile not in ("off", "seeded", "bitwise"):
+        raise ValueError(f"the determinism profile is {profile!r}, expected off, seeded or bitwise")
+    base = seed if seed is not None else hook.options.seed if hook is not None else 0
+    if not 0 <= base < 1 << 32:
+        raise ValueError(f"the seed is {base}, expected 0 to 2^32-1")
+    if hook is not None:
+        problems = hook.apply(profile, "seed_everything")
+        rank_seed = hook.seed(base, "seed_everything")
+    else:
+        problems = [] if profile == "off" else switches.apply_to_torch(torch, profile)
+        rank_seed = seeds.seed_of_rank(base, int(os.environ.get("RANK", "0")))
+        seeds.seed_python(rank_seed)
+        seeds.seed_torch(torch, rank_seed)
+        with contextlib.suppress(ImportError):
+            import numpy as np
+
+            seeds.seed_numpy(np, rank_seed)
+    if problems:
+        raise RuntimeError(f"the determinism profile {profile} could not be applied: {'; '.join(problems)}")
+    return int(rank_seed)
+
+
+def _start_hook() -> Any:
+    """Return the hook's session of this rank; None without one. Its modules have another name, see start_hook."""
+    module = sys.modules.get("_hpcenv_start_hook.session")
+    return None if module is None else module.current()
+
+
+def _session() -> Any:
+    hook = _start_hook()
+    return hook if hook is not None and hook.options.record else None
+
+
+def _metric(step: int, name: str, value: Any) -> dict[str, Any]:
+    from hpcenv.incontainer.start_hook.exact import exact
+
+    line = {"kind": "metric", "step": step, "name": name[:200]}
+    dtype = str(getattr(value, "dtype", "")).replace("torch.", "")
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (bool, int)):
+        return {**line, "value": str(int(value)), "dtype": "int"}
+    if not isinstance(value, float):
+        raise TypeError(f"the metric {name} is {type(value).__name__}, expected a number")
+    return {**line, "value": exact(value), "dtype": dtype or "float64"}
 
 
 # -- the stop request ---------------------------------------------------------------------

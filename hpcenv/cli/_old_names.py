@@ -34,6 +34,7 @@ OLD_OPTIONS = {
     ("image init", "--plain-http"): "name the digest, --base NAME@sha256:..., or set plain-http in hpcenv.toml",
     ("image init", "--compat-file"): "set compat-file in the table [submit] of hpcenv.toml",
     ("image rebuild", "--site"): "--pip-config",
+    ("diff", "--profile"): "--determinism",
 }
 
 # Old command, without `hpcenv` -> new command.

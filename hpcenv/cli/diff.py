@@ -15,6 +15,7 @@ from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
 from hpcenv.node.check.verdict_table import shorten
 from hpcenv.project.fields import Profile
+from hpcenv.records.manifest import DETERMINISM_PROFILES
 
 _TITLES = {
     "hardware": "other hardware",
@@ -34,13 +35,13 @@ _TITLES = {
 @click.argument("left")
 @click.argument("right")
 @click.option(
-    "--profile",
-    type=click.Choice(["default", "bitwise"]),
-    help="Judge both sides by this profile, instead of the ones in their lockfiles.",
+    "--determinism",
+    type=click.Choice(DETERMINISM_PROFILES),
+    help="Judge both sides by this determinism profile, instead of the ones in their lockfiles.",
 )
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
-def command(left: str, right: str, profile: Profile | None, runs: str | None, as_json: bool) -> int:
+def command(left: str, right: str, determinism: Profile | None, runs: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, or a run (folder, name, job id).
@@ -48,7 +49,7 @@ def command(left: str, right: str, profile: Profile | None, runs: str | None, as
     its lockfile; the stricter side counts. Ends with 26 when a field that must match
     differs, or when a run has no result, otherwise with 0.
     """
-    result = diff(_render.cwd(), left, right, profile=profile, runs=runs)
+    result = diff(_render.cwd(), left, right, determinism=determinism, runs=runs)
     status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)

@@ -304,6 +304,11 @@ def _own_import_path() -> None:
     if os.path.isabs(inside) and os.path.isdir(inside):
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = "%s:%s" % (before, inside) if before else inside
+    hook = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "start-hook")
+    if os.path.isabs(hook) and "HPCENV_START_HOOK" in os.environ:
+        # First: Python imports the first `sitecustomize` that it finds. This one then runs the image's own.
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = "%s:%s" % (hook, before) if before else hook
 
 
 _signals_seen: List[int] = []

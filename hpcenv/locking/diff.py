@@ -46,7 +46,9 @@ class DiffResult:
         return tuple(change for change in self.changes if change.severity == "must")
 
 
-def diff(start: Path, left: str, right: str, *, profile: Profile | None = None, runs: str | None = None) -> DiffResult:
+def diff(
+    start: Path, left: str, right: str, *, determinism: Profile | None = None, runs: str | None = None
+) -> DiffResult:
     """Compare two sides.
 
     Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
@@ -55,13 +57,13 @@ def diff(start: Path, left: str, right: str, *, profile: Profile | None = None, 
         start: the folder where the user is.
         left, right: each a lockfile's path, the name of one of the project's lockfiles, or
             a run (folder, name, job id).
-        profile: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
+        determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
         runs: folder of runs, if not the project's.
 
     Raises:
         UsageError: one of the two is neither a lockfile nor a run.
     """
-    sides = [_read_side(start, name, profile, runs=runs) for name in (left, right)]
+    sides = [_read_side(start, name, determinism, runs=runs) for name in (left, right)]
     both_runs = all(side.of_run is not None for side in sides)
     # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]

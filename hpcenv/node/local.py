@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcenv import process
-from hpcenv.errors import NodeRejected, NodesUnknown
+from hpcenv.errors import NodeRejected, NodesUnknown, Status
 from hpcenv.node.launch import processes
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.node.manifest import open_manifest
@@ -71,7 +71,24 @@ def _steps(tasks: _Tasks, *, launches: bool) -> int:
     if status != 0:
         # Any other end, for example lack of memory, means that the nodes could not be checked.
         return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
+    status = _smoke(tasks)
+    if status != 0:
+        return status
     return tasks.all("task", end_together=True) if launches else 0
+
+
+def _smoke(tasks: _Tasks) -> int:
+    """Run the smoke test, if one is planned; return 0 when training may start."""
+    if not tasks.smoke_planned():
+        return 0
+    tasks.all("smoke", end_together=False)
+    status = tasks.stopped or tasks.one("smoke-judge")
+    if status == Status.TEST_PAIRS:
+        tasks.all("smoke-pairs", end_together=False)
+        status = tasks.stopped or tasks.one("smoke-judge")
+    if tasks.stopped or status == 0:
+        return tasks.stopped
+    return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
 
 
 class _Tasks:
@@ -85,6 +102,10 @@ class _Tasks:
         self._kill_at: float | None = None
         self.stopped = 0
         """128 + number of the signal that asked this run to end; 0 without one."""
+
+    def smoke_planned(self) -> bool:
+        """Whether the decide step planned a smoke test."""
+        return self._run.smoke_plan.exists()
 
     def one(self, step: str, *arguments: str) -> int:
         """Run a step on the first node."""

@@ -1,4 +1,4 @@
-"""The steps that the batch script calls: begin, former, stage-*, check, stopped, decide, task, outcome, finish, local.
+"""The steps that the batch script calls, from `begin` to `finish`, and `local`, which replaces it.
 
 Runs on: COMPUTE NODE, from the copy of the code in the run folder. Here, and only here, a
 step's environment is read, its lines are printed and its exit status is set.
@@ -35,6 +35,7 @@ from hpcenv.node.launch import current_attempt, first_failure, launch, requeue, 
 from hpcenv.node.launch.previous_job import number_in_chain, read_previous_job
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.network.rendezvous import Choice
+from hpcenv.node.smoke import conclude
 from hpcenv.node.stage import stage
 from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode, find_this_node
 from hpcenv.records import secret_file
@@ -113,6 +114,9 @@ def _run_step(arguments: list[str]) -> int:
         "check": check,
         "stopped": stopped,
         "decide": decide_run,
+        "smoke": smoke_test,
+        "smoke-pairs": smoke_pairs,
+        "smoke-judge": smoke_judge,
         "task": task,
         "outcome": outcome,
         "finish": finish,
@@ -335,7 +339,53 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     # The verdict last: who sees it may rely on the settings being there.
     save_record(verdict, run.verdict)
     print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    if manifest.smoke is not None and verdict.result == "match":
+        planned = conclude.prepare(manifest, run, verdict, reported, job_id=place.job_id, now=time.time())
+        verdict = _say_concluded(planned, manifest)
     return exit_status(verdict)
+
+
+def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:
+    """Print what the smoke test gave; return the verdict that holds now."""
+    for line in concluded.lines:
+        print(line, flush=True)
+    verdict = concluded.verdict or concluded.before
+    if verdict.result != concluded.before.result:
+        print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    return verdict
+
+
+def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Run the smoke test on this node. Ends with 0 whatever was found: the judge step judges."""
+    return _smoke(run, environ, pairs=False)
+
+
+def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Test pairs of nodes, with this node in some of them."""
+    return _smoke(run, environ, pairs=True)
+
+
+def _smoke(run: RunFolder, environ: Mapping[str, str], *, pairs: bool) -> int:
+    from hpcenv.node.smoke import run as smoke
+
+    manifest = open_manifest(run)
+    report = smoke.run(manifest, _place(run, manifest, environ), environ, pairs=pairs)
+    if report.ended != "stopped":
+        return 0
+    number = next((n for n in _REQUESTS if report.problem.endswith(n.name)), signal.SIGTERM)
+    return 128 + number
+
+
+def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Join what all nodes saw in the smoke test; a failure changes the verdict.
+
+    Returns 0 when training may start, 90 or 91 when it may not, Status.TEST_PAIRS when pairs have to be tested first.
+    """
+    manifest = open_manifest(run)
+    place = _place(run, manifest, environ)
+    concluded = conclude.conclude(manifest, place, wait=_SECONDS_FOR_FILES, now=time.time())
+    verdict = _say_concluded(concluded, manifest)
+    return exit_status(verdict) if concluded.verdict is not None else Status.TEST_PAIRS
 
 
 def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.node.preflight.table import CHECKS
-from hpcenv.records.manifest import Severity
+from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
 
-Profile = Literal["default", "bitwise"]
+Profile = DeterminismProfile
+
+
+def renew_profile(value: object) -> object:
+    """Return the name of a determinism profile; `default` was the name of `off` until 2026-11."""
+    return "off" if value == "default" else value
+
+
 Level = Literal["record", "full", "deep"]
 LEVELS: tuple[Level, ...] = ("record", "full", "deep")
 
@@ -52,7 +59,8 @@ class Field:
         what: what the field is.
         source: where its value comes from.
         why: what goes wrong when it differs.
-        default, bitwise: its severity in the two profiles.
+        default: its severity in the determinism profiles `off` and `seeded`.
+        bitwise: its severity in the profile `bitwise`.
         repair: what it takes to make it equal.
         remedy: what to do about a difference.
         level: how deep a node must look to read it.
@@ -1099,9 +1107,9 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "setting",
         bitwise="must",
-        what="which profile decides how much each field matters: default or bitwise",
+        what="how strictly runs must repeat, which also decides how much each field matters: off, seeded or bitwise",
         source="`profile` under [determinism] in hpcenv.toml",
-        why="under another profile other differences stop a job",
+        why="under another profile the ranks have other switches, and other differences stop a job",
         judged_by=(),
     ),
     _field(
@@ -1133,6 +1141,16 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 over all files of the run's own copy of the code",
         source="each file as every node reads it, against what was submitted",
         why="another module, configuration or link gives other results",
+        remedy="submit again; do not edit files in the run folder",
+        judged_by=("rule",),
+    ),
+    _field(
+        "code.start-hook-sha256",
+        "must",
+        "setting",
+        what="sha256 over the files that Python runs at the start of every rank, before the script",
+        source="the files as each node reads them, against those that were submitted",
+        why="they set the determinism switches and record the training; other files do something else",
         remedy="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),

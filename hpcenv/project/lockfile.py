@@ -13,12 +13,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as declared
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
-from hpcenv.project.fields import LEVELS, Level, Profile
+from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
+from hpcenv.project.table_schema import Before
 from hpcenv.records.manifest import DataCompare, Expectation, PackageExpectation, Severity, Value
 from hpcenv.records.severities import Severities
 
@@ -210,9 +211,9 @@ class LockedBindTable(LockTable):
 
 @dataclass(frozen=True, kw_only=True)
 class LockedDeterminismTable(LockTable):
-    """[determinism]: which profile decides how strict the comparison is."""
+    """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
-    profile: Profile = "default"
+    profile: Annotated[Profile, Before(renew_profile)] = "off"
 
 
 @dataclass(frozen=True, kw_only=True)

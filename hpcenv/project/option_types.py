@@ -55,6 +55,12 @@ class OptionValues:
     compat_file: str | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    determinism: Literal["off", "seeded", "bitwise"] | None = None
+    seed: int | None = None
+    hash_parameters_every: int | None = None
+    record_metrics: bool = True
+    smoke_limit: int | None = None
+    stop_after_steps: int | None = None
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -120,6 +126,8 @@ class SubmitTable(Document):
     compat_file: Text | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    record_metrics: bool = True
+    smoke_limit: Seconds | None = None
     grace: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -151,6 +159,7 @@ class SiteSubmitTable(Document):
     licenses: Word | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    smoke_limit: Seconds | None = None
 
 
 class SubmitKeywords(TypedDict, total=False):
@@ -192,6 +201,12 @@ class SubmitKeywords(TypedDict, total=False):
     secret: Mapping[str, str]
     preflight: Literal["quick", "full", "deep", "off"]
     skip_check: Sequence[str]
+    determinism: Literal["off", "seeded", "bitwise"]
+    seed: int
+    hash_parameters_every: int
+    record_metrics: bool
+    smoke_limit: str | int
+    stop_after_steps: int
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]

@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hpcenv.records.manifest import DETERMINISM_PROFILES
+
 Kind = Literal[
     "text",  # any text
     "word",  # text without blanks, quotes and backslashes: it becomes part of an #SBATCH line
@@ -446,7 +448,54 @@ OPTIONS: tuple[Option, ...] = (
         places=EVERYWHERE,
         metavar="ID",
     ),
+    Option(
+        name="determinism",
+        kind="choice",
+        choices=DETERMINISM_PROFILES,
+        group="Environment",
+        help="How strictly the run must repeat: off, seeded (seeds and deterministic kernels, warns) or bitwise. "
+        "Default: that of the lockfile.",
+    ),
+    Option(
+        name="seed",
+        kind="count",
+        minimum=0,
+        group="Environment",
+        help="Base seed of the ranks, with --determinism seeded or bitwise. Default: `seed` under [determinism].",
+        metavar="N",
+    ),
+    Option(
+        name="hash_parameters_every",
+        kind="count",
+        minimum=0,
+        group="Environment",
+        help="Record a hash of all parameters after each N-th optimizer step. Default: never, only at the end.",
+        metavar="N",
+    ),
+    Option(
+        name="record_metrics",
+        kind="switch",
+        group="Environment",
+        help="Record the loss of every rank and optimizer step to the last bit, without a change of the script.",
+        places=PROJECT,
+    ),
+    Option(
+        name="smoke_limit",
+        kind="seconds",
+        group="Checks",
+        help="How long each part of the smoke test may take: 60 (seconds), 2m. Default: 90. A collective that hangs "
+        "takes all of it.",
+        places=EVERYWHERE,
+        metavar="TIME",
+    ),
     # -- Stop and requeue -----------------------------------------------------------------
+    Option(
+        name="stop_after_steps",
+        kind="count",
+        group="Stop and requeue",
+        help="End the training with status 0 after N optimizer steps, for example to compare its beginning.",
+        metavar="N",
+    ),
     Option(
         name="grace",
         kind="seconds",

@@ -27,7 +27,7 @@ from hpcenv.records.severities import ANY_NAME, Severities, fits
 Policy = Mapping[str, Severity]
 
 
-def resolve(policy: Policy, profile: Profile = "default", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
+def resolve(policy: Policy, profile: Profile = "off", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
     """Return the severity of every field that can appear, as rules of which the first that fits a name counts.
 
     Args:
@@ -47,7 +47,7 @@ def resolve(policy: Policy, profile: Profile = "default", *, gpus: bool = True) 
     return (*rules, FieldSeverity(field=ANY_NAME, severity=fields.NOT_IN_TABLE))
 
 
-def severities(policy: Policy, profile: Profile = "default", *, gpus: bool = True) -> Severities:
+def severities(policy: Policy, profile: Profile = "off", *, gpus: bool = True) -> Severities:
     """Return what `resolve` returns, ready to be asked by name."""
     return Severities(resolve(policy, profile, gpus=gpus))
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from hpcenv.project import severities
 from hpcenv.project.document import Document
-from hpcenv.project.fields import Profile
+from hpcenv.project.fields import Profile, renew_profile
 from hpcenv.project.option_types import SubmitTable
-from hpcenv.project.option_values import SbatchTable, SrunTable, Text, Word, text, variables
+from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, text, variables
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.project.table_schema import After
+from hpcenv.project.table_schema import After, Before
 from hpcenv.records.manifest import DataCompare, Severity
 
 HOST = "host"
@@ -87,9 +87,16 @@ class HostTable(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class DeterminismTable(Document):
-    """[determinism]: how strict nodes and runs are compared."""
+    """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
-    profile: Profile = "default"
+    Attributes:
+        seed: base seed of the ranks, for the profiles `seeded` and `bitwise`.
+        hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
+    """
+
+    profile: Annotated[Profile, Before(renew_profile)] = "off"
+    seed: CountOrNone = 0
+    hash_parameters_every: CountOrNone = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +207,11 @@ image = "{image}"
 [host]
 # gpu = "h100"
 
-# bitwise: also compare builds of libraries, GPU models and NCCL settings.
+# seeded: seeds and deterministic kernels; bitwise: results repeat to the last bit, and the nodes are compared in builds
+# of libraries, GPU models and NCCL settings too.
 [determinism]
-# profile = "bitwise"
+# profile = "bitwise"    # --determinism
+# seed = 1234            # --seed
 
 # Change how much a field matters: must, warn or info. Recorded in the lockfile.
 # `hpcenv explain` lists the fields; `*` stands for one part of a name.

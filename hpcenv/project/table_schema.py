@@ -28,6 +28,17 @@ _PLAIN = {
 
 
 @dataclass(frozen=True)
+class Before:
+    """In an annotation: what turns an older form of a value into today's, before it is judged.
+
+    Attributes:
+        renew: returns today's form; any other value unchanged.
+    """
+
+    renew: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
 class After:
     """In an annotation: what judges a value of the right type, for example `Annotated[str, After(text)]`.
 
@@ -77,7 +88,11 @@ def _value_schema(kind: Any, key_of: Callable[[str], str]) -> core_schema.CoreSc
     if origin is typing.Annotated:
         schema = _value_schema(inner[0], key_of)
         for rule in inner[1:]:
-            schema = core_schema.no_info_after_validator_function(rule.judge, schema)
+            schema = (
+                core_schema.no_info_before_validator_function(rule.renew, schema)
+                if isinstance(rule, Before)
+                else core_schema.no_info_after_validator_function(rule.judge, schema)
+            )
         return schema
     if origin is typing.Literal:
         return core_schema.literal_schema(list(inner))

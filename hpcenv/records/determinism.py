@@ -25,11 +25,9 @@ from typing import Literal
 from hpcenv.errors import RecordInvalid
 from hpcenv.records.codec import decode_record
 from hpcenv.records.files import read_file
+from hpcenv.records.manifest import DeterminismProfile
 from hpcenv.records.metrics import rank_files
 from hpcenv.records.run_folder import RunFolder
-
-DeterminismProfile = Literal["off", "seeded", "bitwise"]
-DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
 
 _MOST_BYTES = 1 << 20
 

@@ -47,6 +47,7 @@ class Network:
         routes: one for each of those addresses that can be reached.
         free_port: a TCP port on which this node could listen when it looked; only the
             first node's counts.
+        test_ports: more of them, for the smoke test, which must not use the port of the training.
         variables: NCCL_*, GLOO_* and TORCH_* found in the job's environment.
     """
 
@@ -55,6 +56,7 @@ class Network:
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()
     free_port: int | None = None
+    test_ports: tuple[int, ...] = ()
     variables: tuple[Setting, ...] = ()
     problem: str = ""
 
@@ -176,6 +178,7 @@ class Facts:
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
         image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
         checks: what the preflight checks found; None where none ran.
+        boot_id: of this boot of the node; empty where it cannot be read.
         seconds: how long each part took.
         written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
     """
@@ -196,5 +199,6 @@ class Facts:
     fabric: Fabric | None = None
     image_network: ImageNetwork | None = None
     checks: NodeChecks | None = None
+    boot_id: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     written: float = 0.0

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["must", "warn", "info"]
+DeterminismProfile = Literal["off", "seeded", "bitwise"]
+DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
 Value = str | int | float | bool | tuple[str, ...]
 
 
@@ -217,6 +219,19 @@ class PreflightOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmokeOptions:
+    """The smoke test over all nodes, after the verdict.
+
+    Attributes:
+        seconds: limit of each of its phases.
+        kept: folder of kept results; empty to keep none.
+    """
+
+    seconds: float = 90.0
+    kept: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopOptions:
     """What happens when the job must end before the training does.
 
@@ -301,6 +316,36 @@ class RecordedData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeterminismOptions:
+    """How strictly the run must repeat.
+
+    Attributes:
+        seed: base seed; `incontainer/start_hook/seeds.py` has the rule for each rank.
+        variables: environment variables that the profile asks for. `settings` has them too, unless the user or the
+            project gives another value.
+    """
+
+    profile: DeterminismProfile = "off"
+    seed: int = 0
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
+    """What the ranks record about the training.
+
+    Attributes:
+        metrics: losses, metrics and hashes (`records/metrics.py`).
+        hash_parameters_every: the parameters are hashed after each N-th optimizer step; 0 for never.
+        stop_after_steps: the training ends with status 0 after this optimizer step; 0 for never.
+    """
+
+    metrics: bool = False
+    hash_parameters_every: int = 0
+    stop_after_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything the nodes need to check, decide and launch one run.
 
@@ -326,6 +371,7 @@ class Manifest:
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.
+        smoke: None where no smoke test is wanted.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
         secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
@@ -338,6 +384,7 @@ class Manifest:
         element: name -> value of this element of a sweep or array.
         unlocked_binds: targets of binds that the lockfile does not have: of the site profile, or added since.
         lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
+        start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.
         chain: how many jobs follow each other on this run, 0 for one alone.
     """
 
@@ -370,6 +417,7 @@ class Manifest:
     launch: LaunchOptions = LaunchOptions()
     stop: StopOptions = StopOptions()
     preflight: PreflightOptions = PreflightOptions()
+    smoke: SmokeOptions | None = None
     pass_env: tuple[str, ...] = ()
     secrets: tuple[Secret, ...] = ()
     secret_values: str = ""
@@ -384,6 +432,9 @@ class Manifest:
     unlocked_binds: tuple[str, ...] = ()
     lockfile_edited: str = ""
     module: str = ""
+    determinism: DeterminismOptions = DeterminismOptions()
+    recording: RecordingOptions = RecordingOptions()
+    start_hook_sha256: str = ""
 
     @property
     def launches(self) -> bool:

@@ -135,6 +135,19 @@ class RunFolder:
         return self.path / "preflight"
 
     @property
+    def smoke(self) -> Path:
+        """The smoke test: its plan, what each node saw, and the files of its ranks."""
+        return self.path / "smoke"
+
+    @property
+    def smoke_plan(self) -> Path:
+        return self.smoke / "plan.json"
+
+    @property
+    def smoke_result(self) -> Path:
+        return self.path / "smoke.json"
+
+    @property
     def env(self) -> Path:
         return self.path / "env"
 
@@ -195,6 +208,10 @@ class RunFolder:
     def checks_of(self, family: str, node: str) -> Path:
         return self.preflight / family / f"{node}.json"
 
+    def smoke_of(self, node: str, *, pairs: bool) -> Path:
+        """What a node saw in the smoke test: of all nodes together, or of pairs."""
+        return (self.smoke / "pairs" if pairs else self.smoke) / f"{node}.json"
+
     def env_of(self, node: str) -> Path:
         return self.env / f"{node}.json"
 
@@ -231,5 +248,5 @@ class RunFolder:
         """What an attempt leaves and the next one must not mistake for its own."""
         return (
             *(self.facts, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
-            *(self.stopping, self.started, self.finished),
+            *(self.smoke, self.smoke_result, self.stopping, self.started, self.finished),
         )

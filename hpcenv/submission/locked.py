@@ -29,6 +29,7 @@ from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
 from hpcenv.records.manifest import (
     Bind,
+    DeterminismProfile,
     Environment,
     Expectation,
     FieldSeverity,
@@ -256,14 +257,17 @@ def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNe
     )
 
 
-def gate_severities(locked: Lockfile, *, gpus: int) -> tuple[FieldSeverity, ...]:
+def gate_severities(
+    locked: Lockfile, *, gpus: int, profile: DeterminismProfile | None = None
+) -> tuple[FieldSeverity, ...]:
     """Return the severities that a lockfile gives to a run.
 
     Args:
         gpus: how many GPUs the run has on each node.
+        profile: another determinism profile than the lockfile's own.
     """
     compared = lock_model.compares_gpus(locked, gpus)
-    return severities.resolve(locked.policy, locked.determinism.profile, gpus=compared)
+    return severities.resolve(locked.policy, profile or locked.determinism.profile, gpus=compared)
 
 
 def compat_table(options: SubmitOptions, *, needed: bool) -> dict[str, Any]:

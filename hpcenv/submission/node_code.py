@@ -12,13 +12,20 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from hpcenv import node
+from hpcenv.records import listing
 from hpcenv.records.run_folder import RunFolder
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = ("incontainer", "node", "records")
 
 # What a training script can import, also in an image without hpcenv: hpcenv.training, and what it imports.
-RANK_MODULES = ("__init__.py", "version.py", "training.py")
+RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py")
+
+# The start hook is a package beside the file that Python imports by itself: not under the name of hpcenv, of which the
+# image may have another version.
+_HOOK_ROOM = "incontainer/start_hook"
+_HOOK_PACKAGE = "_hpcenv_start_hook"
+_HOOK_ENTRY = "sitecustomize.py"
 
 
 def package_folder() -> Path:
@@ -53,10 +60,31 @@ def copy_node_code(run: RunFolder) -> None:
         with suppress(FileNotFoundError, PermissionError):
             _copy(f"{package}/{compiled}", f"{target}/{compiled}")
     _copy(f"{package}/node/step.py", str(run.step))
-    for name in RANK_MODULES:
+    hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
+    for name in (*RANK_MODULES, *hook):
         inside = run.inside / "hpcenv" / name
         inside.parent.mkdir(parents=True, exist_ok=True)
         _copy(f"{package}/{name}", str(inside))
+    for name, source in start_hook_files().items():
+        place = run.start_hook / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _copy(source, str(place))
+
+
+def start_hook_files() -> dict[str, str]:
+    """Return the files of the start hook: path in its folder -> path in this package."""
+    folder = package_folder() / _HOOK_ROOM
+    names = sorted(path.name for path in folder.glob("*.py"))
+    return {name if name == _HOOK_ENTRY else f"{_HOOK_PACKAGE}/{name}": str(folder / name) for name in names}
+
+
+def start_hook_digest() -> str:
+    """Return the digest over the files of the start hook, as `records.listing` makes it.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return listing.digest_of({name: listing.content_of(path) for name, path in start_hook_files().items()})
 
 
 def _copy(source: str, target: str) -> None:

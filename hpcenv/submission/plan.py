@@ -16,7 +16,7 @@ from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
 from hpcenv.project.options import WRITTEN
 from hpcenv.records.listing import Listing
-from hpcenv.records.manifest import Manifest, Source
+from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
@@ -187,6 +187,9 @@ def render_script(
     if manifest.stage is not None:
         parts.append("stage")
         values["stage_options"] = batch_script.options(_stage_options(manifest, request))
+    if manifest.smoke is not None:
+        parts.append("smoke")
+        values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
     return batch_script.render(template, values, parts=parts)
 
 
@@ -287,6 +290,25 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         f"--wait={_SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
+        *native_options.options_of(request.srun),
+    ]
+
+
+def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) -> list[str]:
+    # The start has the limit of the check; four phases have their own; the last resort, if a node hangs.
+    minutes = -(-(manifest.check_seconds + 4 * int(smoke.seconds)) // 60) + 5
+    return [
+        f"--nodes={request.nodes}",
+        f"--ntasks={request.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
+        *_cpus(request),
+        # The launch step may be waiting for its release already.
+        "--overlap",
+        "--kill-on-bad-exit=0",
+        f"--time={minutes}",
+        "--job-name=smoke",
+        # As for the launch step: options such as --network change what is tested.
         *native_options.options_of(request.srun),
     ]
 

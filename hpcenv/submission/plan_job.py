@@ -24,7 +24,7 @@ from hpcenv.node.container.start_command import build_start_command, own_folders
 from hpcenv.node.stage import data_folder
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.context import Context, state_folder
+from hpcenv.project.context import Context, cache_folder, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site import Profile
@@ -36,7 +36,7 @@ from hpcenv.records.files import read_file
 from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, Secret, StageRequest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
-from hpcenv.submission import choose_site, kept_secrets, module_file, preflight, snapshot
+from hpcenv.submission import choose_site, determinism, kept_secrets, module_file, preflight, snapshot
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
@@ -51,6 +51,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
+from hpcenv.submission.node_code import start_hook_digest
 from hpcenv.submission.plan import Call, Plan, Request, render_script
 from hpcenv.submission.request import (
     Cluster,
@@ -63,6 +64,7 @@ from hpcenv.submission.request import (
     preflight_options,
     require_literal,
     secrets,
+    smoke_options,
     stop_options,
     to_record,
 )
@@ -162,6 +164,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
         data = _data(wanted)
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data)
+    manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
     values = kept_secrets.values_of(manifest.secrets, context.environ)
     _require_start_line(manifest)
     return Plan(
@@ -400,6 +403,7 @@ def _manifest(
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         preflight=preflight_options(options),
+        smoke=smoke_options(options, cache_folder(wanted.context.environ)),
         pass_env=passed_variables(options),
         secrets=named,
         secret_values=str(secret_file.path_of(state_folder(wanted.context.environ), str(run_folder)))
@@ -413,6 +417,22 @@ def _manifest(
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
         lockfile_edited=_edited(lockfile),
+    )
+
+
+def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, notes: list[str]) -> Manifest:
+    """Return the manifest with what the ranks apply and record."""
+    if not manifest.launches:
+        return manifest
+    options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
+    strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
+    return replace(
+        manifest,
+        settings=determinism.with_variables(manifest.settings, strict, notes),
+        severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
+        determinism=strict,
+        recording=determinism.recording_options(options, project),
+        start_hook_sha256=start_hook_digest(),
     )
 
 

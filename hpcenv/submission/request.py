@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from hpcenv.errors import Command, UsageError
 from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
+from hpcenv.node.preflight.table import at_level
 from hpcenv.project import option_values
 from hpcenv.project.fields import Level
 from hpcenv.project.option_types import OptionValues
@@ -24,7 +25,7 @@ from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.site import Profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, StopOptions
+from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
@@ -363,6 +364,21 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
         grace=usual if options.grace is None else options.grace,
         requeue=options.requeue or default.requeue,
         max_requeues=default.max_requeues if options.max_requeues is None else options.max_requeues,
+    )
+
+
+def smoke_options(options: SubmitOptions, cache: Path) -> SmokeOptions | None:
+    """Return the smoke test of a run; None where its level has none, or all its checks are skipped.
+
+    Args:
+        options: merged.
+        cache: the user's folder of files that can be made again; results of the test are kept there.
+    """
+    if not at_level(preflight_options(options), gpus=True, places=("smoke",)):
+        return None
+    kept = str(cache / "smoke")
+    return (
+        SmokeOptions(kept=kept) if options.smoke_limit is None else SmokeOptions(seconds=options.smoke_limit, kept=kept)
     )
 
 

@@ -62,7 +62,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 imported.add(node.module.partition(".")[0])
     # tomllib came with 3.11; who imports it says what to do without.
-    outside = imported - set(sys.stdlib_module_names) - {"hpcenv", "tomllib"} - ON_NODES
+    outside = imported - set(sys.stdlib_module_names) - {"hpcenv", "tomllib", "_hpcenv_start_hook"} - ON_NODES
     owners = packages_distributions()
     used = {canonicalize_name(name) for module in outside for name in owners.get(module, [module])}
     assert used == declared - UNSEEN
@@ -75,7 +75,8 @@ def test_nothing_inside_imports_the_package_root(path: Path) -> None:
         if isinstance(node, ast.Import):
             assert "hpcenv" not in [alias.name for alias in node.names], f"{path}:{node.lineno}"
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            # The start hook travels as a package of another name: submission/node_code.py.
+            assert node.level == 0 or path.parent.name == "start_hook", f"{path}:{node.lineno}: a relative import"
             if node.module == "hpcenv":
                 names = {alias.name for alias in node.names}
                 assert names <= PARTS, f"{path}:{node.lineno}: {names - PARTS} is no submodule"

@@ -19,6 +19,7 @@ ERROR_KEYS = {"code", "what", "why", "hint", "commands", "exit_status"}
 # How each verb fails in an empty folder, and with which status.
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "doctor": (("doctor", "--write"), "environment-unreadable"),
+    "compat": (("compat", "--with", "torchvision"), "usage"),
     "init": (("init", "--image", ""), "spec-invalid"),
     "lock": (("lock",), "spec-invalid"),
     "submit": (("submit", "train.py"), "spec-invalid"),

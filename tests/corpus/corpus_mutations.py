@@ -49,7 +49,7 @@ class Mutation:
     apply: Callable[[Case], None]
     also: tuple[str, ...] = ()
     severity: str = "must"
-    profile: str = "default"
+    profile: str = "off"
     needs: tuple[str, ...] = ()
     image: bool = False
 

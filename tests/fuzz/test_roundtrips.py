@@ -146,7 +146,7 @@ def lockfiles(draw: st.DrawFn) -> Lockfile:
         facts=draw(FACTS),
         packages=packages,
         host=host,
-        determinism=lockfile.LockedDeterminismTable(profile=draw(st.sampled_from(["default", "bitwise"]))),
+        determinism=lockfile.LockedDeterminismTable(profile=draw(st.sampled_from(["off", "seeded", "bitwise"]))),
         code=draw(OR_NONE | code),
         run=draw(OR_NONE | run),
         unknown=draw(TABLE),

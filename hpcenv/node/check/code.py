@@ -42,6 +42,19 @@ def find_digest(source: Source, run: RunFolder) -> str:
     return "; ".join(problems) or source.digest
 
 
+def find_hook_digest(run: RunFolder) -> str:
+    """Return the digest over the files of the start hook, without what Python compiled of them.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = (
+        path.partition("/")[2] for path, entry in listing.walk(run.path, run.start_hook.name) if not entry.is_dir()
+    )
+    files = [path for path in found if BYTECODE not in path.split("/")]
+    return listing.digest_of({path: listing.content_of(str(run.start_hook / path)) for path in files})
+
+
 def _read_after(run: RunFolder) -> CopyAfterAttempt | None:
     return load_record(CopyAfterAttempt, run.listing_after) if os.path.lexists(run.listing_after) else None
 

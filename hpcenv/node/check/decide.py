@@ -36,6 +36,7 @@ _SIF = "container.sif.sha256"
 _MOUNTS = "container.mounts"
 _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
+_HOOK = "code.start-hook-sha256"
 # Digests over all packages: the rows of single packages explain them.
 _PACKAGE_DIGESTS = ("packages.env-digest", "packages.content-digest")
 
@@ -316,6 +317,8 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
         wanted[_SCRIPT] = (manifest.script_sha256, "")
     if manifest.launches and manifest.source is not None and manifest.source.digest:
         wanted[_CODE] = (manifest.source.digest, f"the run's copy of the code: {manifest.source.folder}")
+    if manifest.launches and manifest.start_hook_sha256:
+        wanted[_HOOK] = (manifest.start_hook_sha256, "what Python runs at the start of every rank")
     for one in manifest.data:
         wanted[f"data.{one.name}"] = (one.state, f"{one.path} ({one.compare}), as it was at submission")
     for field, (value, note) in wanted.items():

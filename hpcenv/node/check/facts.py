@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hpcenv.node.check.gpus import GpuFacts
 
 _SIF = "container.sif.sha256"
+_HOOK = "code.start-hook-sha256"
 _NO_SIF = "not read: the SIF could not be read"
 _BIND_CONTENT = "container.bind-content"
 
@@ -121,6 +122,7 @@ def gather(
         fabric=outside.fabric,
         image_network=found.image_network,
         checks=outside.checks,
+        boot_id=sif_check.boot_id() or "",
         seconds={
             **outside.found.seconds,
             **found.seconds,
@@ -254,6 +256,9 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
         _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
+    if manifest.launches and manifest.start_hook_sha256:
+        hook = RunFolder(Path(manifest.run_folder))
+        _timed(found, _HOOK, lambda: found.values.update({_HOOK: code.find_hook_digest(hook)}))
     for one in manifest.data:
         _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found), look.within(one.path))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
@@ -22,7 +23,7 @@ from hpcenv.node.check import second_look, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, data_binds, own_folders, staged_here
 from hpcenv.node.container.start_gate import GATE_OPTIONS, StartGate
-from hpcenv.node.launch import processes, rank_errors, reserve
+from hpcenv.node.launch import processes, rank_errors, reserve, start_hook
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
@@ -62,7 +63,7 @@ def launch(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], 
         started = time.time()
         try:
             settings, nodes = _opened_by_gate(manifest, run, this_node)
-            start, descriptors, gate = _prepare(manifest, run, this_node, settings, nodes, environ, stack)
+            start, descriptors, gate = prepare(manifest, run, this_node, settings, nodes, environ, stack)
         except HpcenvError as error:
             # Without this record, the report would name a failure of another node as the first one.
             status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
@@ -76,7 +77,7 @@ def launch(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], 
         killed_before = rank_errors.count_oom_kills(rank_errors.own_cgroup())
         before = process.below(os.getpid())
         processes.adopt_orphans()
-        child = _start(start, descriptors, stack)
+        child = start_agent(start, descriptors, stack)
         status = supervise(child, signals, gate=gate, stop=stop, watch=AttemptWatch(run, this_node))
         killed = processes.end_rest(before)
         if killed:
@@ -136,7 +137,7 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
     return settings, len(verdict.launched or this_node.nodes)
 
 
-def _prepare(
+def prepare(
     manifest: Manifest,
     run: RunFolder,
     this_node: ThisNode,
@@ -144,16 +145,29 @@ def _prepare(
     nodes: int,
     environ: Mapping[str, str],
     stack: ExitStack,
+    *,
+    ranks: Path | None = None,
 ) -> tuple[StartCommand, tuple[int, ...], StartGate | None]:
     """Return the command that starts torchrun, the open files that it inherits, and its start gate.
 
-    `stack` closes and removes everything that was opened here.
+    Args:
+        manifest: of the run; the smoke test changes its program.
+        run: the run folder.
+        this_node: this node and this attempt.
+        settings: of this node.
+        nodes: number of nodes that take part.
+        environ: environment variables of the job step.
+        stack: closes and removes everything that is opened here.
+        ranks: folder for the records and the output of the ranks; None for that of the training.
+
+    Raises:
+        NodeRejected, NodesUnknown, FileUnusable: the container cannot be started from the checked SIF.
     """
     variables = _variables(manifest, run, this_node, settings, environ)
     if manifest.environment.kind == "host":
         start = build_start_command(
             manifest.environment,
-            agent_argv(manifest, settings, nodes=nodes),
+            agent_argv(manifest, settings, nodes=nodes, ranks=ranks),
             workdir=manifest.workdir,
             variables=variables,
             inherited=environ,
@@ -179,7 +193,7 @@ def _prepare(
         ) from error
     start = build_start_command(
         manifest.environment,
-        agent_argv(manifest, settings, nodes=nodes, gate_options=GATE_OPTIONS),
+        agent_argv(manifest, settings, nodes=nodes, gate_options=GATE_OPTIONS, ranks=ranks),
         workdir=manifest.workdir,
         variables=variables,
         inherited=environ,
@@ -208,6 +222,7 @@ def _variables(
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
         "HPCENV_ATTEMPT": str(this_node.attempt),
         "HPCENV_NODE": this_node.node,
+        **start_hook.variables(manifest),
         **secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values),
     }
 
@@ -225,7 +240,12 @@ def _hold(staged: Staged, stack: ExitStack) -> None:
 
 
 def agent_argv(
-    manifest: Manifest, settings: NodeSettings, *, nodes: int, gate_options: Sequence[str] = ()
+    manifest: Manifest,
+    settings: NodeSettings,
+    *,
+    nodes: int,
+    gate_options: Sequence[str] = (),
+    ranks: Path | None = None,
 ) -> list[str]:
     """Return the command line of the agent, which starts torchrun on one node and records how its ranks end. Pure.
 
@@ -234,15 +254,17 @@ def agent_argv(
         settings: settings of this node.
         nodes: number of nodes that train.
         gate_options: options that make the agent wait at the start gate; empty outside a container.
+        ranks: as for `prepare`.
     """
     run = RunFolder(Path(manifest.run_folder))
+    folder = (ranks or run.ranks) / settings.node
     return [
         manifest.environment.python,
         *(["-S"] if gate_options else []),
         str(run.code / "hpcenv" / "incontainer" / "agent.py"),
         *gate_options,
-        str(rank_errors.record_of(run, settings.node)),
-        *_launcher_options(manifest, settings, nodes=nodes, log_dir=str(run.ranks / settings.node)),
+        str(folder / rank_errors.AGENT_RECORD),
+        *_launcher_options(manifest, settings, nodes=nodes, log_dir=str(folder)),
     ]
 
 
@@ -364,7 +386,17 @@ def _binds(manifest: Manifest, tmp: str) -> list[Bind]:
 # -- while it runs ------------------------------------------------------------------------
 
 
-def _start(start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack) -> subprocess.Popen[bytes]:
+def start_agent(
+    start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack, *, output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the agent; it ends its ranks when `stack` closes.
+
+    Args:
+        output: for what the agent and its ranks print; None for this process's own.
+
+    Raises:
+        ToolMissing: it cannot be started.
+    """
     parent_pipe, end = os.pipe()
     # The pipe closes when this process ends in any way. incontainer/agent.py then ends the ranks.
     stack.callback(os.close, end)
@@ -375,6 +407,8 @@ def _start(start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack) 
             env=start.env,
             cwd=start.cwd,
             stdin=parent_pipe,
+            stdout=output,
+            stderr=output,
             pass_fds=descriptors,
             # These signals would kill torchrun before it sets its handlers. Ranks inherit this.
             ignored=(signal.SIGUSR1, signal.SIGUSR2),

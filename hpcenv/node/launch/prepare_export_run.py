@@ -18,7 +18,7 @@ import time
 from typing import Any, Mapping  # noqa: UP035  (Python 3.8)
 
 # Names that each run folder has as links into the exported folder.
-_SHARED = ("code", "inside", "lock.toml")
+_SHARED = ("code", "inside", "start-hook", "lock.toml")
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:

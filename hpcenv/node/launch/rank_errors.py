@@ -30,9 +30,12 @@ _LINES_AFTER = 20
 _LINES_OF_MESSAGE = 10
 
 
+AGENT_RECORD = "agent.json"
+
+
 def record_of(run: RunFolder, node: str) -> Path:
     """Return the path of the agent's record of the ranks on a node (incontainer/agent.py)."""
-    return run.ranks / node / "agent.json"
+    return run.ranks / node / AGENT_RECORD
 
 
 @dataclass(frozen=True, kw_only=True)

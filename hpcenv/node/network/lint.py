@@ -74,6 +74,9 @@ _OLD = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 
 _GIVEN = ("given", "host")
 
+# Origins of values that are meant: the administrator's, and those of the table of determinism switches.
+_MEANT = ("site profile", "determinism profile")
+
 
 def lint(
     rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str, nodes: int
@@ -97,7 +100,7 @@ def lint(
 def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
     # The host's administrator may know better: of the host's files nothing is said.
     for row in given:
-        if row.action == "given" and row.name in _AVOID and not row.origin.startswith("site profile"):
+        if row.action == "given" and row.name in _AVOID and not row.origin.startswith(_MEANT):
             yield NetworkWarning(
                 rule="lint.avoid",
                 what=f"{row.name}={row.value} ({row.origin}): {_AVOID[row.name]}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import ipaddress
+import itertools
 import json
 import random
 import re
@@ -26,6 +27,9 @@ from hpcenv.records.manifest import Setting
 _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
 
 _COMMAND_SECONDS = 10.0
+
+# For the smoke test: one for all nodes together, one for pairs of nodes.
+_TEST_PORTS = 2
 
 
 def is_tuning(name: str) -> bool:
@@ -49,12 +53,14 @@ def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str
         routes += tuple(route for route in more if route not in routes)
     if addresses and not routes:
         problem = f"no route to {first_node}: {'; '.join(unreached)}"
+    ports = _free_ports(1 + _TEST_PORTS)
     return Network(
         first_node=first_node,
         first_node_addresses=addresses,
         interfaces=interfaces,
         routes=routes,
-        free_port=_free_port(),
+        free_port=ports[0] if ports else None,
+        test_ports=ports[1:],
         variables=tuple(
             Setting(name=name, value=value, origin="environment of the job")
             for name, value in sorted(environ.items())
@@ -168,8 +174,8 @@ def _source_address(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _free_port() -> int | None:
-    """Return a port below or above the ephemeral range on which this node can listen.
+def _free_ports(count: int) -> tuple[int, ...]:
+    """Return ports below or above the ephemeral range on which this node can listen, at most `count`.
 
     Inside the range the kernel could hand the port to any outgoing connection between now
     and the launch; a port fixed in advance collides when two jobs share a node
@@ -181,7 +187,7 @@ def _free_port() -> int | None:
         low, high = 32768, 60999
     candidates = [port for port in range(20000, 65000) if not low <= port <= high] or list(range(20000, 65000))
     tried = random.SystemRandom().sample(candidates, min(50, len(candidates)))
-    return next((port for port in tried if is_free_port(port)), None)
+    return tuple(itertools.islice((port for port in tried if is_free_port(port)), count))
 
 
 def is_free_port(port: int) -> bool:

@@ -70,7 +70,7 @@ def test_what_is_only_told_ends_with_0(hpcenv: Any, project: Path) -> None:
 def test_the_profile_may_turn_what_is_told_into_what_blocks(hpcenv: Any, project: Path) -> None:
     edited(project, "paper", "system", "packages-digest", value="sha256:00")
     assert hpcenv("diff", "default", "paper", cwd=project).status == 0
-    done = hpcenv("diff", "default", "paper", "--profile", "bitwise", cwd=project)
+    done = hpcenv("diff", "default", "paper", "--determinism", "bitwise", cwd=project)
     assert done.status == Status.DIFFERENT
     assert "!! system.packages-digest: " in done.stdout
 
@@ -104,7 +104,7 @@ def test_two_runs_differ_in_command_and_settings(two_runs: Path) -> None:
     assert {c.field: (c.left, c.right) for c in found.changes}["run.arguments"] == ("", "--lr, 3e-4")
     assert [c.field for c in found.blocking] == ["run.arguments"]
     assert "data that the script reads" in found.not_compared
-    strict = diff(two_runs, "one", "two", profile="bitwise")
+    strict = diff(two_runs, "one", "two", determinism="bitwise")
     assert {c.field for c in strict.blocking} == {"env.NCCL_ALGO", "run.arguments"}
 
 

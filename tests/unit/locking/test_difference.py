@@ -24,7 +24,7 @@ def lock(name: str = "sif.lock.toml") -> Lockfile:
 
 
 def compare(
-    left: Mapping[str, Value], right: Mapping[str, Value], profile: Profile = "default", **policy: Severity
+    left: Mapping[str, Value], right: Mapping[str, Value], profile: Profile = "off", **policy: Severity
 ) -> tuple[Change, ...]:
     return difference.compare(left, right, severities=[severities({}), severities(policy, profile)])
 

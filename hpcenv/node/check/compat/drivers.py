@@ -23,6 +23,7 @@ def check_driver(
     driver: str,
     *,
     node: str = "",
+    holder: str = " in the image",
     forward_compat: str | None = None,
     gpus: Sequence[str] = (),
     compute_capability: str = "",
@@ -34,6 +35,7 @@ def check_driver(
         cuda: CUDA runtime version of the image, as torch was built for.
         driver: driver version of the node, or `absent`.
         node: its name, for the message.
+        holder: where that CUDA is, for the message; "" without an image.
         forward_compat: CUDA version of the cuda-compat package that the job will put first on
             the loader's path, None when it will not.
         gpus: GPU models of the node; forward compatibility is for data-centre GPUs only.
@@ -42,16 +44,16 @@ def check_driver(
     has = f"node {node} has" if node else "the driver here is"
     if driver == "absent":
         who = f"node {node}" if node else "this node"
-        return Judgement(result="mismatch", what=f"{who} has no NVIDIA driver, CUDA {cuda} in the image needs one")
+        return Judgement(result="mismatch", what=f"{who} has no NVIDIA driver, CUDA {cuda}{holder} needs one")
     floor, have = driver_floor(compat, cuda), numbers(driver)
     if have is None:
         return Judgement(result="unknown", what=f"`{driver}` is not a driver version")
     if floor is None:
-        what = f"which driver CUDA {cuda} needs is not known to {compat.origin}"
+        what = f"which driver CUDA {cuda} needs is not in the table (dated {compat.dated})"
         return Judgement(
             result="unknown", what=what, hint="name a newer table: `compat-file` under [submit] in hpcenv.toml"
         )
-    too_old = f"this driver is too old for CUDA {cuda} in the image: needs >= {floor.version}, {has} {driver}"
+    too_old = f"this driver is too old for CUDA {cuda}{holder}: needs >= {floor.version}, {has} {driver}"
     without = older(have, floor.version)
     hint = would_run(suggest_torch(compat, driver, compute_capability=compute_capability)) if without else ""
     if forward_compat is None and without:

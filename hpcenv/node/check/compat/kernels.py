@@ -23,6 +23,7 @@ def covers(
     gpu: str = "",
     cuda: str = "",
     driver: str = "",
+    subject: str = "this image's torch",
 ) -> Judgement:
     """Say whether torch holds kernels for a GPU.
 
@@ -33,6 +34,7 @@ def covers(
         gpu: its name, for the message.
         cuda, driver: of the image and the node; with both it can be said whether the driver
             compiles PTX of this toolkit, where no kernel but PTX fits.
+        subject: what holds the kernels, for the message.
     """
     wanted = numbers(compute_capability)
     if wanted is None or len(wanted) != 2:
@@ -40,17 +42,17 @@ def covers(
     this = f"{gpu}, compute capability {compute_capability}" if gpu else f"compute capability {compute_capability}"
     kernel = cubin_for(arch_list, wanted)
     if kernel is not None:
-        return Judgement(result="match", what=f"this image's torch has kernels for this GPU ({this}: {kernel})")
+        return Judgement(result="match", what=f"{subject} has kernels for this GPU ({this}: {kernel})")
     ptx = ptx_for(arch_list, wanted)
     if ptx is not None:
-        return _judge_ptx(compat, ptx, this=this, cuda=cuda, driver=driver)
+        return _judge_ptx(compat, ptx, this=this, cuda=cuda, driver=driver, subject=subject)
     strange = [arch for arch in arch_list if not ARCHITECTURE.fullmatch(arch)]
     if strange:
-        what = f"whether this image's torch has kernels for this GPU ({this}) is not known"
+        what = f"whether {subject} has kernels for this GPU ({this}) is not known"
         return Judgement(result="unknown", what=what, why=f"`{strange[0]}` is no CUDA architecture that hpcenv knows")
     return Judgement(
         result="mismatch",
-        what=f"this image's torch has no kernels for this GPU ({this}; it has {_range(arch_list)})",
+        what=f"{subject} has no kernels for this GPU ({this}; it has {_range(arch_list)})",
         why="a kernel runs on GPUs of the same major and the same or a higher minor compute capability",
         hint=would_run(
             suggest_torch(compat, driver, compute_capability=compute_capability),
@@ -59,8 +61,8 @@ def covers(
     )
 
 
-def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str) -> Judgement:
-    compiled = f"this image's torch has no kernels for this GPU ({this}) but {ptx}, which the driver compiles"
+def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, subject: str) -> Judgement:
+    compiled = f"{subject} has no kernels for this GPU ({this}) but {ptx}, which the driver compiles"
     why = "this takes minutes at first use"
     if not cuda or not driver:
         return Judgement(result="match", what=compiled, why=f"{why} and needs a driver as new as the CUDA toolkit")

@@ -92,11 +92,17 @@ def judge(field: Field, policy: dict[str, str], make_manifest, make_facts):
         script="/job/train.py" if script else "",
         environment=SIF if field.name == "container.mounts" else HOST,
         source=source if field.name == "code.digest" else None,
+        start_hook_sha256="h" if field.name == "code.start-hook-sha256" else "",
         data=(data,) if field.name == "data.*" else (),
     )
     usual = {name_of(field): "usual"} if "nodes" in field.judged_by else {}
     values = {e.field: e.value for e in reversed(expected)} | usual | GPUS | {"container.mounts": ()}
-    values |= {"code.script-sha256": manifest.script_sha256, "code.digest": "d", "data.numpy": "1 file"}
+    values |= {
+        "code.script-sha256": manifest.script_sha256,
+        "code.digest": "d",
+        "code.start-hook-sha256": "h",
+        "data.numpy": "1 file",
+    }
     facts = {node: make_facts(node, values=values) for node in ("n1", "n2")}
     facts["n2"] = differing(field, facts["n2"])
     verdict, _ = decide.judge(manifest, ("n1", "n2"), facts, {}, attempt=0, job_id="7")

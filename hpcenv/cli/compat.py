@@ -1,0 +1,85 @@
+"""`hpcenv compat`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import textwrap
+from pathlib import Path
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, version_of
+from hpcenv.errors import Status
+from hpcenv.project import compatibility
+from hpcenv.project.workspace import SPEC_NAME, open_workspace
+
+_WORDS = {"match": "yes", "mismatch": "no", "unknown": "?"}
+_RESULTS = {"match": "it runs", "mismatch": "it does not run", "unknown": "it is not known"}
+_STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_IN_TABLE}
+
+
+@click.command("compat")
+@click.option("--gpu", metavar="NAME", default="", help="As NVIDIA or Slurm names it: A100, h100, `RTX 4090`.")
+@click.option("--driver", metavar="VERSION", default="", help="Of the NVIDIA driver, as nvidia-smi shows it.")
+@click.option("--torch", metavar="VERSION", default="", help="2.9.1, 2.9 or 2.7.1+cu118; else every release.")
+@click.option("--cuda", metavar="VERSION", default="", help="CUDA of the torch build, or of another program.")
+@click.option("--python", metavar="VERSION", default="", help="3.13, or 3.13t for a free-threaded one.")
+@click.option("--machine", metavar="NAME", default="", help=f"Processors: {' or '.join(MACHINES)}.")
+@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A package beside torch; repeatable.")
+@click.option("--cuda-compat", metavar="VERSION", default="", help="A cuda-compat package first on the loader's path.")
+@_render.json_option
+def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
+    """Say what runs with what: GPU, driver, torch, CUDA, Python. Asks no cluster.
+
+    Answers from a table with a source and a date for every row: the project's
+    `compat-file`, or the one in hpcenv. Ends with 43 when the combination does not run,
+    with 44 when the table does not know it.
+    """
+    question = CompatQuestion(**parts, packages=tuple(version_of(text) for text in packages))
+    table = compatibility.table(_table_of_project(_render.cwd()))
+    answer = ask(table, question, today=dt.datetime.now(tz=dt.timezone.utc).date())
+    status = _STATUSES[answer.result]
+    if as_json:
+        _render.verdict_on("compat", answer, ok=status == 0)
+        return status
+    for note in answer.notes:
+        _render.tell(f"note: {note}")
+    _show(answer)
+    return status
+
+
+def _table_of_project(here: Path) -> Path | None:
+    """Return the table that hpcenv.toml names, if `here` is in a project."""
+    if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
+        return None
+    workspace = open_workspace(here)
+    named = workspace.project.submit.compat_file
+    return None if named is None else workspace.root / os.path.expanduser(named)
+
+
+def _show(answer: Answer) -> None:
+    for check in answer.checks:
+        _render.say(_wrapped(f"{_WORDS[check.result]:<3} {check.part:<7} {check.what}", 12))
+        for label, text in (("source", check.why), ("do", check.hint)):
+            if text:
+                _render.say(_wrapped(f"{'':<12}{label}: {text}", 14))
+    if answer.builds:
+        _render.say()
+        _render.say(f"{'':<4}{'torch':<8} {'CUDA':<6} {'Python':<10} why not")
+        for build in answer.builds:
+            _render.say(_wrapped(_row(build), 32))
+        _render.say("* the build of the default index")
+    _render.say()
+    _render.say(f"{_RESULTS[answer.result]}, by the table of {answer.dated}")
+
+
+def _row(build: BuildAnswer) -> str:
+    why = "; ".join(part for part in (build.what, build.hint) if part)
+    cuda = f"{build.cuda}{'*' if build.default else ''}"
+    return f"{_WORDS[build.result]:<3} {build.torch:<8} {cuda:<6} {build.python:<10} {why}".rstrip()
+
+
+def _wrapped(line: str, indent: int) -> str:
+    return textwrap.fill(line, 80, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -1,0 +1,392 @@
+"""`hpcenv compat`: what runs with what, without a cluster.
+
+Runs on: LOGIN NODE. Pure: the compatibility table and a question in, an answer out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hpcenv.errors import UsageError
+from hpcenv.node.check.compat.drivers import check_driver
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.judgement import Judgement
+from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.libraries import PAIRS, check_library, check_pair, library_of
+from hpcenv.node.check.compat.table import Compat, GpuModel, TorchRelease
+from hpcenv.node.check.compat.toolkits import check_last_driver, check_toolkit
+from hpcenv.node.check.compat.torch_builds import (
+    AARCH64,
+    X86_64,
+    builds_for,
+    check_python,
+    python_range,
+    triton_note,
+)
+from hpcenv.node.check.compat.versions import minor, numbers, public, sort_key
+from hpcenv.records.verdict import Result
+
+Part = Literal["torch", "build", "python", "driver", "gpu", "package"]
+MACHINES = (X86_64, AARCH64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompatQuestion:
+    """What is asked; an empty part is left open.
+
+    Attributes:
+        gpu: name as NVIDIA or Slurm writes it, `A100`.
+        driver: version, `535.183.06`.
+        torch: release (`2.7` is its newest patch release), also with a build: `2.7.1+cu118`.
+        cuda: CUDA of the torch build, or of a program, `12.6`.
+        python: `3.13`, or `3.13t` for a free-threaded one.
+        machine: architecture of the processors; "" for that of the GPU, else x86_64.
+        packages: name and version of packages beside torch.
+        cuda_compat: CUDA version of a cuda-compat package that comes first on the loader's path.
+    """
+
+    gpu: str = ""
+    driver: str = ""
+    torch: str = ""
+    cuda: str = ""
+    python: str = ""
+    machine: str = ""
+    packages: tuple[tuple[str, str], ...] = ()
+    cuda_compat: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompatCheck:
+    """One comparison: `what` in a sentence, `why` with the source, `hint` what would do instead."""
+
+    part: Part
+    result: Result
+    what: str
+    why: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildAnswer:
+    """Whether one torch build runs under the question's conditions.
+
+    Attributes:
+        cuda: its CUDA; `cpu` for a build without.
+        python: first and last Python with wheels.
+        default: it is the build of the default index.
+        what: why not, or what is not known; empty if it runs.
+        hint: what would make it run.
+    """
+
+    torch: str
+    cuda: str
+    python: str
+    default: bool
+    result: Result
+    what: str = ""
+    hint: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to a question.
+
+    Attributes:
+        dated: when the oldest part of the table was read.
+        table: the table's file.
+        checks: the comparisons that were possible.
+        builds: torch builds, newest first: those of the release that was asked for, else one for each minor release.
+        notes: what else to know: the age of the table, how the question was read.
+    """
+
+    result: Result
+    question: CompatQuestion
+    dated: str
+    table: str
+    checks: tuple[CompatCheck, ...]
+    builds: tuple[BuildAnswer, ...]
+    notes: tuple[str, ...] = ()
+
+
+def ask(compat: Compat, question: CompatQuestion, *, today: dt.date) -> Answer:
+    """Answer a question about what runs with what.
+
+    Args:
+        compat: the table.
+        question: what is asked.
+        today: for the age of the table.
+
+    Raises:
+        UsageError: the question contradicts itself, or a part of it is no version.
+    """
+    asked, release, notes = _read(compat, question)
+    age = compat.age_note(today)
+    gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
+    machine = asked.machine or (gpu.machine if gpu is not None and gpu.machine else X86_64)
+    asked = replace(asked, machine=machine)
+    if release is not None:
+        checks = [*_about_versions(compat, asked, gpu), *_about_build(compat, asked, release, gpu)]
+        builds = tuple(_build(compat, asked, release, cuda, gpu) for cuda in _cudas(release, asked))
+        triton = triton_note(release, asked.python) if asked.python else ""
+        notes += [triton] if triton else []
+    else:
+        checks = [*_about_versions(compat, asked, gpu), *_without_torch(compat, asked, gpu)]
+        # Of a torch or a GPU outside of the table nothing can be said about any build.
+        is_known = not asked.torch and (gpu is not None or not asked.gpu)
+        builds = tuple(_of_each_minor(compat, asked, gpu)) if is_known else ()
+    return Answer(
+        result=_overall(checks, builds),
+        question=asked,
+        dated=compat.dated,
+        table=compat.origin,
+        checks=tuple(checks),
+        builds=builds,
+        notes=tuple(note for note in (age, *notes) if note),
+    )
+
+
+def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Result:
+    """Return the worst of the checks; without any, whether some build runs."""
+    results = {check.result for check in checks}
+    if not results:
+        results = {"match"} if any(build.result == "match" for build in builds) else {b.result for b in builds}
+    if "mismatch" in results:
+        return "mismatch"
+    return "unknown" if "unknown" in results or not results else "match"
+
+
+# -- the question -------------------------------------------------------------------------
+
+
+def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
+    """Return the question with its parts told apart, the torch release if the table has it, and notes."""
+    if question.machine and question.machine not in MACHINES:
+        raise UsageError(
+            f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"
+        )
+    version, _, build = question.torch.partition("+")
+    cuda = _cuda_of(build, question)
+    notes = []
+    release = compat.torch(version)
+    if release is None and re.fullmatch(r"\d+\.\d+", version):
+        release = next((one for one in compat.torches if minor(one.version) == version), None)
+        notes += [f"torch {version} is read as {release.version}, its newest patch release"] if release else []
+    torch = version if release is None else release.version
+    return replace(question, torch=torch, cuda=cuda), release, notes
+
+
+def _cuda_of(build: str, question: CompatQuestion) -> str:
+    """Return the CUDA of a build such as `cu118`, else the one that was asked for."""
+    match = re.fullmatch(r"cu(\d+)(\d)", build)
+    cuda = f"{match[1]}.{match[2]}" if match else build
+    if build and not match and build != "cpu":
+        raise UsageError(f"`+{build}` is no build of torch for CUDA", hint="for example: --torch 2.7.1+cu118")
+    if cuda and question.cuda and minor(question.cuda) != cuda:
+        raise UsageError(
+            f"torch {question.torch} is built for CUDA {cuda}, and the question says CUDA {question.cuda}",
+            hint="leave out one of the two",
+        )
+    return cuda or question.cuda
+
+
+def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
+    """Yield what the table does not know: such a part is never fine."""
+    if asked.torch and compat.torch(asked.torch) is None:
+        yield CompatCheck(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
+    if asked.gpu and gpu is None:
+        hint = "name it as NVIDIA does, for example `RTX A6000` or `RTX 6000 Ada`"
+        yield CompatCheck(part="gpu", result="unknown", what=compat.missing(f"the GPU `{asked.gpu}`"), hint=hint)
+    if asked.cuda not in ("", "cpu") and not compat.knows_toolkit(asked.cuda):
+        yield CompatCheck(part="build", result="unknown", what=compat.missing(f"CUDA {asked.cuda}"), hint=_RENEW)
+    branch = (numbers(asked.driver) or (0,))[0]
+    if branch > compat.newest_branch:
+        what = compat.missing(f"driver branch {branch}")
+        why = (
+            f"the newest there is {compat.newest_branch}; newer drivers run older CUDA as long as they support the GPU"
+        )
+        yield CompatCheck(part="driver", result="unknown", what=what, why=why, hint=_RENEW)
+
+
+_RENEW = "renew the table: scripts/renew-compat --help"
+
+
+# -- one torch build ----------------------------------------------------------------------
+
+
+def _about_build(
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, gpu: GpuModel | None
+) -> Iterator[CompatCheck]:
+    """Yield what is said about one build: the one that was asked for, else that of the default index."""
+    cuda = asked.cuda or release.pypi
+    builds = builds_for(release, asked.machine)
+    if asked.python:
+        yield _check("python", check_python(compat, release, asked.python, machine=asked.machine))
+    for name, version in asked.packages:
+        yield _check("package", _judge_package(compat, asked, name, version))
+    if cuda == "cpu" or not (asked.cuda or asked.driver or asked.gpu):
+        return
+    missing = _missing_build(compat, release, cuda, asked.machine)
+    if missing is not None:
+        yield _check("build", missing)
+        return
+    if asked.driver:
+        yield _check("driver", _judge_driver(compat, asked, cuda, gpu))
+    if gpu is not None:
+        kernels = builds[minor(cuda)]
+        yield _check("gpu", _judge_kernels(compat, asked, release, cuda, kernels, gpu))
+
+
+def _missing_build(compat: Compat, release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
+    """Return why there is no such build; None if there is."""
+    builds = builds_for(release, machine)
+    if minor(cuda) in builds:
+        return None
+    if machine == AARCH64 and not builds and cuda == release.pypi:
+        first = min((one for one in compat.torches if one.aarch64), key=lambda one: sort_key(one.version), default=None)
+        what = f"torch {release.version} on the default index is built for CPUs on {machine}"
+        hint = "" if first is None else f"from torch {first.version} on it is built for CUDA"
+        return Judgement(result="mismatch", what=what, why=release.source, hint=hint)
+    kept = ", ".join(builds) or "none"
+    what = f"the table has no build of torch {release.version} for CUDA {cuda} on {machine}; it has {kept}"
+    # Where the table has one build only, it is not known which others exist.
+    certain = machine == X86_64 and len(builds) > 1
+    return Judgement(result="mismatch" if certain else "unknown", what=what, why=release.source)
+
+
+def _sourced(judged: Judgement, source: str) -> Judgement:
+    """Return a judgement whose reason names its source."""
+    known = "read 20" in judged.why or judged.result == "unknown"
+    return judged if known else replace(judged, why="; ".join(part for part in (judged.why, source) if part))
+
+
+def _judge_driver(compat: Compat, asked: CompatQuestion, cuda: str, gpu: GpuModel | None) -> Judgement:
+    judged = check_driver(
+        compat,
+        cuda,
+        asked.driver,
+        holder="",
+        forward_compat=asked.cuda_compat or None,
+        gpus=(asked.gpu,) if asked.gpu else (),
+        compute_capability="" if gpu is None else gpu.compute_capability,
+    )
+    return _sourced(judged, compat.floors_source)
+
+
+def _judge_kernels(
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, cuda: str, kernels: tuple[str, ...], gpu: GpuModel
+) -> Judgement:
+    subject = f"torch {release.version} for CUDA {minor(cuda)}"
+    if not kernels:
+        what = f"which GPUs {subject} has kernels for is not in the table (dated {compat.dated})"
+        return Judgement(result="unknown", what=what, why=release.source)
+    judged = covers(
+        compat, kernels, gpu.compute_capability, gpu=gpu.name, cuda=cuda, driver=asked.driver, subject=subject
+    )
+    return _sourced(judged, release.source)
+
+
+def _judge_package(compat: Compat, asked: CompatQuestion, name: str, version: str) -> Judgement:
+    known = library_of(name)
+    if not known:
+        return Judgement(result="unknown", what=compat.missing(f"the package {name}"))
+    if known in PAIRS:
+        return check_pair(compat, known, version, asked.torch).judgement
+    return check_library(compat, asked.torch, asked.cuda, known, version).judgement
+
+
+def _check(part: Part, judged: Judgement) -> CompatCheck:
+    return CompatCheck(part=part, result=judged.result, what=judged.what, why=judged.why, hint=judged.hint)
+
+
+# -- without a torch release ----------------------------------------------------------------
+
+
+def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
+    """Yield what can be said of driver, CUDA and GPU alone."""
+    for name, version in asked.packages:
+        what = f"whether {name} {version} fits depends on torch"
+        yield CompatCheck(part="package", result="unknown", what=what, hint="say which: --torch VERSION")
+    cuda = "" if asked.cuda == "cpu" else asked.cuda
+    if asked.driver and cuda:
+        yield _check("driver", _judge_driver(compat, asked, cuda, gpu))
+    elif asked.driver and numbers(asked.driver) is None:
+        yield CompatCheck(part="driver", result="unknown", what=f"`{asked.driver}` is not a driver version")
+    elif asked.driver and gpu is not None:
+        yield _check("driver", check_last_driver(compat, asked.driver, gpu.compute_capability, gpu=gpu.name))
+    if gpu is not None and cuda:
+        yield _check("gpu", check_toolkit(compat, cuda, gpu.compute_capability, gpu=gpu.name))
+
+
+# -- the list of builds ---------------------------------------------------------------------
+
+
+def _cudas(release: TorchRelease, asked: CompatQuestion) -> list[str]:
+    """Return the CUDA of every build of a release, that of the default index first."""
+    cudas = sorted(builds_for(release, asked.machine), key=sort_key, reverse=True)
+    return sorted(cudas, key=lambda cuda: cuda != release.pypi) or ["cpu"]
+
+
+def _of_each_minor(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[BuildAnswer]:
+    """Yield for each minor release the best build of its newest patch release."""
+    seen = set()
+    order: list[Result] = ["match", "unknown", "mismatch"]
+    for release in compat.torches:
+        if minor(release.version) in seen:
+            continue
+        seen.add(minor(release.version))
+        cudas = [cuda for cuda in _cudas(release, asked) if not asked.cuda or cuda == minor(asked.cuda)]
+        found = [_build(compat, asked, release, cuda, gpu) for cuda in cudas]
+        if found:
+            yield min(found, key=lambda build: order.index(build.result))
+
+
+def _build(
+    compat: Compat, asked: CompatQuestion, release: TorchRelease, cuda: str, gpu: GpuModel | None
+) -> BuildAnswer:
+    """Return whether a build runs with the driver, GPU and Python of the question."""
+    only = replace(asked, torch=release.version, cuda="" if cuda == "cpu" else cuda, packages=())
+    checks = list(_about_build(compat, only, release, gpu))
+    if cuda == "cpu" and not checks:
+        result: Result = "unknown" if asked.gpu or asked.driver else "match"
+        what = f"built for CPUs on {asked.machine}"
+    else:
+        result, what = _overall(checks, ()) if checks else "match", ""
+    bad = next((check for check in checks if check.result == result != "match"), None)
+    return BuildAnswer(
+        torch=release.version,
+        cuda=cuda,
+        python="-".join(python_range(release, asked.machine)),
+        default=cuda in (release.pypi, "cpu"),
+        result=result,
+        what=bad.what if bad is not None else what,
+        hint=_lifted(compat, only, cuda, bad, gpu),
+        source=bad.why if bad is not None else release.source,
+    )
+
+
+def _lifted(compat: Compat, asked: CompatQuestion, cuda: str, bad: CompatCheck | None, gpu: GpuModel | None) -> str:
+    """Return the cuda-compat package with which a driver that is too old runs a build."""
+    if bad is None or bad.part != "driver" or asked.cuda_compat:
+        return ""
+    packages = [package for package in compat.forward.package if sort_key(package) >= sort_key(cuda)]
+    for package in sorted(packages, key=sort_key):
+        if _judge_driver(compat, replace(asked, cuda_compat=package), cuda, gpu).result == "match":
+            return f"runs with cuda-compat-{package.replace('.', '-')} first on the loader's path"
+    return ""
+
+
+def version_of(text: str) -> tuple[str, str]:
+    """Return name and version of `NAME==VERSION`.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    name, sign, version = text.partition("==")
+    if not sign or not name.strip() or numbers(public(version.strip())) is None:
+        raise UsageError(f"`{text}` is not NAME==VERSION", hint="for example: --with torchvision==0.24.1")
+    return name.strip(), version.strip()

@@ -1,0 +1,35 @@
+"""The hash over all parameters that are trained: equal losses do not prove equal weights."""
+
+import ctypes
+import hashlib
+from typing import Any, Dict, Iterator, List
+
+
+def hash_parameters(torch: Any, optimizers: List[Any]) -> Dict[str, Any]:
+    """Return sha256 over the bytes of all parameters in order, with the number of tensors and bytes.
+
+    The order is that of the optimizers' first steps, their groups and the parameters in them. Of a sharded parameter
+    (DTensor) the rank's own part counts. Nothing is normalised: 0.0 and -0.0 differ.
+    """
+    digest, tensors, size = hashlib.sha256(), 0, 0
+    for parameter in _parameters(optimizers):
+        tensor = parameter.detach()
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
+        tensor = tensor.contiguous().cpu()
+        count = tensor.numel() * tensor.element_size()
+        if count:
+            # No NumPy: an image with torch need not have it.
+            digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
+        tensors, size = tensors + 1, size + count
+    return {"value": digest.hexdigest(), "tensors": tensors, "bytes": size}
+
+
+def _parameters(optimizers: List[Any]) -> Iterator[Any]:
+    seen = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter

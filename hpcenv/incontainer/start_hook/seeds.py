@@ -1,0 +1,34 @@
+"""The seeds of a rank.
+
+Each rank gets base seed + 1,000,003 x global rank, modulo 2^32. So rank 0 has the base seed itself, the ranks differ
+from each other (as the ranks of a script without seeds do), and neighbouring base seeds share no rank's seed. NumPy
+accepts seeds below 2^32 (numpy.random.seed).
+
+Workers of a torch DataLoader need no seed here: torch seeds each with one number from the rank's own generator plus the
+number of the worker (torch 1.9 to 2.13, utils/data/_utils/worker.py).
+"""
+
+from typing import Any
+
+_BETWEEN_RANKS = 1000003
+_BELOW = 1 << 32
+
+
+def seed_of_rank(seed: int, rank: int) -> int:
+    """Return the seed of one rank. Pure."""
+    return (seed + _BETWEEN_RANKS * rank) % _BELOW
+
+
+def seed_python(seed: int) -> None:
+    import random
+
+    random.seed(seed)
+
+
+def seed_numpy(numpy: Any, seed: int) -> None:
+    numpy.random.seed(seed)
+
+
+def seed_torch(torch: Any, seed: int) -> None:
+    """Seed torch's generators: of the CPU now, and of the GPUs when CUDA starts."""
+    torch.manual_seed(seed)

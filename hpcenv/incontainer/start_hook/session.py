@@ -1,0 +1,464 @@
+"""The hook in one process: it applies the profile, watches the training and records what it finds.
+
+`begin` runs before the script, in every Python process of a rank. The rank itself records; processes that it starts only
+get the switches of torch. Environment: HPCENV_START_HOOK has the options as JSON (node/launch/start_hook.py).
+"""
+
+import atexit
+import json
+import os
+import sys
+import time
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import seeds, switches
+
+# Set by the hook of the rank itself, so that processes that it starts know that they are others.
+_RANK_PID = "HPCENV_RANK_PID"
+_SECONDS_FOR_OTHER_RANKS = 60.0
+# torch: aten/src/ATen/Context.cpp, alertNotDeterministic (2.0 to 2.13).
+_NO_KERNEL = " does not have a deterministic implementation"
+
+_current = None  # type: Optional[Session]
+
+
+class Options:
+    """What the launch asks for.
+
+    Attributes:
+        profile: `off`, `seeded` or `bitwise`.
+        seed: base seed.
+        variables: environment variables that the profile asks for, with their values.
+        record: losses, metrics and hashes are recorded.
+        hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
+        stop_after: the process ends after this optimizer step; 0 for never.
+    """
+
+    def __init__(self, data: Dict[str, Any]) -> None:
+        self.profile = data["profile"]
+        self.seed = int(data["seed"])
+        self.variables = dict(data["variables"])
+        self.record = bool(data["record"])
+        self.hash_every = int(data["hash_parameters_every"])
+        self.stop_after = int(data["stop_after_steps"])
+        if self.profile not in switches.PROFILES:
+            raise ValueError("unknown determinism profile %r" % self.profile)
+
+
+class Place:
+    """Which rank of which attempt this process is, and where its files go."""
+
+    def __init__(self, environ: Any) -> None:
+        self.rank = int(environ["RANK"])
+        self.local_rank = int(environ.get("LOCAL_RANK", "0"))
+        self.world_size = int(environ.get("WORLD_SIZE", "1"))
+        self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(environ["HPCENV_ATTEMPT"])
+        self.folder = environ["HPCENV_RUN_FOLDER"]
+
+    def file(self, kind: str, suffix: str) -> str:
+        return os.path.join(self.folder, kind, "attempt-%d" % self.attempt, "rank-%d%s" % (self.rank, suffix))
+
+
+def current() -> "Optional[Session]":
+    """Return the session of this process, if it is a rank of a run that records."""
+    return _current if _current is not None and _current.is_rank() else None
+
+
+def begin(environ: Any) -> None:
+    """Apply what the launch asks for to this process."""
+    global _current
+    if _current is not None or "RANK" not in environ:
+        return
+    options = Options(json.loads(environ["HPCENV_START_HOOK"]))
+    if environ.get(_RANK_PID, str(os.getpid())) != str(os.getpid()):
+        if options.profile != "off":
+            when_imported("torch", lambda torch: _apply_in_child(torch, options.profile))
+        return
+    os.environ[_RANK_PID] = str(os.getpid())
+    _current = Session(options, Place(environ))
+    _current.start()
+
+
+def _apply_in_child(torch: Any, profile: str) -> None:
+    for problem in switches.apply_to_torch(torch, profile):
+        sys.stderr.write("hpcenv: a process of a rank: %s\n" % problem)
+
+
+class Session:
+    """The hook in the process of a rank."""
+
+    def __init__(self, options: Options, place: Place) -> None:
+        self.options = options
+        self.place = place
+        self.torch = None  # type: Any
+        self.watch = None  # type: Any
+        self._pid = os.getpid()
+        self._resumed = None  # type: Optional[int]
+        self._asked_for_checkpoint = False
+        self._readings = {}  # type: Dict[str, Dict[str, Optional[str]]]
+        self._changed_at = {}  # type: Dict[str, str]
+        self._without_kernel = {}  # type: Dict[str, int]
+        self._problems = []  # type: List[str]
+        self._rank_seed = None  # type: Optional[int]
+        self._applied_by = ""
+        self._profile = options.profile
+        self._seed = options.seed
+        self._stopped_after = 0
+        self._ended = False
+        self._writer = None  # type: Any
+
+    def is_rank(self) -> bool:
+        """Whether this is the rank itself: a forked worker has this object too."""
+        return self._pid == os.getpid()
+
+    # -- start --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Apply what does not need torch, and wait for torch."""
+        from .writer import Writer
+
+        if self.options.record:
+            self._writer = Writer(self.place.file("metrics", ".jsonl"))
+            self.add(
+                {
+                    "kind": "start",
+                    "schema": 1,
+                    "restart": self.place.restart,
+                    "pid": self._pid,
+                    "time": time.time(),
+                    "world_size": self.place.world_size,
+                }
+            )
+        if self.options.profile != "off":
+            self.seed(self.options.seed, "start-hook")
+        when_imported("torch", self._torch_imported)
+        atexit.register(self.end)
+        self._read("at_start")
+        self._save("started")
+
+    def seed(self, seed: int, applied_by: str) -> int:
+        """Seed what is loaded now, and the rest when it is imported; return this rank's seed."""
+        value = seeds.seed_of_rank(seed, self.place.rank)
+        self._seed, self._rank_seed, self._applied_by = seed, value, applied_by
+        seeds.seed_python(value)
+        when_imported("numpy", lambda numpy: seeds.seed_numpy(numpy, value))
+        if self.torch is not None:
+            seeds.seed_torch(self.torch, value)
+        return value
+
+    def apply(self, profile: str, applied_by: str) -> List[str]:
+        """Apply the switches of a profile to torch, which is imported; return what could not be set."""
+        self._profile, self._applied_by = profile, applied_by
+        if profile == "off":
+            return []
+        problems = switches.apply_to_torch(self.torch, profile)
+        self._problems += problems
+        if profile == "seeded":
+            self._count_warnings()
+        return problems
+
+    def _torch_imported(self, torch: Any) -> None:
+        self.torch = torch
+        if self._rank_seed is not None:
+            seeds.seed_torch(torch, self._rank_seed)
+        self.apply(self._profile, self._applied_by)
+        if self.options.record or self.options.stop_after:
+            from .steps import StepWatch
+
+            self.watch = StepWatch(torch, self)
+            try:
+                self.watch.install()
+            except RuntimeError as error:
+                self._problems.append(str(error))
+                if self.options.stop_after:
+                    raise
+        if self._profile != "off":
+            self._watch_setters(torch)
+        # After those of torch: it runs before them.
+        atexit.unregister(self.end)
+        atexit.register(self.end)
+        self._read("at_start")
+        self._save("started")
+
+    # -- what the script changes ----------------------------------------------------------------
+
+    def _watch_setters(self, torch: Any) -> None:
+        """Note the place in the script that changes a switch."""
+        for name, setter in (
+            ("torch.deterministic-mode", "use_deterministic_algorithms"),
+            ("torch.deterministic-mode", "set_deterministic_debug_mode"),
+            ("torch.float32-matmul-precision", "set_float32_matmul_precision"),
+            ("torch.num-threads", "set_num_threads"),
+        ):
+            self._wrap_setter(torch, setter, name)
+        for owner, prefix in (
+            (torch.backends.cudnn, "backends.cudnn."),
+            (torch.backends.cuda.matmul, "backends.cuda.matmul."),
+        ):
+            self._wrap_attributes(type(owner), prefix)
+
+    def _wrap_setter(self, torch: Any, setter: str, name: str) -> None:
+        import functools
+
+        original = getattr(torch, setter)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._note_place(name)
+            return original(*args, **kwargs)
+
+        setattr(torch, setter, wrapper)
+
+    def _wrap_attributes(self, kind: Any, prefix: str) -> None:
+        names = {switch.read: switch.name for switch in switches.SWITCHES}
+        original = kind.__setattr__
+
+        def set_attribute(this: Any, name: str, value: Any) -> None:
+            if prefix + name in names:
+                self._note_place(names[prefix + name])
+            original(this, name, value)
+
+        kind.__setattr__ = set_attribute
+
+    def _note_place(self, name: str) -> None:
+        frame = sys._getframe(2)
+        self._changed_at[name] = "%s:%d" % (frame.f_code.co_filename, frame.f_lineno)
+
+    def _count_warnings(self) -> None:
+        """Count torch's warnings of operations without a deterministic kernel; show each operation once."""
+        if getattr(warnings.showwarning, "_hpcenv", False):
+            return
+        show = warnings.showwarning
+
+        def count(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
+            operation, found, _ = str(message).partition(_NO_KERNEL)
+            if found:
+                self._without_kernel[operation] = self._without_kernel.get(operation, 0) + 1
+                if self._without_kernel[operation] > 1:
+                    return
+            show(message, category, *args, **kwargs)
+
+        count._hpcenv = True  # type: ignore[attr-defined]
+        warnings.showwarning = count
+        warnings.filterwarnings("always", message=".*" + _NO_KERNEL, category=UserWarning)
+
+    def _counts_warnings(self) -> bool:
+        """Whether Python still shows each of these warnings: a script may have replaced the filters."""
+        probe = "x" + _NO_KERNEL
+        for action, message, category, _module, _line in warnings.filters:
+            if issubclass(UserWarning, category) and (message is None or message.match(probe)):
+                return action == "always" and getattr(warnings.showwarning, "_hpcenv", False)
+        return False
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def add(self, line: Dict[str, Any]) -> None:
+        """Add a line to this rank's file."""
+        if self._writer is not None:
+            self._writer.add(line)
+
+    def steps_before(self, in_state: Optional[int], has_state: bool) -> Tuple[Optional[int], str]:
+        """Return how many optimizer steps the training had before this process, and how that is known."""
+        if in_state:
+            return in_state, "optimizer"
+        if self._resumed is not None:
+            return self._resumed, "checkpoint"
+        first = self.place.attempt == 0 and self.place.restart == 0
+        if in_state == 0 or (not has_state and (first or self._asked_for_checkpoint)):
+            return 0, "start"
+        return None, "unknown"
+
+    def resumes(self, step: Optional[int]) -> None:
+        """Note that the script asked for the newest checkpoint; None without one."""
+        self._asked_for_checkpoint, self._resumed = True, step
+
+    def counted(self, watch: Any) -> None:
+        """Look at the training after a counted step."""
+        every = self.options.hash_every
+        if every and watch.counted % every == 0:
+            self.hash_parameters("interval")
+        if watch.steps == 1:
+            self._read("after_first_step")
+            self._save("first-step")
+        if self._writer is not None:
+            self._writer.write()
+
+    def after_step(self, watch: Any) -> None:
+        """End this process after the step that the run asks for."""
+        stop = self.options.stop_after
+        if not stop or watch.counted < stop or not self.is_rank():
+            return
+        import threading
+
+        from .steps import wait_for_other_ranks
+
+        if not self._stopped_after:
+            self._stopped_after = watch.counted
+            wait_for_other_ranks(self.torch, _SECONDS_FOR_OTHER_RANKS)
+            sys.stderr.write("hpcenv: rank %d ends after optimizer step %d\n" % (self.place.rank, watch.counted))
+        if threading.current_thread() is not threading.main_thread():
+            self.end()
+            os._exit(0)
+        raise SystemExit(0)
+
+    def hash_parameters(self, at: str) -> None:
+        """Record the hash of all parameters; `at` says on which occasion."""
+        if self.watch is None or self._writer is None or not self.watch.optimizers():
+            return
+        from .parameters import hash_parameters
+
+        try:
+            found = hash_parameters(self.torch, self.watch.optimizers())
+        except Exception as error:
+            self.watch.note("the parameters cannot be hashed: %s: %s" % (type(error).__name__, error))
+            return
+        line = {"kind": "parameters", "step": self.watch.counted, "name": "parameters", "dtype": "sha256", "at": at}
+        line.update(found)
+        self.add(line)
+
+    # -- read-back --------------------------------------------------------------------------------
+
+    def _read(self, when: str) -> None:
+        for switch in switches.SWITCHES:
+            value = switches.read_value(switch, self.torch)
+            if value is not None:
+                self._readings.setdefault(switch.name, {})[when] = value
+
+    def _save(self, state: str) -> None:
+        from .writer import replace_file
+
+        asked = switches.asked_values(self._profile, self.options.variables)
+        rows = []
+        for switch in switches.SWITCHES:
+            found = self._readings.get(switch.name, {})
+            wanted = asked.get(switch.name)
+            seen = {value for value in found.values()}
+            rows.append(
+                {
+                    "name": switch.name,
+                    "asked": wanted,
+                    "at_start": found.get("at_start"),
+                    "after_first_step": found.get("after_first_step"),
+                    "at_end": found.get("at_end"),
+                    "changed_at": self._changed_at.get(switch.name, "") if seen - {wanted} and wanted else "",
+                }
+            )
+        place = self.place
+        data = {
+            "schema": 1,
+            "attempt": place.attempt,
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "world_size": place.world_size,
+            "restart": place.restart,
+            "pid": self._pid,
+            "profile": self._profile,
+            "applied_by": self._applied_by,
+            "seed": self._seed,
+            "rank_seed": self._rank_seed,
+            "state": state,
+            "versions": _versions(),
+            "switches": rows,
+            "without_deterministic_kernel": [
+                {"operation": name[:200], "count": self._without_kernel[name]}
+                for name in sorted(self._without_kernel)[:100]
+            ],
+            "problems": [text[:500] for text in self._problems[:20]],
+            "steps": 0 if self.watch is None else self.watch.steps,
+            "stopped_after": self._stopped_after,
+        }
+        replace_file(place.file("determinism", ".json"), data)
+
+    # -- end --------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Write the rest of the records; at the end of the process, and before it is ended."""
+        if self._ended or not self.is_rank():
+            return
+        self._ended = True
+        if self._profile == "seeded" and self.torch is not None and not self._counts_warnings():
+            self._problems.append("the script changed Python's warning filters: more operations may lack a kernel")
+        reason = "stop-after-steps" if self._stopped_after else "finished"
+        if getattr(sys, "last_type", None) is not None:
+            reason = "exception"
+        if self._writer is not None:
+            if self.watch is not None:
+                self.watch.finish()
+                if self.watch.steps and (self._profile != "off" or self._stopped_after):
+                    self.hash_parameters("end")
+            steps = 0 if self.watch is None else self.watch.counted
+            self.add({"kind": "end", "steps": steps, "reason": reason, "time": time.time()})
+            self._writer.write(now=True)
+            if self._writer.problem:
+                self._problems.append(self._writer.problem)
+        self._read("at_end")
+        self._save("ended")
+
+
+def _versions() -> Dict[str, str]:
+    found = {"python": "%d.%d.%d" % sys.version_info[:3]}
+    for name in ("torch", "numpy"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found
+
+
+# -- imports ------------------------------------------------------------------------------------
+
+
+def when_imported(name: str, act: Callable[[Any], None]) -> None:
+    """Call `act` with a module when it is there: now, or at the end of its import. It is never imported here."""
+    module = sys.modules.get(name)
+    if module is not None:
+        act(module)
+        return
+    sys.meta_path.insert(0, _Finder(name, act))
+
+
+class _Finder:
+    """Answers once, for one module: it lets the others find it, and acts when the module has run."""
+
+    def __init__(self, name: str, act: Callable[[Any], None]) -> None:
+        self._name = name
+        self._act = act
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        # Taken out only when the module is there: a failed import may be tried again.
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((one for one in found if one is not None), None)
+        loader = getattr(spec, "loader", None)
+        if loader is None or not hasattr(loader, "exec_module"):
+            return spec
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _act(self._act, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            raise ImportError("the loader of %s cannot be watched" % name)
+        return spec
+
+
+def _act(act: Callable[[Any], None], module: Any) -> None:
+    """Act on a module; where that fails and the run depends on it, end the process, whatever the script catches."""
+    try:
+        act(module)
+    except Exception as error:
+        session = _current
+        name = getattr(module, "__name__", "?")
+        sys.stderr.write("hpcenv: the start hook failed with %s: %s: %s\n" % (name, type(error).__name__, error))
+        if session is None or session.options.profile != "off" or session.options.stop_after:
+            sys.stderr.write("hpcenv: this process ends: it could not apply what the run asks for\n")
+            sys.stderr.flush()
+            os._exit(1)

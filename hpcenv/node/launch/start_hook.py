@@ -1,0 +1,33 @@
+"""What the start hook of every rank gets: its options as one environment variable.
+
+Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py reads it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from hpcenv.records.manifest import Manifest
+
+_VARIABLE = "HPCENV_START_HOOK"
+
+
+def is_needed(manifest: Manifest) -> bool:
+    """Return whether the ranks of a run have something to apply, to record or to count."""
+    recording = manifest.recording
+    return manifest.determinism.profile != "off" or recording.metrics or recording.stop_after_steps > 0
+
+
+def variables(manifest: Manifest) -> dict[str, str]:
+    """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure."""
+    if not manifest.start_hook_sha256 or not is_needed(manifest):
+        return {}
+    options = {
+        "profile": manifest.determinism.profile,
+        "seed": manifest.determinism.seed,
+        "variables": manifest.determinism.variables,
+        "record": manifest.recording.metrics,
+        "hash_parameters_every": manifest.recording.hash_parameters_every,
+        "stop_after_steps": manifest.recording.stop_after_steps,
+    }
+    return {_VARIABLE: json.dumps(options, sort_keys=True)}

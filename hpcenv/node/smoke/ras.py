@@ -1,0 +1,58 @@
+"""Ask NCCL's RAS service what a hang waits for.
+
+Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or where NCCL_RAS_ADDR
+says, in the protocol of the client `ncclras`: one line with the request, text until the end of the connection
+(NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, read on 2026-11-20). A container of Apptainer has
+the network of its node, so no client in the image is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+_ADDRESS = ("localhost", 28028)
+_SECONDS = 5.0
+_MOST_BYTES = 64 << 10
+_FIRST_VERSION = (2, 24)
+
+
+def ask(version: str, address: str = "") -> str:
+    """Return the answer, or why nothing was answered.
+
+    Args:
+        version: of NCCL, `2.27.3`; empty where it is unknown.
+        address: value of NCCL_RAS_ADDR; empty where it is not set.
+    """
+    if not version:
+        return "not asked: the version of NCCL is unknown"
+    if _parts(version) < _FIRST_VERSION:
+        return f"not asked: NCCL {version} has no RAS service, 2.24 and newer have it"
+    host, _, port = address.rpartition(":")
+    target = (host.strip("[]"), int(port)) if host and port.isdigit() else _ADDRESS
+    try:
+        answer = _request(target)
+    except OSError as error:
+        return f"no answer from {target[0]}:{target[1]}: {error.strerror or error}"
+    return answer or f"no answer from {target[0]}:{target[1]} within {_SECONDS:g} s"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    words = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return tuple(int(word) for word in words if word.isdigit())
+
+
+def _request(target: tuple[str, int]) -> str:
+    received = b""
+    until = time.monotonic() + _SECONDS
+    with socket.create_connection(target, timeout=_SECONDS) as connection:
+        connection.sendall(b"verbose status\n")
+        with contextlib.suppress(TimeoutError):
+            while len(received) < _MOST_BYTES and (left := until - time.monotonic()) > 0:
+                connection.settimeout(left)
+                piece = connection.recv(4096)
+                if not piece:
+                    break
+                received += piece
+    return received[:_MOST_BYTES].decode("utf-8", errors="replace").strip()

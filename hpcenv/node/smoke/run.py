@@ -1,0 +1,246 @@
+"""Run the smoke test on this node: start its ranks as the training will be started, and enforce the limits.
+
+Runs on: COMPUTE NODE, one task per node. This process takes no part in the collectives: a rank that hangs in one cannot
+end itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import HpcenvError, NodesUnknown
+from hpcenv.node.container.start_gate import StartGate
+from hpcenv.node.launch import launch, processes
+from hpcenv.node.launch.supervise import Signals, caught_signals
+from hpcenv.node.smoke import ras
+from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds
+from hpcenv.node.smoke.reach import Reach
+from hpcenv.node.smoke.watch import Counter, Watch
+from hpcenv.node.this_node import ThisNode
+from hpcenv.process import below
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import load_record, read_end, save_record, write_text
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.smoke import SmokePlan, SmokeReport
+from hpcenv.records.verdict import NodeSettings
+
+_LOOK_SECONDS = 0.05
+# The interface's traffic in these last seconds tells a slow link from a cut one.
+_COUNTED_SECONDS = 5.0
+_SECONDS_TO_END = 10.0
+_SAID_BYTES = 2000
+
+
+def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, pairs: bool) -> SmokeReport:
+    """Run the test on this node and write its record.
+
+    Args:
+        manifest: of the run.
+        this_node: this node and this attempt.
+        environ: environment variables of the job step.
+        pairs: test pairs of nodes, not all ranks together.
+
+    Raises:
+        RecordInvalid, NodesUnknown: there is no plan for this attempt.
+        OSError: the record cannot be written.
+    """
+    folder = RunFolder(Path(manifest.run_folder))
+    plan = load_record(SmokePlan, folder.smoke_plan)
+    if (plan.run, plan.attempt) != (manifest.run, this_node.attempt):
+        raise NodesUnknown(f"`{folder.smoke_plan}` is of attempt {plan.attempt}, this is {this_node.attempt}")
+    test = _Test(manifest, folder, plan, this_node, environ, pairs=pairs)
+    started = time.monotonic()
+    with caught_signals() as signals, ExitStack() as stack:
+        try:
+            report = test.run(signals, stack)
+        except (HpcenvError, OSError) as error:
+            report = test.report("not-started", problem=str(error))
+    report = replace(report, seconds=round(time.monotonic() - started, 3))
+    save_record(report, folder.smoke_of(this_node.node, pairs=pairs))
+    return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """How the watch over the ranks ended."""
+
+    ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"]
+    problem: str = ""
+
+
+class _Test:
+    """One start of the test on one node."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: RunFolder,
+        plan: SmokePlan,
+        this_node: ThisNode,
+        environ: Mapping[str, str],
+        *,
+        pairs: bool,
+    ) -> None:
+        self._run, self._plan, self._this_node, self._environ, self._pairs = folder, plan, this_node, environ, pairs
+        self._manifest = manifest
+        self._settings = load_record(NodeSettings, folder.env_of(this_node.node))
+        self._number = self._settings.node_rank
+        self._node = plan.nodes[self._number]
+        ranks = folder.smoke / ("pair-ranks" if pairs else "ranks")
+        self._ranks, self._place = ranks, ranks / this_node.node
+        self._log = self._place / "output.log"
+        local = (self._number,) if pairs else range(self._number * self._per_node, (self._number + 1) * self._per_node)
+        # Each pair has its limit; the rounds of all pairs together are one phase here.
+        seconds = PAIR_SECONDS * (len(rounds(len(plan.nodes))) + 1) if pairs else plan.seconds
+        self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
+        self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
+
+    @property
+    def _per_node(self) -> int:
+        return self._plan.nproc_per_node
+
+    def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._place.mkdir(parents=True)
+        manifest, settings = self._changed()
+        nodes = len(self._plan.nodes)
+        start, descriptors, gate = launch.prepare(
+            manifest, self._run, self._this_node, settings, nodes, self._environ, stack, ranks=self._ranks
+        )
+        before = below(os.getpid())
+        processes.adopt_orphans()
+        output = stack.enter_context(self._log.open("wb"))
+        child = launch.start_agent(start, descriptors, stack, output=output)
+        try:
+            end = self._attend(child, gate, signals)
+            answer = self._ask_ras() if end.ended == "timeout" else ""
+            moved = self._counter.moved()
+        finally:
+            _kill(child)
+            processes.end_rest(before)
+        return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
+
+    def _changed(self) -> tuple[Manifest, NodeSettings]:
+        """Return manifest and settings of the test: those of the training, with another program and rendezvous."""
+        plan = self._plan
+        arguments = [f"--folder={self._place}", f"--backend={plan.backend}"]
+        if self._pairs:
+            arguments += [f"--seconds={PAIR_SECONDS}", f"--pairs={self._write_rounds()}"]
+        else:
+            arguments += [f"--seconds={plan.seconds}"]
+        options = replace(self._manifest.launch, launcher="tasks" if self._pairs else "torchrun", max_restarts=0)
+        manifest = replace(
+            self._manifest,
+            script=str(self._run.code / "hpcenv" / "incontainer" / "smoke.py"),
+            module="",
+            args=tuple(arguments),
+            nproc_per_node=1 if self._pairs else plan.nproc_per_node,
+            secrets=(),
+            launch=options,
+        )
+        rendezvous = self._settings.rendezvous
+        own = replace(rendezvous, port=plan.port, id=f"{rendezvous.id}.smoke")
+        return manifest, replace(self._settings, rendezvous=own)
+
+    def _write_rounds(self) -> Path:
+        path = self._place / "rounds.json"
+        nodes = [{"host": node.address, "port": node.pair_port} for node in self._plan.nodes]
+        write_text(json.dumps({"nodes": nodes, "rounds": rounds(len(nodes))}) + "\n", path)
+        return path
+
+    def _attend(self, child: subprocess.Popen[bytes], gate: StartGate | None, signals: Signals) -> _End:
+        """Wait for the ranks: until they end, or until one of the limits is reached."""
+        reach = None
+        if self._number > 0 and not self._pairs and not self._manifest.launch.standalone:
+            reach = Reach(self._settings.rendezvous.host, self._plan.port)
+            reach.start()
+        try:
+            while True:
+                try:
+                    return self._ended(child.wait(timeout=_LOOK_SECONDS), gate)
+                except subprocess.TimeoutExpired:
+                    end = self._look(gate, signals, reach)
+                    if end is not None:
+                        return end
+        finally:
+            if reach is not None:
+                reach.close()
+
+    def _look(self, gate: StartGate | None, signals: Signals, reach: Reach | None) -> _End | None:
+        if gate is not None:
+            gate.attend()
+        self._counter.look()
+        if signals.asked_to_end is not None or signals.warned:
+            number = signals.asked_to_end or signal.SIGUSR2
+            return _End(ended="stopped", problem=f"got {signal.Signals(number).name}")
+        if reach is not None and reach.silent_for() > self._plan.seconds:
+            target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
+            return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
+        late = self._watch.late()
+        if late is None:
+            return None
+        if late.phase == "start":
+            return _End(ended="not-started", problem=f"rank {late.rank} did not start within {late.seconds:.0f} s")
+        return _End(ended="timeout", problem=f"rank {late.rank}: {late.phase} did not end within {late.seconds:.0f} s")
+
+    def _ended(self, status: int, gate: StartGate | None) -> _End:
+        if gate is not None and gate.refused:
+            return _End(ended="not-started", problem="the SIF changed after it was checked")
+        ranks = self._watch.ranks(nccl=False)
+        if status == 0 and all(rank.done for rank in ranks):
+            return _End(ended="done")
+        if not self._watch.started():
+            return _End(ended="not-started", problem=f"the ranks ended with {status}: {self._said()}")
+        return _End(ended="failed", problem=f"the ranks ended with {status}")
+
+    def _said(self) -> str:
+        """Return the last line that says something, of what the ranks and torchrun wrote."""
+        try:
+            text = read_end(self._log, most=_SAID_BYTES).decode(errors="replace")
+        except OSError:
+            return "they wrote nothing"
+        lines = [line.strip() for line in text.splitlines() if line.strip(" =-\n")]
+        return lines[-1] if lines else "they wrote nothing"
+
+    def _ask_ras(self) -> str:
+        if self._plan.backend != "nccl":
+            return ""
+        versions = {rank.transport.version for rank in self._watch.ranks(nccl=True) if rank.transport is not None}
+        address = next((s.value for s in self._settings.settings if s.name == "NCCL_RAS_ADDR"), "")
+        return ras.ask(max(versions, default=""), address)
+
+    def report(
+        self,
+        ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"],
+        *,
+        problem: str = "",
+    ) -> SmokeReport:
+        return SmokeReport(
+            schema=SCHEMA,
+            run=self._manifest.run,
+            node=self._this_node.node,
+            attempt=self._this_node.attempt,
+            ended=ended,
+            problem=problem,
+            ranks=self._watch.ranks(nccl=self._plan.backend == "nccl"),
+        )
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the agent and its ranks. Nothing of them is to be saved."""
+    if child.poll() is None:
+        processes.send((*below(child.pid), child.pid), signal.SIGKILL)
+        # One that hangs in the kernel does not end; Slurm ends it with the step.
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_SECONDS_TO_END)

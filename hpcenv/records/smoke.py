@@ -1,0 +1,187 @@
+"""The smoke test of a run: its plan, what each node saw, and the joined result.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpcenv.records.checks import NodeChecks
+from hpcenv.records.verdict import Result
+
+# The checks of the smoke test, in the order in which they run.
+SMOKE_PHASES = ("init", "correct", "second-group", "bandwidth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeNode:
+    """One node that takes part.
+
+    Attributes:
+        address, interface: what hpcenv chose for sockets on this node.
+        interfaces: interface -> its addresses, for those of the node that have one.
+        speed_mbit: of the interface; None where the kernel does not know it.
+        pair_port: TCP port on which this node can listen for one other node.
+        boot_id, driver: what a kept result depends on; empty where it is unknown.
+    """
+
+    name: str
+    address: str
+    interface: str
+    interfaces: dict[str, tuple[str, ...]]
+    speed_mbit: int | None
+    pair_port: int
+    boot_id: str
+    driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokePlan:
+    """What the nodes test (`smoke/plan.json`).
+
+    Attributes:
+        nodes: in the order of their node ranks.
+        port: TCP port of the test's rendezvous on the first node; not the one of the training.
+        seconds: limit of each phase.
+        start_seconds: limit of the start of the container and of `import torch`.
+        profile: of the network decision.
+        network: `NCCL_NET` of the ranks where it is set; empty otherwise.
+        gpudirect: whether the hardware of every node can give GPU memory to the adapter.
+        rates_gbit: rate of all active adapters of a node, for RDMA and Slingshot; 0 where it is unknown.
+        key: digest of everything but the nodes that a kept result depends on; empty where nothing may be kept.
+        kept: folder of kept results; empty for none.
+        skipped: ids of checks that were not wanted.
+    """
+
+    schema: int
+    run: str
+    attempt: int
+    job_id: str
+    nodes: tuple[SmokeNode, ...]
+    nproc_per_node: int
+    backend: Literal["nccl", "gloo"]
+    port: int
+    seconds: float
+    start_seconds: float
+    profile: str
+    network: str = ""
+    gpudirect: bool = False
+    rates_gbit: float = 0.0
+    key: str = ""
+    kept: str = ""
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclTransport:
+    """What NCCL wrote about its transport in one rank.
+
+    Attributes:
+        network: as in `Using network NAME`; empty where NCCL used none.
+        adapters: those of `NET/IB : Using` or the selected provider.
+        via: how channels go (`NET/IB`, `P2P/CUMEM`, `SHM`) -> number of channels.
+        gpudirect: some channel has GDRDMA.
+        channels: collective channels; 0 where the log does not say it.
+        nvls: `yes`, `no`, or empty where the log does not say it.
+        errors: lines at the level WARN, at most a few.
+    """
+
+    version: str = ""
+    network: str = ""
+    adapters: tuple[str, ...] = ()
+    via: dict[str, int] = field(default_factory=dict)
+    gpudirect: bool = False
+    channels: int = 0
+    nvls: str = ""
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseResult:
+    """One phase in one rank, or one pair.
+
+    Attributes:
+        state: `running`: it has begun, and nothing more is known.
+        seconds: how long it took; of a phase that did not end, how long it was waited for.
+        bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 where it was not measured.
+    """
+
+    phase: str
+    state: Literal["end", "failed", "running"]
+    seconds: float
+    error: str = ""
+    bus_gb_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeRank:
+    """What one rank reported.
+
+    Attributes:
+        connections: own and other address of its TCP connections to other ranks, after the first group.
+        not_run: collective -> why it was not tested.
+        transport: from NCCL's log; None with another backend, or without a log.
+    """
+
+    rank: int
+    phases: tuple[PhaseResult, ...] = ()
+    done: bool = False
+    torch: str = ""
+    connections: tuple[tuple[str, ...], ...] = ()
+    not_run: dict[str, str] = field(default_factory=dict)
+    transport: NcclTransport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeReport:
+    """What one node saw (`smoke/NODE.json`, and `smoke/pairs/NODE.json` for the pairs).
+
+    Attributes:
+        ended: `done`: every rank ended well; `failed`: one did not; `timeout`: a phase took longer than its limit, and
+            the ranks were killed; `unreachable`: no packet came back from the first node; `not-started`: the container
+            or torch did not start; `stopped`: a signal asked this step to end.
+        problem: why, for all but `done`.
+        moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
+            that is unknown.
+        ras: what NCCL's RAS service said about a hang, or why it was not asked.
+        seconds: from the start of the container to the end.
+    """
+
+    schema: int
+    run: str
+    node: str
+    attempt: int
+    ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"]
+    problem: str = ""
+    ranks: tuple[SmokeRank, ...] = ()
+    moved_bytes: int | None = None
+    ras: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeResult:
+    """The result over all nodes (`smoke.json`, and in the user's folder of kept results).
+
+    Attributes:
+        tested: when, in seconds since the epoch, by the clock of the batch node.
+        boots, drivers: node -> what the result holds for.
+        checks: node -> the results of the checks `smoke.*`.
+        result: what they mean for the run, with its severities.
+        kept_from: run in which the test ran, where its kept result is used; empty where it ran in this run.
+        seconds: part -> how long it took on the slowest rank or node.
+    """
+
+    schema: int
+    run: str
+    attempt: int
+    result: Result
+    tested: float
+    key: str = ""
+    boots: dict[str, str] = field(default_factory=dict)
+    drivers: dict[str, str] = field(default_factory=dict)
+    checks: dict[str, NodeChecks] = field(default_factory=dict)
+    kept_from: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,73 @@
+"""What a determinism profile means for one run: the options of the start hook, and environment variables.
+
+Runs on: LOGIN NODE. The table of switches is incontainer/start_hook/switches.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpcenv.incontainer.start_hook.switches import SWITCHES, variables_of
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.spec import Project
+from hpcenv.records.manifest import DeterminismOptions, RecordingOptions, Setting
+from hpcenv.submission.request import SubmitOptions
+
+# The beginning of the origin of a variable; node/network/lint.py knows it.
+_ORIGIN = "determinism profile"
+
+
+def determinism_options(
+    options: SubmitOptions, project: Project, locked: Lockfile, *, gpus: int, backend: str
+) -> DeterminismOptions:
+    """Return how strictly a run must repeat. Pure.
+
+    Args:
+        options: merged; `determinism` and `seed` win over hpcenv.toml and the lockfile.
+        gpus: of each node.
+        backend: of torch.distributed.
+    """
+    profile = options.determinism or locked.determinism.profile
+    seed = project.determinism.seed if options.seed is None else options.seed
+    nccl = _nccl(locked) if backend == "nccl" else None
+    return DeterminismOptions(
+        profile=profile, seed=seed, variables=variables_of(profile, seed=seed, nccl=nccl, gpus=gpus > 0)
+    )
+
+
+def _nccl(locked: Lockfile) -> tuple[int, int] | None:
+    """Return the locked version of NCCL; None if it is unknown: then no variable for it is set."""
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", str(locked.facts.get("libs.nccl.version", "")))
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def recording_options(options: SubmitOptions, project: Project) -> RecordingOptions:
+    """Return what the ranks of a run record. Pure."""
+    every = options.hash_parameters_every
+    return RecordingOptions(
+        metrics=options.record_metrics,
+        hash_parameters_every=project.determinism.hash_parameters_every if every is None else every,
+        stop_after_steps=options.stop_after_steps or 0,
+    )
+
+
+def with_variables(given: Sequence[Setting], determinism: DeterminismOptions, notes: list[str]) -> tuple[Setting, ...]:
+    """Return the variables of the ranks with those of the profile; a variable that is given already stays.
+
+    Args:
+        notes: gets a line for each given variable that has another value.
+    """
+    reasons = {switch.name: switch.why for switch in SWITCHES}
+    found = {
+        name: Setting(name=name, value=value, origin=f"{_ORIGIN} {determinism.profile}", reason=reasons[name])
+        for name, value in determinism.variables.items()
+    }
+    for setting in given:
+        asked = found.get(setting.name)
+        if asked is not None and asked.value != setting.value:
+            what = f"{setting.name}={setting.value} ({setting.origin})"
+            notes.append(f"{what} replaces {asked.value} of the {asked.origin}: runs may differ")
+        found[setting.name] = setting
+    return tuple(replace(found[name]) for name in sorted(found))

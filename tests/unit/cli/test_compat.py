@@ -1,0 +1,49 @@
+"""`hpcenv compat` as a user types it, without Slurm and outside of a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcenv.node.check.compat.table import PACKAGED
+
+
+def test_a_driver_that_is_too_old_is_said_with_source_and_remedy(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("compat", "--torch", "2.9", "--driver", "470.82.01", cwd=tmp_path)
+
+    assert done.status == 43, done
+    assert "needs >= 525.60.13" in " ".join(done.stdout.split())
+    assert "source: NVIDIA CUDA Toolkit Release Notes" in done.stdout
+    assert "it does not run" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_what_runs_is_listed_without_a_torch(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("compat", "--gpu", "A100", "--driver", "535.183", cwd=tmp_path)
+
+    assert done.status == 0, done
+    assert "yes 2.10.0   12.8*  3.10-3.14\n" in done.stdout
+    assert "no  2.15.0   13.2*" in done.stdout
+
+
+def test_what_the_table_does_not_have_is_not_fine(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("compat", "--torch", "2.99.0", "--gpu", "H100", "--json", cwd=tmp_path)
+
+    assert done.status == 44, done
+    envelope = done.envelope
+    assert (envelope["ok"], envelope["data"]["result"]) == (False, "unknown")
+    assert envelope["data"]["checks"][0]["what"].startswith("torch 2.99.0 is not in the table (dated 20")
+    assert envelope["data"]["builds"] == []
+
+
+def test_a_project_has_its_own_table(hpcenv: Any, tmp_path: Path) -> None:
+    (tmp_path / "hpcenv.toml").write_text('image = "host"\n[submit]\ncompat-file = "own.toml"\n')
+    (tmp_path / "own.toml").write_text(
+        PACKAGED.read_text().replace('"2.9.1"', '"2.99.0"').replace('"2026-11-20"', '"2020-01-01"')
+    )
+
+    done = hpcenv("compat", "--torch", "2.99.0", "--gpu", "H100", cwd=tmp_path)
+
+    assert done.status == 0, done
+    assert "days old" in done.stderr
+    assert "own.toml" in done.stderr
