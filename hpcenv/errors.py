@@ -34,7 +34,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
-    |- BundleInvalid        43   a bundle cannot be used: changed, cut off, or not safe to unpack
+    |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -393,7 +393,7 @@ class BundleInvalid(HpcenvError):
     """A bundle is not one that can be used: it was changed, cut off, or would write outside its folder."""
 
     code = "bundle-invalid"
-    exit_status = 43
+    exit_status = 45
 
 
 class WaitTimeout(HpcenvError):
