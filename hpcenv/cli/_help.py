@@ -26,6 +26,7 @@ VERBS = {
     "rerun": "Submit a run again, with the same inputs or changed flags.",
     "clean": "Remove old run folders; says first which.",
     "diff": "Say what differs between lockfiles and runs.",
+    "reproduce": "Repeat a run of somebody else, and compare the results.",
     "compare": "Say whether two runs gave the same results.",
     "bundle": "Make one archive of a run, verify and unpack one.",
     "net": "Explain and compare the network settings of runs.",

@@ -100,6 +100,18 @@ class DeterminismTable(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReproduceTable(Document):
+    """[reproduce]: how somebody else repeats a run with less hardware.
+
+    Attributes:
+        one_node: arguments that are added to those of the script on one node, so that the global batch stays the same;
+            `{factor}` is the number of ranks of the run, divided by that on the one node.
+    """
+
+    one_node: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -148,6 +160,7 @@ class Project(Document):
     data: tuple[DataTable, ...] = ()
     host: HostTable = field(default_factory=HostTable)
     determinism: DeterminismTable = field(default_factory=DeterminismTable)
+    reproduce: ReproduceTable = field(default_factory=ReproduceTable)
     paths: PathsTable = field(default_factory=PathsTable)
     policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
 
@@ -212,6 +225,10 @@ image = "{image}"
 [determinism]
 # profile = "bitwise"    # --determinism
 # seed = 1234            # --seed
+
+# How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
+[reproduce]
+# one-node = ["--accumulate", "{{factor}}"]
 
 # Change how much a field matters: must, warn or info. Recorded in the lockfile.
 # `hpcenv explain` lists the fields; `*` stands for one part of a name.

@@ -37,6 +37,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "verify": (("verify",), "spec-invalid"),
     "explain": (("explain", "torch.vresion"), "usage"),
     "diff": (("diff", "a", "b"), "usage"),
+    "reproduce": (("reproduce", "a"), "run-not-found"),
     "compare": (("compare", "a", "b"), "run-not-found"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),

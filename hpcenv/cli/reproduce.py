@@ -1,0 +1,323 @@
+"""`hpcenv reproduce`: repeat a run of somebody else, and say whether the result is the same. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from hpcenv.cli import _accept, _duration, _progress, _render
+from hpcenv.cli import submit as submit_cli
+from hpcenv.cli._dashes import WithDashes, after_dashes
+from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
+from hpcenv.cli.wait import tell_state
+from hpcenv.errors import (
+    Command,
+    ImageUnavailable,
+    Interrupted,
+    JobFailed,
+    LockfileInvalid,
+    NotComparable,
+    Status,
+    UsageError,
+)
+from hpcenv.locking.environment import locked_sif
+from hpcenv.locking.project_image import build
+from hpcenv.project import acceptance, stale
+from hpcenv.project.acceptance import Asked
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduce import reproduction_text
+from hpcenv.reproduce.attainable import expect, expect_after
+from hpcenv.reproduce.code_copy import copy_code, folder_of_submission
+from hpcenv.reproduce.compare import Steps, compare
+from hpcenv.reproduce.cost import estimate, proofs_cost
+from hpcenv.reproduce.measured import OF_RANKS
+from hpcenv.reproduce.record import RunRecord, read_record
+from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of
+from hpcenv.reproduce.rungs import STEPS, Rung, RungPlan, plan_rung
+from hpcenv.runs.entries import open_run
+from hpcenv.runs.status import RunStatus
+from hpcenv.runs.wait import exit_status_of, wait_for
+from hpcenv.submission import request, rerun
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.submit import submit
+
+_STATUS = {
+    "proved": 0, "planned": 0, "reproduced-bitwise": 0, "reproduced-within": Status.WITHIN_TOLERANCE,
+    "not-reproduced": Status.RESULTS_DIFFER, "not-proved": Status.RESULTS_DIFFER,
+    "not-comparable": NotComparable.exit_status,
+}  # fmt: skip
+
+
+class _Command(WithDashes, GroupedCommand):
+    """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
+
+
+@click.command("reproduce", cls=_Command)
+@click.argument("target")
+@click.option(
+    "--rung", type=click.IntRange(0, 3), default=0, show_default=True, help="How much is repeated, see above."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, metavar="N",
+    help="How many optimizer steps rungs 1 and 2 repeat.",
+)  # fmt: skip
+@click.option("--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.")
+@click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.")
+@click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
+@submit_options
+@_accept.option
+@click.option(
+    "--timeout", metavar="TIME", callback=_duration.parse_seconds,
+    help="Wait at most this long, then end with exit status 124; the run continues. 90 (seconds), 30m, 2h, 1d.",
+)  # fmt: skip
+@_render.json_option
+@click.pass_context
+def command(
+    context: click.Context, /, target: str, rung: int, steps: int, copy_to: str | None, allow_changed: bool,
+    dry_run: bool, accept: str | None, timeout: float | None, as_json: bool, **params: Any,
+) -> int:  # fmt: skip
+    """Repeat TARGET, a run of somebody else, and say whether the result is the same.
+
+    TARGET is a run folder, a run name, a job id or a lockfile. Rungs:
+
+    \b
+        0  proofs from the files: no job, no GPU, no container, no network
+        1  the first steps on one node, with the same global batch
+        2  the first steps in the same shape
+        3  the whole run in the same shape
+
+    It says first what it costs and what must be accepted. Then it gets the image by its digest,
+    submits, waits and compares. Options of `hpcenv submit` apply to the new run. Ends with 0 if
+    it is reproduced to the last bit, 40 within the tolerance, 41 if not, 42 if nothing can be
+    compared.
+    """  # noqa: D301  (click's mark for "do not wrap")
+    found = find_target(_render.cwd(), target, runs=params["runs_dir"])
+    proofs = found.proofs()
+    if rung == 0:
+        return _show(proved(found, proofs, proofs_cost()), as_json=as_json)
+    typed = {
+        name: value
+        for name, value in table_values(params).items()
+        if name != "runs_dir" and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    wish = _Wish(
+        rung=cast("Rung", rung), steps=steps, typed=typed, args=after_dashes(), accept=accept, timeout=timeout,
+        allow_changed=allow_changed, dry_run=dry_run, as_json=as_json,
+    )  # fmt: skip
+    job = _prepare(found, wish, copy_to)
+    page = Reproduction(
+        target=found.name, rung=wish.rung, verdict="planned", headline="nothing is submitted yet", proofs=proofs,
+        cost=job.cost, asks=_accept.reviewed(job.workspace, job.recorded), notes=job.notes,
+        expected=expect(job.record, world_size=job.plan.world_size, accumulated=job.plan.factor > 1),
+        image="here" if job.has_image else "not here: it is fetched by its digest",
+    )  # fmt: skip
+    if dry_run:
+        return _show(page, as_json=as_json)
+    if not as_json:
+        for line in reproduction_text.before_lines(page):
+            _render.tell(line)
+    _accept.require(job.workspace, accept, as_json=as_json, more=job.recorded)
+    return _show(_carry_out(found, job, page, wish), as_json=as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wish:
+    """What the user typed."""
+
+    rung: Rung
+    steps: int
+    typed: dict[str, Any]
+    args: tuple[str, ...] | None
+    accept: str | None
+    timeout: float | None
+    allow_changed: bool
+    dry_run: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What will be submitted, from which project."""
+
+    workspace: Workspace
+    folder: Path
+    plan: RungPlan
+    record: RunRecord
+    manifest: Manifest
+    locked: Lockfile
+    has_image: bool
+    cost: Any
+    recorded: Sequence[Asked]
+    notes: tuple[str, ...]
+
+
+def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _Job:
+    """Decide everything about the new run; the only thing that is written is a copy of the code."""
+    if found.run is None or found.manifest is None or found.record is None:
+        raise UsageError(
+            f"`{found.name}` is a lockfile, which names an environment and no command",
+            why=f"rung {wish.rung} repeats a run",
+            hint="name the run folder of the authors; --rung 0 proves the lockfile",
+        )
+    workspace, folder, notes = _project(found.run, found.manifest, copy_to)
+    old = rerun.read_options(found.run.path, found.record.command)
+    given = request.parse_flags(wish.typed)
+    steps = _steps(found.record, wish.steps)
+    plan = plan_rung(
+        old, given, wish.rung, shape=(found.record.shape.nodes, found.record.shape.nproc_per_node),
+        args=found.manifest.args if wish.args is None else wish.args,
+        one_node=workspace.project.reproduce.one_node, steps=steps,
+    )  # fmt: skip
+    own_lock = "lock" not in given
+    lockfile = found.lockfile if own_lock else workspace.lockfile_path(plan.options.lock)
+    locked = read_lockfile(lockfile)
+    name = plan.options.name or f"{found.name.replace('/', '-')[:60]}-rung-{wish.rung}"
+    options = replace(plan.options, name=rerun.free_name(name, workspace.runs))
+    if own_lock:
+        options = rerun.with_own_lockfile(options, found.run)
+    else:
+        notes = (*notes, f"the environment is that of {lockfile}, not that of the run")
+    if plan.left_out:
+        notes = (*notes, f"options for the authors' cluster are left out: {', '.join(plan.left_out)}")
+    has_image = locked.container is None or locked_sif(workspace, locked.container).is_file()
+    cost = estimate(
+        found.record, locked, nodes=options.nodes or 1, steps=plan.steps, has_image=has_image, slower=plan.factor
+    )
+    recorded = acceptance.asked_by_options(rerun.only_recorded(options, given), "request.json of the run")
+    return _Job(
+        workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
+        manifest=found.manifest, locked=locked, has_image=has_image, cost=cost, recorded=recorded, notes=notes,
+    )  # fmt: skip
+
+
+def _steps(record: RunRecord, wanted: int) -> int:
+    """Return how many steps to repeat: not more than the run had."""
+    done = max((one.last_step for one in record.metrics if one.source in OF_RANKS), default=0)
+    return min(wanted, done) if done else wanted
+
+
+def _project(run: RunFolder, manifest: Manifest, copy_to: str | None) -> tuple[Workspace, Path, tuple[str, ...]]:
+    """Return the project that the new run uses, and the folder in it from which it is submitted."""
+    here = _render.cwd()
+    in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
+    if in_project and copy_to is None:
+        return _render.open_project(), here, ()
+    target = Path(os.path.abspath(here / (copy_to or f"{run.path.name}-code")))
+    left_out = copy_code(run, manifest, target)
+    folder = folder_of_submission(manifest, target)
+    workspace = _render.open_project(folder)
+    return workspace, folder, (f"the code is the run's own copy, in {target}", *left_out)
+
+
+def _carry_out(found: Target, job: _Job, page: Reproduction, wish: _Wish) -> Reproduction:
+    """Get the image, submit, wait, compare."""
+    image = _get_image(found, job, as_json=wish.as_json)
+    context = replace(submit_cli.context_of(), cwd=job.folder, command=request.command_of(job.plan.options))
+    plan = plan_job(job.workspace, job.plan.options, context)
+    changed = _require_same_code(job, plan, allow=wish.allow_changed)
+    result = submit(plan, context)
+    _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
+    status = _wait(result.run_folder, wish)
+    page = replace(
+        page, image=image, run=result.run, run_folder=result.run_folder, outcome=status.state,
+        notes=(*page.notes, *changed, *plan.notes),
+    )  # fmt: skip
+    if exit_status_of(status) != 0:
+        raise JobFailed(
+            f"{result.run} did not complete: {status.state}",
+            why=status.detail or f"its exit status is {exit_status_of(status)}",
+            hint=Command("hpcenv", "report", str(result.run_folder)),
+        )
+    return _judged(page, found, result.run_folder, job)
+
+
+def _judged(page: Reproduction, found: Target, new: Path, job: _Job) -> Reproduction:
+    assert found.run is not None
+    try:
+        compared = compare(_render.cwd(), str(found.run.path), str(new), steps=Steps(last=job.plan.steps))
+    except NotComparable as error:
+        return replace(
+            page,
+            verdict="not-comparable",
+            headline=f"not comparable: {error.what}",
+            notes=(*page.notes, error.why or ""),
+        )
+    expected = expect_after(job.record, read_record(new))
+    verdict, headline = verdict_of(compared, expected, page.rung)
+    return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
+
+
+def _get_image(found: Target, job: _Job, *, as_json: bool) -> str:
+    """Get the image by its digest; return how, in words."""
+    container = job.locked.container
+    if container is None:
+        return 'the environment of this machine (`image = "host"`), compared with the lockfile by the gate'
+    if job.has_image:
+        return f"was here, {container.digest[:19]}..."
+    if job.locked.asked != stale.asked_by(job.workspace.project):
+        raise LockfileInvalid(
+            f"`{job.workspace.spec}` names another image than the lockfile of the run",
+            why=f"{job.workspace.project.image} in place of {job.locked.asked.image}",
+            hint="--copy DIR uses the run's own copy of its project",
+        )
+    try:
+        with _progress.shown(as_json=as_json) as on_event:
+            build(job.workspace, before=job.locked, environ=os.environ, on_event=on_event)
+    except ImageUnavailable as error:
+        again = Command("hpcenv", "image", "rebuild", "--lock", str(found.lockfile), "--build")
+        hint = ("make it again from the hashes of its packages: ", again, "; lock the new image, then add --lock NAME")
+        raise error.changed(hint=hint) from error
+    return f"fetched by its digest, {container.digest[:19]}..."
+
+
+def _require_same_code(job: _Job, plan: Plan, *, allow: bool) -> tuple[str, ...]:
+    """Return how the code differs from that of the run, in words.
+
+    Raises:
+        UsageError: it differs, and that is not allowed.
+    """
+    before, now = job.manifest, plan.manifest
+    found = []
+    if before.script_sha256 != now.script_sha256:
+        found.append("the script is not the one of the run")
+    if before.source is not None and now.source is not None and before.source.digest != now.source.digest:
+        found.append("files of the project differ from those of the run")
+    if found and not allow:
+        raise UsageError(
+            f"this is not the code of {before.run}",
+            why="\n".join(found) + (f"; the run had commit {before.source.commit}" if before.source else ""),
+            hint="check out that commit, or use the run's own copy: --copy DIR, or add --allow-changed",
+        )
+    return tuple(found)
+
+
+def _wait(folder: Path, wish: _Wish) -> RunStatus:
+    def on_status(status: RunStatus) -> None:
+        if not wish.as_json:
+            tell_state(status)
+
+    run = open_run(folder)
+    try:
+        return wait_for([run], environ=os.environ, pause=time.sleep, on_status=on_status, timeout=wish.timeout)[0]
+    except KeyboardInterrupt as stop:
+        hint = Command("hpcenv", "cancel", str(folder))
+        raise Interrupted(f"interrupted; {run.manifest.run} continues", hint=hint) from stop
+
+
+def _show(page: Reproduction, *, as_json: bool) -> int:
+    status = _STATUS[page.verdict]
+    if as_json:
+        _render.verdict_on("reproduce", page, ok=status == 0)
+    else:
+        _render.say(reproduction_text.render(page))
+    return status

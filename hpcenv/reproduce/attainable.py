@@ -1,0 +1,98 @@
+"""Which agreement can be expected of a run on other hardware, and why no better one. Pure. Runs on: LOGIN NODE.
+
+Sources: cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs (cuBLAS documentation,
+"Results reproducibility"); PyTorch promises no equal results across releases, platforms, or CPU and GPU (PyTorch notes,
+"Reproducibility", 2.13). CPU: vector kernels and thread counts changed results in trials (torch 2.13, 2026-11-22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.records.manifest import Value
+from hpcenv.reproduce.record import RunRecord
+
+Best = Literal["equal", "within"]
+
+# Facts of nodes that decide whether the last bit can agree, in words.
+_HARDWARE = {
+    "host.machine": "another processor architecture",
+    "host.gpu-models": "another GPU model",
+    "host.gpu-compute-capabilities": "another GPU architecture",
+    "host.gpu-sm-counts": "another number of SMs",
+    "host.gpu-mig": "another division of the GPU (MIG)",
+}
+_SWITCHES = ("threads", "capability")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attainable:
+    """The best agreement that can be expected.
+
+    Attributes:
+        best: `equal` to the last bit, or `within` the tolerance.
+        reasons: why not `equal`; or what has to hold for it.
+    """
+
+    best: Best
+    reasons: tuple[str, ...]
+
+
+def expect(record: RunRecord, *, world_size: int, accumulated: bool = False) -> Attainable:
+    """Return what can be expected before a job runs, from the record and the shape of the new job."""
+    reasons = []
+    if world_size != record.shape.world_size:
+        how = ", with the same global batch by accumulation" if accumulated else ""
+        reasons.append(f"{world_size} ranks in place of {record.shape.world_size}{how}: sums have another order")
+    profile = _profile(record)
+    if profile != "bitwise":
+        reasons.append(f"the run used the determinism profile `{profile or 'off'}`, which does not promise equal bits")
+    if reasons:
+        return Attainable(best="within", reasons=tuple(reasons))
+    need = "the same CPU kernels and thread count"
+    if record.shape.gpus_per_node:
+        need = "the same GPU model, number of SMs and libraries"
+    return Attainable(best="equal", reasons=(f"on {need}; otherwise within the tolerance",))
+
+
+def expect_after(reference: RunRecord, other: RunRecord) -> Attainable:
+    """Return what can be expected of two runs that have both run, from their records."""
+    reasons = []
+    if reference.shape.world_size != other.shape.world_size:
+        reasons.append(f"{other.shape.world_size} ranks in place of {reference.shape.world_size}")
+    for name, words in _HARDWARE.items():
+        before, now = _of_nodes(reference, name), _of_nodes(other, name)
+        if before and now and before != now:
+            reasons.append(f"{words}: {_shown(before)} -> {_shown(now)}")
+    before_switches, now_switches = _switches(reference), _switches(other)
+    both = sorted(before_switches.keys() & now_switches.keys())
+    changed = [name for name in both if before_switches[name] != now_switches[name]]
+    reasons += [f"{name}: {before_switches[name]} -> {now_switches[name]}" for name in changed]
+    loose = [record for record in (reference, other) if _profile(record) != "bitwise"]
+    reasons += [f"{record.run} used the determinism profile `{_profile(record) or 'off'}`" for record in loose]
+    return Attainable(best="within" if reasons else "equal", reasons=tuple(reasons))
+
+
+def _profile(record: RunRecord) -> str:
+    """Return the determinism profile that was applied; otherwise that of the lockfile."""
+    applied = {str(values["profile"]) for values in record.determinism.values() if values.get("profile")}
+    return applied.pop() if len(applied) == 1 else "" if record.lock is None else record.lock.determinism
+
+
+def _of_nodes(record: RunRecord, name: str) -> frozenset[Value]:
+    return frozenset(node.values[name] for node in record.nodes if name in node.values)
+
+
+def _switches(record: RunRecord) -> dict[str, Value]:
+    values = record.determinism.get("0", {})
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and any(word in name.lower() for word in _SWITCHES)
+    }
+
+
+def _shown(values: Iterable[Value]) -> str:
+    return ", ".join(sorted({"+".join(one) if isinstance(one, tuple) else str(one) for one in values}))

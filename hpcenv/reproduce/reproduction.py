@@ -1,0 +1,166 @@
+"""A reproduction: the run that is reproduced, what was proved, what it costs, what came out. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import HpcenvError, RunNotFound, UsageError
+from hpcenv.project.acceptance import Review
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.workspace import find_lockfile, read_lockfile
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduce.attainable import Attainable
+from hpcenv.reproduce.compare import RunComparison
+from hpcenv.reproduce.cost import Cost
+from hpcenv.reproduce.measured import Measured, read_measured
+from hpcenv.reproduce.proofs import Proof, prove_lockfile, prove_run
+from hpcenv.reproduce.record import RunRecord, record_of
+from hpcenv.reproduce.rungs import Rung
+from hpcenv.runs.find import find_run
+
+ReproductionVerdict = Literal[
+    "proved", "not-proved", "planned", "reproduced-bitwise", "reproduced-within", "not-reproduced", "not-comparable"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is reproduced.
+
+    Attributes:
+        run: its folder; None for a lockfile alone, of which only rung 0 is possible.
+        lockfile: path of the lockfile.
+        record, measured, manifest: of the run.
+    """
+
+    name: str
+    lockfile: Path
+    run: RunFolder | None = None
+    manifest: Manifest | None = None
+    record: RunRecord | None = None
+    measured: Measured = field(default_factory=Measured)
+
+    def locked(self) -> Lockfile | None:
+        """Return the lockfile; None if it cannot be read."""
+        try:
+            return read_lockfile(self.lockfile)
+        except HpcenvError:
+            return None
+
+    def proofs(self) -> tuple[Proof, ...]:
+        """Return what the files prove by themselves."""
+        if self.run is None:
+            return prove_lockfile(self.lockfile)
+        return prove_run(self.run, self.measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """One page: the verdict, and everything that it rests on.
+
+    Attributes:
+        headline: the verdict in one sentence.
+        image: how the environment was obtained; empty at rung 0.
+        asks: what the project asks of this machine; None at rung 0.
+        expected: the best agreement that can be expected, with reasons.
+        run, run_folder: the new run; empty and None without one.
+        outcome: what became of it.
+        notes: options that were left out, code that differs, and the like.
+    """
+
+    target: str
+    rung: Rung
+    verdict: ReproductionVerdict
+    headline: str
+    proofs: tuple[Proof, ...]
+    cost: Cost
+    image: str = ""
+    asks: Review | None = None
+    expected: Attainable | None = None
+    run: str = ""
+    run_folder: Path | None = None
+    outcome: str = ""
+    comparison: RunComparison | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
+    """Return what `word` names: a run (folder, name, job id), the lockfile in a run folder, or a lockfile.
+
+    Raises:
+        UsageError: it is another kind of file.
+        RunNotFound, RecordInvalid, LockfileMissing: it does not exist, or cannot be read.
+    """
+    path = Path(os.path.abspath(start / word))
+    if path.is_file():
+        if path.suffix != ".toml":
+            raise UsageError(
+                f"`{word}` is neither a lockfile nor a run folder",
+                why="an archive is unpacked before it is reproduced",
+                hint="name the unpacked folder of the run",
+            )
+        if path.name == RunFolder(path.parent).lockfile.name and RunFolder(path.parent).manifest.is_file():
+            return _target_of(path.parent)
+        return Target(name=path.name, lockfile=path)
+    if RunFolder(path).manifest.is_file():
+        return _target_of(path)
+    try:
+        return _target_of(find_run(start, word, runs=runs).folder.path)
+    except RunNotFound:
+        lockfile = _lockfile_named(start, word)
+        if lockfile is None:
+            raise
+        return Target(name=word, lockfile=lockfile)
+
+
+def _lockfile_named(start: Path, word: str) -> Path | None:
+    try:
+        path = find_lockfile(start, word)
+    except HpcenvError:
+        return None
+    return path if path.is_file() else None
+
+
+def _target_of(folder: Path) -> Target:
+    run = RunFolder(folder)
+    measured = read_measured(run)
+    manifest = load_record(Manifest, run.manifest)
+    record = record_of(run, measured)
+    return Target(
+        name=manifest.run, lockfile=run.lockfile, run=run, manifest=manifest, record=record, measured=measured
+    )
+
+
+def proved(target: Target, proofs: tuple[Proof, ...], cost: Cost) -> Reproduction:
+    """Return the page of rung 0."""
+    wrong = [one for one in proofs if one.result == "differs"]
+    unknown = [one for one in proofs if one.result == "unknown"]
+    good = len(proofs) - len(wrong) - len(unknown)
+    if wrong:
+        headline = f"not proved: {wrong[0].what}: {wrong[0].why}"
+    else:
+        headline = f"proved from the files: {good} of {len(proofs)} statements; {len(unknown)} are unknown here"
+    return Reproduction(
+        target=target.name,
+        rung=0,
+        verdict="not-proved" if wrong else "proved",
+        headline=headline,
+        proofs=proofs,
+        cost=cost,
+    )
+
+
+def verdict_of(comparison: RunComparison, expected: Attainable, rung: Rung) -> tuple[ReproductionVerdict, str]:
+    """Return the verdict of a reproduction, and its sentence."""
+    part = "" if rung == 3 else f" in the first steps (rung {rung})"
+    if comparison.verdict == "equal":
+        return "reproduced-bitwise", f"reproduced, bitwise{part}: {comparison.headline}"
+    if comparison.verdict == "within":
+        why = f"; the last bit was not to be expected: {expected.reasons[0]}" if expected.best == "within" else ""
+        return "reproduced-within", f"reproduced within the tolerance{part}: {comparison.headline}{why}"
+    return "not-reproduced", f"not reproduced{part}: {comparison.headline}"
