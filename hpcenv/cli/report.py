@@ -9,6 +9,7 @@ import click
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
+from hpcenv.errors import Command, UsageError
 from hpcenv.node.launch import first_failure
 from hpcenv.runs import report_text
 from hpcenv.runs.report import SweepReport, report
@@ -28,13 +29,30 @@ _MAX_FAILURES = 10
     show_default=True,
     help="Number of lines of the log's end to print.",
 )
+@click.option("--html", metavar="FILE", help="Write the report as one HTML file that needs no network.")
+@click.option("--markdown", metavar="FILE", help="Write the report as Markdown.")
+@click.option("--record", metavar="FILE", help="Write the run record, all that is known of the run, as JSON.")
+@click.option("--against", metavar="RUN2", help="With --html or --markdown: compare the run with this reference.")
 @_render.json_option
-def command(run: str | None, runs: str | None, lines: int, as_json: bool) -> None:
+def command(
+    run: str | None, runs: str | None, lines: int, html: str | None, markdown: str | None, record: str | None,
+    against: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Show what became of a run: first failure, exits of its nodes, code, verdict, settings, end of the log.
 
     RUN is a run folder, a run name or a job id; the default is the latest run. For a sweep,
     a table shows all of its runs, and the first failure of each failed run follows.
+    With --html, --markdown or --record it writes files for people and for other programs.
     """
+    if against is not None and html is None and markdown is None:
+        raise UsageError(
+            "`--against` needs --html or --markdown", hint=Command("hpcenv", "compare", against, run or "latest")
+        )
+    if html is not None or markdown is not None or record is not None:
+        from hpcenv.cli import _report_files
+
+        _report_files.write(run, runs, html=html, markdown=markdown, record=record, against=against, as_json=as_json)
+        return
     result = report(_render.cwd(), run, environ=os.environ, runs=runs, lines=lines)
     if as_json:
         _render.verdict_on("report", result, ok=result.ok)

@@ -154,7 +154,9 @@ def timings_of(submission: Submission, attempts: Sequence[AttemptRecord]) -> Tim
         before = one.ended
         launched = min((node.launched for node in one.exits), default=None)
         check.append(_span(one.began, launched, one.ended))
-        training.append(0.0 if launched is None else max(node.ended for node in one.exits) - launched)
+        never = one.verdict not in ("", "match")
+        trained = max((node.ended for node in one.exits), default=0.0) - (launched or 0.0)
+        training.append(trained if launched is not None or never else None)
     return Timings(
         queue=_total(queue), check=_total(check), training=_total(training), requeues=max(0, len(attempts) - 1)
     )

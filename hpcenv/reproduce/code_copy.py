@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
@@ -22,7 +23,7 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ..
     """Copy the code of a run into a new folder; return what was left out, in words.
 
     Args:
-        target: must not exist.
+        target: a new folder, or one that an earlier call has made; then its files are compared.
 
     Raises:
         UsageError: the run has no copy of its code.
@@ -45,7 +46,11 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ..
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
-        raise WouldOverwrite(f"`{target}` exists", hint="--copy DIR names another folder") from error
+        changed = _changed_copy(own, target)
+        if changed:
+            why = f"its `{changed}` is not the one of the run"
+            raise WouldOverwrite(f"`{target}` exists", why=why, hint="--copy DIR names another folder") from error
+        return ()
     except OSError as error:
         raise FileUnusable(f"cannot make `{target}`", why=error.strerror) from error
     try:
@@ -53,6 +58,19 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ..
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+
+
+def _changed_copy(listed: Mapping[str, str], target: Path) -> str:
+    """Return the first file in a copy that is not as listed; empty if all are."""
+    for path, content in sorted(listed.items()):
+        place = target / path.partition("/")[2]
+        try:
+            same = content.startswith(LINK) or (not place.is_symlink() and file_sha256(place) == content)
+        except OSError:
+            same = False
+        if not same:
+            return path.partition("/")[2]
+    return ""
 
 
 def _copy_file(run: RunFolder, path: str, content: str, target: Path) -> str:

@@ -148,6 +148,12 @@ def _grouped(series: Iterable[Series]) -> dict[_Key, dict[_Place, Series]]:
     return found
 
 
+def means_of(series: Iterable[Series]) -> dict[tuple[str, str], Series]:
+    """Return one series for each source and name: the mean over ranks and over the calls of `backward`."""
+    found = {key: next(iter(_means(group).values())) for key, group in _grouped(series).items()}
+    return {key: one for key, one in found.items() if one.steps}
+
+
 def _means(group: Mapping[_Place, Series]) -> dict[_Place, Series]:
     """Return the mean over ranks and over the calls of `backward` of each step, of steps that all ranks have."""
     if len(group) < 2:

@@ -62,9 +62,7 @@ def before_lines(page: Reproduction) -> Iterator[str]:
             yield from wrapped(line, first="  ", indent="    ")
         if not page.asks.accepted:
             yield f"  accept it with --accept {page.asks.digest}"
-    yield from wrapped(
-        "The script itself is code of the authors. It runs with your rights, in the container.", first="  "
-    )
+    yield from wrapped("The script itself is code of the authors, and runs with your rights.", first="  ")
     if page.expected is not None:
         yield from _expected_lines(page)
 

@@ -29,8 +29,8 @@ STEPS = 20
 _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "comment",
     "licenses", "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "template",
-    "runs_dir", "stage", "stage_data", "stage_dir", "stage_limit", "locked", "frozen", "lock", "name", "spare", "retry_excluding", "chain",
-    "sweep", "array", "max_parallel", "compat_file",
+    "runs_dir", "stage", "stage_data", "stage_dir", "stage_limit", "locked", "frozen", "lock", "name", "spare",
+    "retry_excluding", "chain", "sweep", "array", "max_parallel", "compat_file",
 )  # fmt: skip
 
 
@@ -78,7 +78,8 @@ def plan_rung(
     """
     nodes, nproc = shape
     options, left_out = _without_cluster(old)
-    options = replace(options, nodes=1 if rung == 1 else nodes, nproc=nproc, args=tuple(args), **given)
+    shaped: dict[str, Any] = {"nodes": 1 if rung == 1 else nodes, "nproc": nproc, "args": tuple(args)}
+    options = replace(options, **{**shaped, **given})
     ranks = (options.nodes or 1) * (nproc if "nproc" not in given and "gpus" not in given else _ranks(options))
     world = nodes * nproc
     factor = 1

@@ -1,0 +1,65 @@
+"""`hpcenv report --html`, `--markdown` and `--record`: write a report into files. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcenv.cli import _render
+from hpcenv.cluster import energy
+from hpcenv.errors import FileUnusable
+from hpcenv.records.codec import encode_record
+from hpcenv.records.files import write_text
+from hpcenv.reproduce import report_html, report_markdown
+from hpcenv.reproduce.compare import compare
+from hpcenv.reproduce.measured import read_measured
+from hpcenv.reproduce.record import RunRecord, record_of, with_energy
+from hpcenv.reproduce.run_page import RunPage, make_page
+from hpcenv.runs.entries import Run
+from hpcenv.runs.find import find_run
+
+
+def write(
+    run: str | None, runs: str | None, *, html: str | None, markdown: str | None, record: str | None,
+    against: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the files that are asked for, and name them."""
+    found = find_run(_render.cwd(), run, runs=runs)
+    measured = read_measured(found.folder)
+    made = _with_energy(record_of(found.folder, measured), found)
+    texts = {} if record is None else {record: encode_record(made)}
+    if html is not None or markdown is not None:
+        page = make_page(made, measured) if against is None else _against(found, made, against, runs)
+        texts |= {} if html is None else {html: report_html.render(page)}
+        texts |= {} if markdown is None else {markdown: report_markdown.render(page)}
+    paths = []
+    for name, text in texts.items():
+        path = Path(os.path.abspath(_render.cwd() / name))
+        try:
+            write_text(text, path)
+        except OSError as error:
+            raise FileUnusable(f"cannot write `{path}`", why=error.strerror) from error
+        paths.append(path)
+    if as_json:
+        _render.success("report", {"run": made.run, "files": paths})
+    for path in () if as_json else paths:
+        _render.say(f"wrote {path}")
+
+
+def _against(found: Run, made: RunRecord, against: str, runs: str | None) -> RunPage:
+    reference = find_run(_render.cwd(), against, runs=runs)
+    return make_page(
+        made,
+        read_measured(found.folder),
+        other=read_measured(reference.folder),
+        other_name=reference.manifest.run,
+        comparison=compare(_render.cwd(), str(reference.folder.path), str(found.folder.path)),
+    )
+
+
+def _with_energy(record: RunRecord, run: Run) -> RunRecord:
+    """Return the record with what Slurm's accounting says of its energy; only of a run of this cluster."""
+    if run.submission.cluster != "slurm" or Path(run.manifest.run_folder) != run.folder.path:
+        return record
+    joules, source = energy.consumed(run.job_ids, os.environ)
+    return with_energy(record, joules, source)

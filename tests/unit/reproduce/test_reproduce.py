@@ -1,0 +1,280 @@
+"""`hpcenv reproduce`: proofs, rungs, cost, the copy of the code, hostile run folders. Runs were recorded on the testbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.listing import Listing, digest_of
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduce.attainable import expect, expect_after
+from hpcenv.reproduce.code_copy import copy_code
+from hpcenv.reproduce.cost import estimate
+from hpcenv.reproduce.reproduction import find_target
+from hpcenv.reproduce.rungs import _without_cluster, plan_rung
+from hpcenv.submission.request import SubmitOptions
+from tests import measured_runs
+
+RECORDED = Path(__file__).parents[2] / "recorded_runs" / "table-1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    shutil.copytree(RECORDED, tmp_path / "table-1", symlinks=True)
+    return RunFolder(tmp_path / "table-1")
+
+
+def proofs(run: RunFolder) -> dict[str, tuple[str, str]]:
+    found = find_target(run.path.parent, str(run.path)).proofs()
+    keys = ("lockfile is", "layers", "manifest has", "copy of the code", "facts of all", "every rank", "signed")
+    return {key: next((one.result, one.why) for one in found if key in one.what) for key in keys}
+
+
+# -- rung 0 -------------------------------------------------------------------------------
+
+
+def test_rung_0_needs_no_slurm_no_container_and_no_gpu(run, hpcenv, tmp_path):
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    done = hpcenv("reproduce", str(run.path), cwd=tmp_path, environ={"PATH": str(empty), "HOME": str(tmp_path)})
+    assert done.status == 0, done.text
+    assert done.stdout.startswith("proved from the files: 4 of 7 statements")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    page = json.loads(hpcenv("reproduce", str(run.path), "--json", cwd=tmp_path).stdout)
+    assert page["ok"] and page["data"]["verdict"] == "proved" and page["data"]["cost"]["nodes"] == 0
+
+
+def test_the_recorded_run_is_proved(run):
+    found = proofs(run)
+    assert {key: result for key, (result, _) in found.items()} == {
+        "lockfile is": "proved", "layers": "unknown", "manifest has": "proved", "copy of the code": "proved",
+        "facts of all": "proved", "every rank": "unknown", "signed": "unknown",
+    }  # fmt: skip
+    assert "match on 2 nodes" in found["facts of all"][1]
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_an_edited_lockfile_differs(run):
+    edit(run.lockfile, '"2.13.0+cpu"', '"2.13.1+cpu"')
+    found = proofs(run)
+    assert found["lockfile is"][0] == "differs" and found["manifest has"][0] == "differs"
+
+
+def test_changed_code_differs_and_missing_code_is_unknown(run):
+    edit(run.source / "train.py", "default=0.1", "default=0.2")
+    assert proofs(run)["copy of the code"] == ("differs", "changed: source/train.py")
+    (run.source / "train.py").unlink()
+    assert proofs(run)["copy of the code"][0] == "unknown"
+
+
+def test_a_list_that_was_written_for_changed_code_differs(run):
+    edit(run.source / "train.py", "default=0.1", "default=0.2")
+    listed = load_record(Listing, run.listing)
+    from hpcenv.reproduce.proofs import file_sha256
+
+    files = {**listed.files, "source/train.py": file_sha256(run.source / "train.py")}
+    save_record(Listing(schema=1, files=files), run.listing)
+    assert "is not the list in the manifest" in proofs(run)["copy of the code"][1]
+
+
+def test_facts_that_give_another_verdict_differ(run):
+    edit(run.facts_of("n2"), '"2.13.0+cpu"', '"2.12.0+cpu"')
+    result, why = proofs(run)["facts of all"]
+    assert result == "differs" and "judged again it is mismatch" in why
+    run.facts_of("n2").unlink()
+    assert proofs(run)["facts of all"][0] == "differs"
+
+
+def test_a_rank_without_losses_differs(run):
+    for rank in range(3):
+        measured_runs.record(run, rank, (1.0, 0.5), world=4)
+    assert proofs(run)["every rank"] == ("differs", "ranks 3 have none")
+    measured_runs.record(run, 3, (1.0, 0.5), world=4)
+    assert proofs(run)["every rank"] == ("proved", "4 ranks, up to step 2")
+
+
+def test_a_lockfile_alone_is_proved_and_not_repeated(run, hpcenv, tmp_path):
+    alone = tmp_path / "paper.lock.toml"
+    shutil.copy(run.lockfile, alone)
+    assert hpcenv("reproduce", str(alone), cwd=tmp_path).status == 0
+    done = hpcenv("reproduce", str(alone), "--rung", "3", cwd=tmp_path)
+    assert done.status == 2 and "names an environment and no command" in done.stderr
+    edit(alone, '"2.13.0+cpu"', '"2.13.1+cpu"')
+    assert hpcenv("reproduce", str(alone), cwd=tmp_path).status == 41
+
+
+def test_an_archive_is_refused_with_the_next_step(hpcenv, tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"x")
+    done = hpcenv("reproduce", "a.tar", cwd=tmp_path)
+    assert done.status == 2 and "unpacked" in done.stderr
+
+
+# -- the copy of the code -----------------------------------------------------------------
+
+
+def relist(run: RunFolder, files: dict[str, str]) -> Manifest:
+    save_record(Listing(schema=1, files=files), run.listing)
+    data = json.loads(run.manifest.read_text())
+    data["source"]["digest"] = digest_of(files)
+    run.manifest.write_text(json.dumps(data))
+    return load_record(Manifest, run.manifest)
+
+
+def test_the_code_is_copied_once_and_found_again(run, tmp_path):
+    manifest, target = load_record(Manifest, run.manifest), tmp_path / "code"
+    assert copy_code(run, manifest, target) == ()
+    assert sorted(path.name for path in target.iterdir()) == ["hpcenv.toml", "train.py"]
+    assert copy_code(run, manifest, target) == ()
+    (target / "train.py").write_text("")
+    with pytest.raises(WouldOverwrite, match=r"train\.py"):
+        copy_code(run, manifest, target)
+
+
+@pytest.mark.parametrize(
+    "path", ["source/../../out", "source/a/../../../out", "/tmp/out", "source//out", "source/./x", "source/\0"]
+)  # fmt: skip
+def test_a_path_that_climbs_out_copies_nothing(path, run, tmp_path):
+    listed = load_record(Listing, run.listing).files
+    manifest = relist(run, {**listed, path: "0" * 64})
+    with pytest.raises((FileUnusable, UsageError)):
+        copy_code(run, manifest, tmp_path / "inner" / "code")
+    assert not (tmp_path / "inner" / "code").exists() and not (tmp_path / "out").exists()
+    assert proofs(run)["copy of the code"][0] == "differs"
+
+
+def test_a_link_that_leads_out_is_left_out_and_a_linked_folder_is_not_read(run, tmp_path):
+    listed = load_record(Listing, run.listing).files
+    links = {"source/secret": "link:../../../etc/passwd", "source/abs": "link:/etc", "source/ok": "link:train.py"}
+    manifest = relist(run, {**listed, **links})
+    left_out = copy_code(run, manifest, tmp_path / "code")
+    assert [line.partition(":")[0] for line in left_out] == ["source/abs", "source/secret"]
+    assert os.readlink(tmp_path / "code" / "ok") == "train.py"
+    os.symlink("/etc", run.source / "etc")
+    manifest = relist(run, {**listed, "source/etc/passwd": "0" * 64})
+    with pytest.raises(FileUnusable, match="leads out"):
+        copy_code(run, manifest, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_other_content_than_listed_copies_nothing(run, tmp_path):
+    (run.source / "train.py").write_text("import os\n")
+    with pytest.raises(FileUnusable, match="not the file"):
+        copy_code(run, load_record(Manifest, run.manifest), tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+
+
+# -- rungs, cost, expectation -------------------------------------------------------------
+
+
+def test_the_options_of_the_authors_cluster_are_left_out():
+    old = SubmitOptions(script="t.py", partition="gpu", account="paper", nodes=2, env={"A": "1"}, sbatch={"wckey": "x"})
+    options, words = _without_cluster(old)
+    assert (options.partition, options.account, dict(options.sbatch)) == (None, None, {})
+    assert options.env == {"A": "1"} and set(words) == {"--partition gpu", "--account paper", "--sbatch wckey=x"}
+
+
+def plan(rung: Any, given: dict[str, Any] | None = None, **more: Any) -> Any:
+    words: dict[str, Any] = {
+        "shape": (4, 2),
+        "args": ("--lr", "1"),
+        "one_node": ("--acc", "{factor}"),
+        "steps": 20,
+        **more,
+    }
+    return plan_rung(SubmitOptions(script="t.py", nodes=4, nproc=2), given or {}, rung, **words)
+
+
+def test_rung_3_is_the_run_itself():
+    found = plan(3)
+    assert (found.options.nodes, found.options.nproc, found.options.args, found.steps) == (4, 2, ("--lr", "1"), None)
+
+
+def test_rung_1_keeps_the_global_batch():
+    found = plan(1)
+    assert (found.options.nodes, found.factor, found.world_size) == (1, 4, 2)
+    assert found.options.args == ("--lr", "1", "--acc", "4")
+    assert plan(1, {"nproc": 1}).options.args[-1] == "8"
+
+
+def test_rung_1_is_refused_where_the_batch_would_change():
+    with pytest.raises(UsageError, match=r"one-node = \[\"--accumulate\""):
+        plan(1, one_node=())
+    with pytest.raises(UsageError, match="not a multiple of 3"):
+        plan(1, {"nproc": 3})
+    assert plan(1, shape=(1, 2), one_node=()).options.args == ("--lr", "1")  # it was on one node already
+
+
+def test_the_cost_is_estimated_from_the_record_and_unknown_stays_unknown(run):
+    target = find_target(run.path.parent, str(run.path))
+    assert target.record is not None
+    whole = estimate(target.record, target.locked(), nodes=2, steps=None, has_image=True)
+    assert whole.minutes is not None and 0.1 < whole.minutes < 3 and whole.gpu_hours == 0.0 and whole.fetch_bytes == 0
+    run.finished.unlink()
+    shutil.rmtree(run.exits)
+    again = find_target(run.path.parent, str(run.path))
+    assert again.record is not None
+    assert estimate(again.record, None, nodes=2, steps=5, has_image=False).minutes is None
+    assert estimate(again.record, None, nodes=2, steps=5, has_image=False).fetch_bytes is None
+
+
+def test_what_can_be_expected_of_other_hardware(run):
+    for rank, threads in ((0, "1"), (1, "1")):
+        measured_runs.read_back(run, rank, {"torch.threads": threads})
+    first = find_target(run.path.parent, str(run.path)).record
+    assert first is not None
+    assert expect(first, world_size=4).best == "equal"
+    assert "2 ranks in place of 4" in expect(first, world_size=2).reasons[0]
+    assert expect_after(first, first).best == "equal"
+    edit(run.facts_of("n1"), '"host.machine": "x86_64"', '"host.machine": "aarch64"')
+    measured_runs.read_back(run, 0, {"torch.threads": "2"})
+    other = find_target(run.path.parent, str(run.path)).record
+    assert other is not None
+    found = expect_after(first, other)
+    assert found.best == "within"
+    assert any("processor architecture" in text for text in found.reasons)
+    assert any("torch.threads: 1 -> 2" in text for text in found.reasons)
+
+
+# -- before anything is submitted ---------------------------------------------------------
+
+
+def test_a_dry_run_says_cost_and_what_must_be_accepted_and_submits_nothing(run, hpcenv, tmp_path):
+    done = hpcenv("reproduce", str(run.path), "--rung", "3", "--dry-run", cwd=tmp_path, accepts=False)
+    assert done.status == 0, done.text
+    assert "what it costs:" in done.stdout and "python = /shared/hostenv/bin/python" in done.stdout
+    assert not (tmp_path / "table-1-code" / "runs").exists()
+
+
+def test_without_acceptance_nothing_is_submitted(run, hpcenv, tmp_path):
+    data = json.loads(run.request.read_text())
+    data["options"]["env"] = {"LD_PRELOAD": "/evil.so"}
+    run.request.write_text(json.dumps(data))
+    done = hpcenv("reproduce", str(run.path), "--rung", "3", cwd=tmp_path, accepts=False)
+    assert done.status == 29 and "LD_PRELOAD" in done.stderr
+    assert not (tmp_path / "table-1-code" / "runs").exists()
+
+
+def test_hostile_records_end_in_words(run, hpcenv, tmp_path):
+    for path, content in (
+        (run.manifest, "[" * 50000), (run.manifest, "{}"), (run.submission, '{"schema": 99}'), (run.manifest, "\x00" * 100),
+    ):  # fmt: skip
+        before = path.read_bytes()
+        path.write_text(content)
+        done = hpcenv("reproduce", str(run.path), cwd=tmp_path)
+        assert done.status == 18, done.text
+        path.write_bytes(before)
+    edit(run.manifest, '"run": "table-1"', '"run": "\\u001b[2Jtable"')
+    assert "\x1b" not in hpcenv("reproduce", str(run.path), cwd=tmp_path).stdout
