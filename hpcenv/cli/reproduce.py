@@ -58,11 +58,11 @@ _STATUS = {
 }  # fmt: skip
 
 
-class _Command(WithDashes, GroupedCommand):
+class _ReproduceCommand(WithDashes, GroupedCommand):
     """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
 
 
-@click.command("reproduce", cls=_Command)
+@click.command("reproduce", cls=_ReproduceCommand)
 @click.argument("target")
 @click.option(
     "--rung", type=click.IntRange(0, 3), default=0, show_default=True, help="How much is repeated, see above."
@@ -146,7 +146,7 @@ class _Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
+class _PreparedJob:
     """What will be submitted, from which project."""
 
     workspace: Workspace
@@ -161,7 +161,7 @@ class _Job:
     notes: tuple[str, ...]
 
 
-def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _Job:
+def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
     """Decide everything about the new run; the only thing that is written is a copy of the code."""
     if found.run is None or found.manifest is None or found.record is None:
         raise UsageError(
@@ -194,7 +194,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _Job:
         found.record, locked, nodes=options.nodes or 1, steps=plan.steps, has_image=has_image, slower=plan.factor
     )
     recorded = acceptance.asked_by_options(rerun.only_recorded(options, given), "request.json of the run")
-    return _Job(
+    return _PreparedJob(
         workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
         manifest=found.manifest, locked=locked, has_image=has_image, cost=cost, recorded=recorded, notes=notes,
     )  # fmt: skip
@@ -219,7 +219,7 @@ def _project(run: RunFolder, manifest: Manifest, copy_to: str | None) -> tuple[W
     return workspace, folder, (f"the code is the run's own copy, in {target}", *left_out)
 
 
-def _carry_out(found: Target, job: _Job, page: Reproduction, wish: _Wish) -> Reproduction:
+def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish) -> Reproduction:
     """Get the image, submit, wait, compare."""
     image = _get_image(found, job, as_json=wish.as_json)
     context = replace(submit_cli.context_of(), cwd=job.folder, command=request.command_of(job.plan.options))
@@ -241,7 +241,7 @@ def _carry_out(found: Target, job: _Job, page: Reproduction, wish: _Wish) -> Rep
     return _judged(page, found, result.run_folder, job)
 
 
-def _judged(page: Reproduction, found: Target, new: Path, job: _Job) -> Reproduction:
+def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> Reproduction:
     assert found.run is not None
     try:
         compared = compare(_render.cwd(), str(found.run.path), str(new), steps=Steps(last=job.plan.steps))
@@ -257,7 +257,7 @@ def _judged(page: Reproduction, found: Target, new: Path, job: _Job) -> Reproduc
     return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
 
 
-def _get_image(found: Target, job: _Job, *, as_json: bool) -> str:
+def _get_image(found: Target, job: _PreparedJob, *, as_json: bool) -> str:
     """Get the image by its digest; return how, in words."""
     container = job.locked.container
     if container is None:
@@ -280,7 +280,7 @@ def _get_image(found: Target, job: _Job, *, as_json: bool) -> str:
     return f"fetched by its digest, {container.digest[:19]}..."
 
 
-def _require_same_code(job: _Job, plan: Plan, *, allow: bool) -> tuple[str, ...]:
+def _require_same_code(job: _PreparedJob, plan: Plan, *, allow: bool) -> tuple[str, ...]:
     """Return how the code differs from that of the run, in words.
 
     Raises:

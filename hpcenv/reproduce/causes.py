@@ -44,7 +44,7 @@ class _CauseGroup:
 
 
 def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGroup:
-    return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields), why=why)
+    return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields, re.IGNORECASE), why=why)
 
 
 # The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
@@ -59,7 +59,7 @@ _GROUPS = (
     _group(
         "seed",
         "another-experiment",
-        r"determinism\.(seed|rank-seed)|env\.(PYTHONHASHSEED|.*SEED)",
+        r"(determinism|env)\..*seed",
         "weights, data order and dropout are drawn from another seed",
     ),
     _group(
@@ -98,7 +98,7 @@ _GROUPS = (
     _group(
         "determinism switches",
         "changes-results",
-        r"determinism\.(?!version\.).*|env\.(CUBLAS_WORKSPACE_CONFIG|TORCH_.*|NVIDIA_TF32_OVERRIDE)",
+        r"determinism\.(?!version\.|NCCL_).*|env\.(CUBLAS_WORKSPACE_CONFIG|TORCH_.*|NVIDIA_TF32_OVERRIDE)",
         "other kernels may be chosen, or the same ones add up in any order",
     ),
     _group(
@@ -110,7 +110,7 @@ _GROUPS = (
     _group(
         "communication",
         "may-change-results",
-        r"env\.(NCCL|GLOO|UCX|FI)_.*|network\..*",
+        r"(env|determinism)\.(NCCL|GLOO|UCX|FI)_.*|network\..*",
         "another algorithm, protocol or topology adds up the gradients in another order",
     ),
     _group("packages", "may-change-results", r"packages\..*", "code that the script imports differs"),

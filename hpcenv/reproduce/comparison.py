@@ -149,25 +149,27 @@ def _grouped(series: Iterable[Series]) -> dict[_Key, dict[_Place, Series]]:
 
 
 def means_of(series: Iterable[Series]) -> dict[tuple[str, str], Series]:
-    """Return one series for each source and name: the mean over ranks and over the calls of `backward`."""
+    """Return one series for each source and name: the mean over ranks; the calls of `backward` of a step add up."""
     found = {key: next(iter(_means(group).values())) for key, group in _grouped(series).items()}
     return {key: one for key, one in found.items() if one.steps}
 
 
 def _means(group: Mapping[_Place, Series]) -> dict[_Place, Series]:
-    """Return the mean over ranks and over the calls of `backward` of each step, of steps that all ranks have."""
+    """Return the mean over ranks of each step that all ranks have; of several calls of `backward`, their sum.
+
+    The gradients of the calls between two optimizer steps add up. So their sum, averaged over the ranks, is what a
+    step follows, however the batch is split into ranks and calls. A script divides each loss by the number of calls.
+    """
     if len(group) < 2:
         return dict(zip([(-1, 0)], group.values(), strict=False))
-    by_step: dict[int, list[float]] = {}
-    ranks: dict[int, set[int]] = {}
+    sums: dict[int, dict[int, list[float]]] = {}
     for (rank, _), one in group.items():
         for step, value in zip(one.steps, one.values, strict=True):
-            by_step.setdefault(step, []).append(value)
-            ranks.setdefault(step, set()).add(rank)
+            sums.setdefault(step, {}).setdefault(rank, []).append(value)
     everyone = {rank for rank, _ in group}
-    steps = tuple(sorted(step for step in by_step if ranks[step] == everyone))
+    steps = tuple(sorted(step for step, of_ranks in sums.items() if of_ranks.keys() == everyone))
     first = next(iter(group.values()))
-    values = tuple(_mean(by_step[step]) for step in steps)
+    values = tuple(_sum([_sum(parts) for parts in sums[step].values()]) / len(everyone) for step in steps)
     return {
         (-1, 0): Series(
             name=first.name, source=first.source, file=first.file, dtype=first.dtype, steps=steps, values=values
@@ -175,9 +177,8 @@ def _means(group: Mapping[_Place, Series]) -> dict[_Place, Series]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    finite = all(math.isfinite(value) for value in values)
-    return math.fsum(values) / len(values) if finite else math.nan
+def _sum(values: Sequence[float]) -> float:
+    return math.fsum(values) if all(math.isfinite(value) for value in values) else math.nan
 
 
 @dataclass

@@ -52,7 +52,7 @@ class _Scale:
     def ticks(self, most: int) -> tuple[float, ...]:
         """Return round numbers between both ends."""
         width = self.high - self.low
-        if width <= 0 or not math.isfinite(width):
+        if width < 1e-300 or not math.isfinite(width):
             return (self.low,)
         raw = width / most
         size = 10.0 ** math.floor(math.log10(raw))
@@ -165,7 +165,7 @@ def _reduced(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 def _legend(found: Sequence[Curve]) -> Iterator[str]:
     for number, one in enumerate(found[:2]):
         y = _TOP + 10 + 18 * number
-        x = _WIDTH - _RIGHT - 230
+        x = _WIDTH - _RIGHT - 330
         yield f'<line class="curve{number}" x1="{x}" x2="{x + 34}" y1="{y}" y2="{y}"/>'
         yield f'<text x="{x + 42}" y="{y + 4}">{_text(one.name[:28])}</text>'
 

@@ -26,7 +26,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.reproduce.measured import OF_RANKS, Measured
 
-ProofResult = Literal["proved", "differs", "unknown"]
+ProofOutcome = Literal["proved", "differs", "unknown"]
 
 _CHUNK = 1 << 20
 # Bytes of copied code that are hashed; a larger copy is not code alone.
@@ -35,7 +35,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class StatementProof:
     """One statement about a run, and whether its files prove it.
 
     Attributes:
@@ -45,96 +45,96 @@ class Proof:
     """
 
     what: str
-    result: ProofResult
+    result: ProofOutcome
     why: str
 
 
-def prove_lockfile(path: Path) -> tuple[Proof, ...]:
+def prove_lockfile(path: Path) -> tuple[StatementProof, ...]:
     """Return what a lockfile proves about itself."""
     what = "the lockfile is complete and was not edited"
     try:
         locked = read_lockfile(path)
     except HpcenvError as error:
-        return (Proof(what=what, result="differs", why=error.what),)
+        return (StatementProof(what=what, result="differs", why=error.what),)
     found = edited_content(locked)
     if found is not None:
         why = f"it says {locked.fingerprint}, its content is {found}"
-        return (Proof(what=what, result="differs", why=why), *_image_chain(locked))
+        return (StatementProof(what=what, result="differs", why=why), *_image_chain(locked))
     notes = "".join(f"; {note}" for note in notes_on(locked, path))
-    return (Proof(what=what, result="proved", why=f"{locked.fingerprint}{notes}"), *_image_chain(locked))
+    return (StatementProof(what=what, result="proved", why=f"{locked.fingerprint}{notes}"), *_image_chain(locked))
 
 
-def _image_chain(locked: Lockfile) -> Iterator[Proof]:
+def _image_chain(locked: Lockfile) -> Iterator[StatementProof]:
     """Yield whether the image's layers give its identity."""
     what = "the layers in the lockfile give the identity of the image"
     container = locked.container
     if container is None:
-        yield Proof(what=what, result="unknown", why="the environment is one of a host, without an image")
+        yield StatementProof(what=what, result="unknown", why="the environment is one of a host, without an image")
     elif not container.layers or container.rootfs_chain_id is None:
-        yield Proof(what=what, result="unknown", why="the lockfile is of a SIF without layers")
+        yield StatementProof(what=what, result="unknown", why="the lockfile is of a SIF without layers")
     else:
         found = chain_id([layer.diff_id for layer in container.layers])
         same = found == container.rootfs_chain_id
         why = f"ChainID {found[:19]}..." + ("" if same else f", the lockfile says {container.rootfs_chain_id[:19]}...")
-        yield Proof(what=what, result="proved" if same else "differs", why=why)
+        yield StatementProof(what=what, result="proved" if same else "differs", why=why)
 
 
-def prove_run(run: RunFolder, measured: Measured) -> tuple[Proof, ...]:
+def prove_run(run: RunFolder, measured: Measured) -> tuple[StatementProof, ...]:
     """Return what the folder of a run proves: environment, code, verdict, metrics."""
     try:
         manifest = load_record(Manifest, run.manifest)
     except RecordInvalid as error:
-        return (Proof(what="the manifest of the run can be read", result="differs", why=error.what),)
+        return (StatementProof(what="the manifest of the run can be read", result="differs", why=error.what),)
     return (
         *prove_lockfile(run.lockfile),
         _fits_manifest(run, manifest),
         _code(run, manifest),
         _verdict(run, manifest),
         _metrics(manifest, measured),
-        Proof(what="the run is signed", result="unknown", why="no signature was checked"),
+        StatementProof(what="the run is signed", result="unknown", why="no signature was checked"),
     )
 
 
-def _fits_manifest(run: RunFolder, manifest: Manifest) -> Proof:
+def _fits_manifest(run: RunFolder, manifest: Manifest) -> StatementProof:
     """Return whether the manifest asks the nodes for what the lockfile says."""
     what = "the manifest has the environment of the lockfile"
     try:
         locked = read_lockfile(run.lockfile)
     except HpcenvError as error:
-        return Proof(what=what, result="unknown", why=error.what)
+        return StatementProof(what=what, result="unknown", why=error.what)
     expected = {one.field: one.value for one in manifest.expectations if one.rule == "equal"}
     wrong = sorted(name for name, value in locked.facts.items() if name in expected and expected[name] != value)
     packages = {dist.name: dist.version for dist in locked.packages.dist}
     wrong += sorted(one.name for one in manifest.packages if packages.get(one.name) != one.version)
     if wrong:
-        return Proof(what=what, result="differs", why=f"they differ in {', '.join(wrong[:_NAMED])}")
+        return StatementProof(what=what, result="differs", why=f"they differ in {', '.join(wrong[:_NAMED])}")
     compared = len(expected.keys() & locked.facts.keys()) + len(manifest.packages)
     if not compared:
-        return Proof(what=what, result="unknown", why="the manifest expects nothing")
-    return Proof(what=what, result="proved", why=f"{compared} fields and packages agree")
+        return StatementProof(what=what, result="unknown", why="the manifest expects nothing")
+    return StatementProof(what=what, result="proved", why=f"{compared} fields and packages agree")
 
 
-def _code(run: RunFolder, manifest: Manifest) -> Proof:
+def _code(run: RunFolder, manifest: Manifest) -> StatementProof:
     """Return whether the copy of the code is the one that ran."""
     what = "the copy of the code is the one that the run was submitted with"
     source = manifest.source
     if source is None:
-        return Proof(what=what, result="unknown", why="the script ran from its own place (--workdir live)")
+        return StatementProof(what=what, result="unknown", why="the script ran from its own place (--workdir live)")
     try:
         listed = load_record(Listing, run.listing).files
     except RecordInvalid as error:
-        return Proof(what=what, result="unknown", why=error.what)
+        return StatementProof(what=what, result="unknown", why=error.what)
     if digest_of(listed) != source.digest:
-        return Proof(what=what, result="differs", why=f"`{run.listing.name}` is not the list in the manifest")
+        return StatementProof(what=what, result="differs", why=f"`{run.listing.name}` is not the list in the manifest")
     try:
         wrong, missing = _changed_files(run, listed)
     except OSError as error:
-        return Proof(what=what, result="unknown", why=f"{error.filename}: {error.strerror}")
+        return StatementProof(what=what, result="unknown", why=f"{error.filename}: {error.strerror}")
     if wrong:
-        return Proof(what=what, result="differs", why=f"changed: {', '.join(wrong[:_NAMED])}")
+        return StatementProof(what=what, result="differs", why=f"changed: {', '.join(wrong[:_NAMED])}")
     if missing:
-        return Proof(what=what, result="unknown", why=f"{len(missing)} of {len(listed)} files are not here")
-    return Proof(what=what, result="proved", why=f"{len(listed)} files, digest {source.digest[:12]}...")
+        return StatementProof(what=what, result="unknown", why=f"{len(missing)} of {len(listed)} files are not here")
+    return StatementProof(what=what, result="proved", why=f"{len(listed)} files, digest {source.digest[:12]}...")
 
 
 def _changed_files(run: RunFolder, listed: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -190,7 +190,7 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _verdict(run: RunFolder, manifest: Manifest) -> Proof:
+def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
     """Return whether the facts of the nodes give the recorded verdict: the gate's own rules judge them again."""
     what = "the facts of all nodes give the recorded verdict"
     try:
@@ -198,7 +198,9 @@ def _verdict(run: RunFolder, manifest: Manifest) -> Proof:
         started = read_json(run.started)
         nodes, job_id = [str(node) for node in started["nodes"]], str(started["job_id"])
     except (RecordInvalid, OSError, ValueError, KeyError, TypeError) as error:
-        return Proof(what=what, result="unknown", why=getattr(error, "what", None) or f"`{run.started.name}`: {error}")
+        return StatementProof(
+            what=what, result="unknown", why=getattr(error, "what", None) or f"`{run.started.name}`: {error}"
+        )
     facts: dict[str, Facts] = {}
     for node in nodes:
         try:
@@ -209,25 +211,27 @@ def _verdict(run: RunFolder, manifest: Manifest) -> Proof:
         problems = {node: "it reported nothing" for node in nodes if node not in facts}
         found, _ = decide.judge(manifest, nodes, facts, problems, attempt=recorded.attempt, job_id=job_id)
     except HpcenvError as error:
-        return Proof(what=what, result="unknown", why=error.what)
+        return StatementProof(what=what, result="unknown", why=error.what)
     if found.result != recorded.result:
         why = f"judged again it is {found.result}, recorded is {recorded.result}"
-        return Proof(what=what, result="differs", why=why)
+        return StatementProof(what=what, result="differs", why=why)
     why = f"{found.result} on {len(facts)} nodes, judged again"
-    return Proof(what=what, result="proved" if recorded.result == "match" else "differs", why=why)
+    return StatementProof(what=what, result="proved" if recorded.result == "match" else "differs", why=why)
 
 
-def _metrics(manifest: Manifest, measured: Measured) -> Proof:
+def _metrics(manifest: Manifest, measured: Measured) -> StatementProof:
     """Return whether every rank recorded its losses."""
     what = "every rank has recorded its losses to the last bit"
     ranks = {one.rank for one in measured.series if one.source in OF_RANKS and one.rank is not None}
     world = manifest.nodes * manifest.nproc_per_node
     if not ranks:
-        return Proof(what=what, result="unknown", why="nothing was recorded (`--determinism off`, or an older hpcenv)")
+        return StatementProof(
+            what=what, result="unknown", why="nothing was recorded (`--determinism off`, or an older hpcenv)"
+        )
     missing = sorted(set(range(world)) - ranks)
     if missing:
-        return Proof(what=what, result="differs", why=f"ranks {', '.join(map(str, missing[:8]))} have none")
+        return StatementProof(what=what, result="differs", why=f"ranks {', '.join(map(str, missing[:8]))} have none")
     if measured.problems:
-        return Proof(what=what, result="unknown", why=measured.problems[0])
+        return StatementProof(what=what, result="unknown", why=measured.problems[0])
     steps = max((one.steps[-1] for one in measured.series if one.source in OF_RANKS), default=0)
-    return Proof(what=what, result="proved", why=f"{world} ranks, up to step {steps}")
+    return StatementProof(what=what, result="proved", why=f"{world} ranks, up to step {steps}")

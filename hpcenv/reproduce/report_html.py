@@ -38,7 +38,7 @@ h1 { font-size: 1.3rem; margin: .2rem 0; } h2 { font-size: 1.1rem; margin: 2rem 
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; color: var(--soft); padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
-.wide td, .wide th { overflow-wrap: normal; }
+th, .wide td { overflow-wrap: normal; } figure { margin: 0; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; }
 pre { background: var(--panel); padding: .7rem; overflow-x: auto; }
 svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { fill: var(--fg); }
@@ -48,7 +48,7 @@ svg .curve1 { fill: none; stroke: var(--b); stroke-width: 2; stroke-dasharray: 7
 svg circle.curve0 { fill: var(--a); } svg circle.curve1 { fill: var(--b); }
 svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 2 3; } svg .mark-text { fill: var(--mark); }
 svg .span { fill: var(--a); } footer { color: var(--soft); margin-top: 2rem; font-size: .85rem; }
-@media (max-width: 32rem) { svg { font-size: 20px; } svg.few text { font-size: 20px; } }
+@media (max-width: 32rem) { svg { font-size: 22px; } }
 @media print { body { max-width: none; } details { display: block; } }
 """
 

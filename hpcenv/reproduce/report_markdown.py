@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from hpcenv.node.check.verdict_table import shorten
 from hpcenv.node.launch.first_failure import visible
@@ -13,8 +14,8 @@ from hpcenv.reproduce.plot import duration
 from hpcenv.reproduce.run_page import RunPage
 
 _LONGEST = 500
-# Characters that Markdown or HTML in it would act on.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
+# Characters that Markdown acts on; those of HTML become entities.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|!~])")
 
 
 def render(page: RunPage) -> str:
@@ -77,4 +78,5 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _text(text: str) -> str:
     shown = visible(text)
-    return _SPECIAL.sub(r"\\\1", shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}...")
+    short = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+    return escape(_SPECIAL.sub(r"\\\1", short), quote=False)

@@ -18,7 +18,7 @@ from hpcenv.reproduce.attainable import Attainable
 from hpcenv.reproduce.compare import RunComparison
 from hpcenv.reproduce.cost import Cost
 from hpcenv.reproduce.measured import Measured, read_measured
-from hpcenv.reproduce.proofs import Proof, prove_lockfile, prove_run
+from hpcenv.reproduce.proofs import StatementProof, prove_lockfile, prove_run
 from hpcenv.reproduce.record import RunRecord, record_of
 from hpcenv.reproduce.rungs import Rung
 from hpcenv.runs.find import find_run
@@ -52,7 +52,7 @@ class Target:
         except HpcenvError:
             return None
 
-    def proofs(self) -> tuple[Proof, ...]:
+    def proofs(self) -> tuple[StatementProof, ...]:
         """Return what the files prove by themselves."""
         if self.run is None:
             return prove_lockfile(self.lockfile)
@@ -77,7 +77,7 @@ class Reproduction:
     rung: Rung
     verdict: ReproductionVerdict
     headline: str
-    proofs: tuple[Proof, ...]
+    proofs: tuple[StatementProof, ...]
     cost: Cost
     image: str = ""
     asks: Review | None = None
@@ -136,7 +136,7 @@ def _target_of(folder: Path) -> Target:
     )
 
 
-def proved(target: Target, proofs: tuple[Proof, ...], cost: Cost) -> Reproduction:
+def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Reproduction:
     """Return the page of rung 0."""
     wrong = [one for one in proofs if one.result == "differs"]
     unknown = [one for one in proofs if one.result == "unknown"]

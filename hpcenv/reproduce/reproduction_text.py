@@ -9,7 +9,7 @@ from hpcenv import size
 from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.cost import Cost
-from hpcenv.reproduce.proofs import Proof
+from hpcenv.reproduce.proofs import StatementProof
 from hpcenv.reproduce.reproduction import Reproduction
 from hpcenv.reproduce.rungs import RUNGS
 
@@ -77,7 +77,7 @@ def cost_lines(cost: Cost) -> Iterator[str]:
     yield from wrapped(f"estimated from the recorded run: {cost.basis}", first="  ", indent="    ")
 
 
-def proof_lines(proofs: Sequence[Proof]) -> Iterator[str]:
+def proof_lines(proofs: Sequence[StatementProof]) -> Iterator[str]:
     """Yield one line or more for each proof."""
     for one in proofs:
         yield from wrapped(f"{_MARKS[one.result]}  {one.what}: {one.why}", first="  ", indent="           ")

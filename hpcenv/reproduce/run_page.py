@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -160,6 +161,10 @@ def _node_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _shown(value: Value | None) -> str:
+    """Return a value as text; equal parts of a list are counted."""
+    if isinstance(value, tuple):
+        counts = Counter(value)
+        return ", ".join(f"{count} x {part}" if count > 1 else part for part, count in counts.items())
     return "unknown" if value is None else show(value)
 
 
@@ -189,7 +194,7 @@ def _checklist(record: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield what checklists of papers ask for, as far as the record has it (NeurIPS, ACM artifacts)."""
     models = sorted({_shown(node.values.get("host.gpu-models")) for node in record.nodes} - {"unknown", "absent", ""})
     shape = record.shape
-    yield "Type of compute", ", ".join(models) if models else "CPU" if not shape.gpus_per_node else ""
+    yield "Type of compute", "CPU" if not shape.gpus_per_node else ", ".join(models)
     yield "Number of GPUs", str(shape.nodes * shape.gpus_per_node)
     yield "GPU hours", "" if record.gpu_hours is None else f"{record.gpu_hours:.2f}"
     trained = record.timings.training
@@ -219,7 +224,7 @@ def _seeds(record: RunRecord) -> str:
     seeds = sorted({str(values["seed"]) for values in record.determinism.values() if values.get("seed") is not None})
     typed = [
         f"{word} {after}"
-        for word, after in zip(record.args, (*record.args[1:], ""), strict=True)
+        for word, after in zip(record.args, (*record.args[1:], ""), strict=False)
         if "seed" in word.lower() and "=" not in word
     ]
     typed += [word for word in record.args if "seed" in word.lower() and "=" in word]

@@ -123,15 +123,15 @@ def test_another_number_of_ranks_is_never_equal(tmp_path):
     assert "another number of ranks" in result.metrics[0].notes[0]
 
 
-def test_accumulated_losses_of_fewer_ranks_are_compared_by_their_mean(tmp_path):
+def test_accumulated_losses_of_fewer_ranks_add_up(tmp_path):
     two = measured_runs.make(tmp_path / "runs", "first", losses=(1.0, 2.0))
     measured_runs.record(two, 1, (3.0, 4.0))
-    one = measured_runs.make(tmp_path / "runs", "second", ranks=1, losses=(1.0, 2.0))
+    one = measured_runs.make(tmp_path / "runs", "second", ranks=1, losses=(0.5, 1.0))
     more = [
         {"kind": "loss", "step": s, "index": 1, "name": "loss", "value": v.hex(), "dtype": "float32", "used": True}
-        for s, v in ((1, 3.0), (2, 4.0))
+        for s, v in ((1, 1.5), (2, 2.0))
     ]
-    measured_runs.record(one, 0, (1.0, 2.0), more=more)
+    measured_runs.record(one, 0, (0.5, 1.0), more=more)  # each loss divided by 2, as scripts do
     result = compared(tmp_path)
     assert result.verdict == "within" and result.metrics[0].equal == 2
 
@@ -220,6 +220,14 @@ def test_what_the_run_was_told_comes_before_how_it_computed():
         ("container.sif.sha256", "for the record"),
         ("container.tree-sha256", "image"),
         ("never.heard.of", "for the record"),
+        ("determinism.MKL_NUM_THREADS", "threads"),
+        ("determinism.torch.num-threads", "threads"),
+        ("determinism.torch.cpu-capability", "CPU kernels"),
+        ("determinism.MKL_CBWR", "CPU kernels"),
+        ("determinism.NCCL_ALGO", "communication"),
+        ("determinism.torch.initial-seed", "seed"),
+        ("determinism.torch.cudnn.benchmark", "determinism switches"),
+        ("determinism.version.torch", "torch and its libraries"),
     ],
 )
 def test_each_field_has_its_group(field, group):
@@ -242,3 +250,24 @@ def test_the_causes_of_two_runs_come_from_their_records(tmp_path):
     result = compared(tmp_path)
     assert ("determinism.torch.threads", "1", "2") in result.causes[0].changes
     assert any("environments of the runs" in text for text in result.not_compared)  # they have no lockfile
+
+
+# -- runs that were recorded on the testbed -----------------------------------------------
+
+RECORDED = Path(__file__).parents[2] / "recorded_runs"
+
+
+def test_a_recorded_run_with_another_learning_rate():
+    result = compare(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "other-lr"))
+    assert result.verdict == "differs"
+    # The first loss is of the same weights; the first step then uses another learning rate.
+    assert (result.first.step, result.metrics[0].equal) == (2, 4) or result.first.name == "parameters"
+    assert [cause.group for cause in result.causes] == ["arguments"]
+    assert result.causes[0].changes == (("run.arguments", "", "--lr, 0.021"),)
+
+
+def test_a_recorded_run_on_one_node_with_the_same_global_batch():
+    result = compare(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "one-node"), steps=Steps(last=20))
+    assert result.verdict == "within", result.headline
+    assert result.metrics[0].largest_relative < 1e-6 and result.metrics[0].compared == 20
+    assert {"arguments", "number of ranks"} <= {cause.group for cause in result.causes}

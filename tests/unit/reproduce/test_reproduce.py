@@ -21,7 +21,6 @@ from hpcenv.reproduce.cost import estimate
 from hpcenv.reproduce.reproduction import find_target
 from hpcenv.reproduce.rungs import _without_cluster, plan_rung
 from hpcenv.submission.request import SubmitOptions
-from tests import measured_runs
 
 RECORDED = Path(__file__).parents[2] / "recorded_runs" / "table-1"
 
@@ -46,7 +45,7 @@ def test_rung_0_needs_no_slurm_no_container_and_no_gpu(run, hpcenv, tmp_path):
     empty.mkdir()
     done = hpcenv("reproduce", str(run.path), cwd=tmp_path, environ={"PATH": str(empty), "HOME": str(tmp_path)})
     assert done.status == 0, done.text
-    assert done.stdout.startswith("proved from the files: 4 of 7 statements")
+    assert done.stdout.startswith("proved from the files: 5 of 7 statements")
     assert max(map(len, done.stdout.splitlines())) <= 80
     page = json.loads(hpcenv("reproduce", str(run.path), "--json", cwd=tmp_path).stdout)
     assert page["ok"] and page["data"]["verdict"] == "proved" and page["data"]["cost"]["nodes"] == 0
@@ -56,7 +55,7 @@ def test_the_recorded_run_is_proved(run):
     found = proofs(run)
     assert {key: result for key, (result, _) in found.items()} == {
         "lockfile is": "proved", "layers": "unknown", "manifest has": "proved", "copy of the code": "proved",
-        "facts of all": "proved", "every rank": "unknown", "signed": "unknown",
+        "facts of all": "proved", "every rank": "proved", "signed": "unknown",
     }  # fmt: skip
     assert "match on 2 nodes" in found["facts of all"][1]
 
@@ -74,14 +73,14 @@ def test_an_edited_lockfile_differs(run):
 
 
 def test_changed_code_differs_and_missing_code_is_unknown(run):
-    edit(run.source / "train.py", "default=0.1", "default=0.2")
+    edit(run.source / "train.py", "default=0.02", "default=0.2")
     assert proofs(run)["copy of the code"] == ("differs", "changed: source/train.py")
     (run.source / "train.py").unlink()
     assert proofs(run)["copy of the code"][0] == "unknown"
 
 
 def test_a_list_that_was_written_for_changed_code_differs(run):
-    edit(run.source / "train.py", "default=0.1", "default=0.2")
+    edit(run.source / "train.py", "default=0.02", "default=0.2")
     listed = load_record(Listing, run.listing)
     from hpcenv.reproduce.proofs import file_sha256
 
@@ -99,11 +98,11 @@ def test_facts_that_give_another_verdict_differ(run):
 
 
 def test_a_rank_without_losses_differs(run):
-    for rank in range(3):
-        measured_runs.record(run, rank, (1.0, 0.5), world=4)
+    assert proofs(run)["every rank"] == ("proved", "4 ranks, up to step 30")
+    run.metrics_of(0, 3).unlink()
     assert proofs(run)["every rank"] == ("differs", "ranks 3 have none")
-    measured_runs.record(run, 3, (1.0, 0.5), world=4)
-    assert proofs(run)["every rank"] == ("proved", "4 ranks, up to step 2")
+    shutil.rmtree(run.metrics)
+    assert proofs(run)["every rank"][0] == "unknown"
 
 
 def test_a_lockfile_alone_is_proved_and_not_repeated(run, hpcenv, tmp_path):
@@ -231,21 +230,24 @@ def test_the_cost_is_estimated_from_the_record_and_unknown_stays_unknown(run):
 
 
 def test_what_can_be_expected_of_other_hardware(run):
-    for rank, threads in ((0, "1"), (1, "1")):
-        measured_runs.read_back(run, rank, {"torch.threads": threads})
     first = find_target(run.path.parent, str(run.path)).record
     assert first is not None
     assert expect(first, world_size=4).best == "equal"
     assert "2 ranks in place of 4" in expect(first, world_size=2).reasons[0]
     assert expect_after(first, first).best == "equal"
     edit(run.facts_of("n1"), '"host.machine": "x86_64"', '"host.machine": "aarch64"')
-    measured_runs.read_back(run, 0, {"torch.threads": "2"})
+    path = run.determinism_of(0, 0)
+    read = json.loads(path.read_text())
+    for switch in read["switches"]:
+        if switch["name"] == "torch.num-threads":
+            switch["at_end"] = "7"
+    path.write_text(json.dumps(read))
     other = find_target(run.path.parent, str(run.path)).record
     assert other is not None
     found = expect_after(first, other)
     assert found.best == "within"
     assert any("processor architecture" in text for text in found.reasons)
-    assert any("torch.threads: 1 -> 2" in text for text in found.reasons)
+    assert any("torch.num-threads: 1 -> 7" in text for text in found.reasons)
 
 
 # -- before anything is submitted ---------------------------------------------------------

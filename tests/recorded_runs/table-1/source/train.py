@@ -1,22 +1,31 @@
-import argparse, json, os, sys
-p = argparse.ArgumentParser(); p.add_argument("--lr", type=float, default=0.1); p.add_argument("--steps", type=int, default=30); p.add_argument("--accumulate", type=int, default=1)
-a = p.parse_args()
-import torch, torch.distributed as dist
+"""Fit a small linear model; the global batch stays the same with `--accumulate`."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.02)
+parser.add_argument("--steps", type=int, default=30)
+parser.add_argument("--accumulate", type=int, default=1)
+args = parser.parse_args()
+
 dist.init_process_group("gloo")
-r, w = dist.get_rank(), dist.get_world_size()
+rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-m = torch.nn.Linear(16, 1); o = torch.optim.SGD(m.parameters(), lr=a.lr)
-out = open("metrics.jsonl", "w") if r == 0 else None
-for step in range(1, a.steps + 1):
-    o.zero_grad(); total = 0.0
-    for k in range(a.accumulate):
-        g = torch.Generator().manual_seed(step * 1000 + r * a.accumulate + k)
-        x = torch.randn(8, 16, generator=g)
-        loss = ((m(x) - x.sum(1, keepdim=True)) ** 2).mean() / a.accumulate
-        loss.backward(); total += loss.detach()
-    for q in m.parameters():
-        dist.all_reduce(q.grad); q.grad /= w
-    dist.all_reduce(total); o.step()
-    if out: out.write(json.dumps({"step": step, "loss": total.item() / w}) + "\n")
-if out: out.close()
+model = torch.nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for step in range(1, args.steps + 1):
+    optimizer.zero_grad()
+    for part in range(args.accumulate):
+        generator = torch.Generator().manual_seed(step * 1000 + rank * args.accumulate + part)
+        x = torch.randn(8, 16, generator=generator)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        (loss / args.accumulate).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world
+    optimizer.step()
+print("final loss", loss.item())
 dist.destroy_process_group()
