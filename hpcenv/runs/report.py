@@ -16,6 +16,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.attempts import describe_chain_link, read_down_nodes, read_finished, stopped_before_training
+from hpcenv.runs.determinism import report_determinism
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
 from hpcenv.runs.find import find_submitted
@@ -91,6 +92,7 @@ def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunRe
         fingerprint=read_fingerprint(run.folder),
         metrics=(metric,) if metric else (),
         outputs=read_outputs(run.folder),
+        determinism=None if manifest is None or status.state == "pending" else report_determinism(run.folder, manifest),
         diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
     )
 

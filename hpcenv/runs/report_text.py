@@ -11,6 +11,8 @@ from hpcenv.node.launch import first_failure
 from hpcenv.node.launch.first_failure import FirstFailure, visible
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
+from hpcenv.runs import determinism
+from hpcenv.runs.determinism import DeterminismReport
 from hpcenv.runs.diagnose.diagnose import FailureDiagnosis
 from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
@@ -52,6 +54,7 @@ class RunReport:
         fingerprint: fingerprint of its lockfile; empty if that cannot be read.
         metrics: the last line of the log with a metric, as far as its end shows one; else empty.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
+        determinism: what the ranks read back from their switches; None if nothing was to be read.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
     """
 
@@ -66,6 +69,7 @@ class RunReport:
     fingerprint: str = ""
     metrics: tuple[str, ...] = ()
     outputs: Outputs | None = None
+    determinism: DeterminismReport | None = None
     diagnosis: FailureDiagnosis | None = None
 
     def __str__(self) -> str:
@@ -144,6 +148,8 @@ def _end_lines(report: RunReport) -> Iterator[str]:
         yield f"  lockfile  {visible(report.fingerprint)}{lockfile}"
     for line in report.metrics:
         yield f"  metrics   {visible(line)[:_MAX_LINE]}"
+    if report.determinism is not None:
+        yield from determinism.lines(report.determinism)
     if report.outputs is not None:
         yield from _output_lines(report.outputs)
 

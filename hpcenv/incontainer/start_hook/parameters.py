@@ -5,11 +5,14 @@ import hashlib
 from typing import Any, Dict, Iterator, List
 
 
-def hash_parameters(torch: Any, optimizers: List[Any]) -> Dict[str, Any]:
+def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
     """Return sha256 over the bytes of all parameters in order, with the number of tensors and bytes.
 
     The order is that of the optimizers' first steps, their groups and the parameters in them. Of a sharded parameter
     (DTensor) the rank's own part counts. Nothing is normalised: 0.0 and -0.0 differ.
+
+    Args:
+        optimizers: the `param_groups` of each.
     """
     digest, tensors, size = hashlib.sha256(), 0, 0
     for parameter in _parameters(optimizers):
@@ -18,6 +21,8 @@ def hash_parameters(torch: Any, optimizers: List[Any]) -> Dict[str, Any]:
             tensor = tensor.to_local()
         tensor = tensor.contiguous().cpu()
         count = tensor.numel() * tensor.element_size()
+        if count and not tensor.data_ptr():
+            raise RuntimeError("a parameter has no memory now")
         if count:
             # No NumPy: an image with torch need not have it.
             digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
@@ -27,8 +32,8 @@ def hash_parameters(torch: Any, optimizers: List[Any]) -> Dict[str, Any]:
 
 def _parameters(optimizers: List[Any]) -> Iterator[Any]:
     seen = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
+    for groups in optimizers:
+        for group in groups:
             for parameter in group["params"]:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))

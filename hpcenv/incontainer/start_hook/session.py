@@ -255,8 +255,8 @@ class Session:
     # -- steps ----------------------------------------------------------------------------------
 
     def add(self, line: Dict[str, Any]) -> None:
-        """Add a line to this rank's file."""
-        if self._writer is not None:
+        """Add a line to this rank's file; not in a process that it forked."""
+        if self._writer is not None and self.is_rank():
             self._writer.add(line)
 
     def steps_before(self, in_state: Optional[int], has_state: bool) -> Tuple[Optional[int], str]:
@@ -276,6 +276,8 @@ class Session:
 
     def counted(self, watch: Any) -> None:
         """Look at the training after a counted step."""
+        if not self.is_rank():
+            return
         every = self.options.hash_every
         if every and watch.counted % every == 0:
             self.hash_parameters("interval")
@@ -296,6 +298,7 @@ class Session:
 
         if not self._stopped_after:
             self._stopped_after = watch.counted
+            self.trained()
             wait_for_other_ranks(self.torch, _SECONDS_FOR_OTHER_RANKS)
             sys.stderr.write("hpcenv: rank %d ends after optimizer step %d\n" % (self.place.rank, watch.counted))
         if threading.current_thread() is not threading.main_thread():
@@ -303,14 +306,21 @@ class Session:
             os._exit(0)
         raise SystemExit(0)
 
+    def trained(self) -> None:
+        """Hash what the training has led to: when it ends, and at the end of the process if it goes on until then."""
+        if self.watch is not None and self.is_rank():
+            if self._profile != "off" or self._stopped_after:
+                self.hash_parameters("end")
+            self.watch.forget()
+
     def hash_parameters(self, at: str) -> None:
         """Record the hash of all parameters; `at` says on which occasion."""
-        if self.watch is None or self._writer is None or not self.watch.optimizers():
+        if self.watch is None or self._writer is None or not self.watch.parameters():
             return
         from .parameters import hash_parameters
 
         try:
-            found = hash_parameters(self.torch, self.watch.optimizers())
+            found = hash_parameters(self.watch.parameters())
         except Exception as error:
             self.watch.note("the parameters cannot be hashed: %s: %s" % (type(error).__name__, error))
             return
@@ -377,7 +387,6 @@ class Session:
         """Write the rest of the records; at the end of the process, and before it is ended."""
         if self._ended or not self.is_rank():
             return
-        self._ended = True
         if self._profile == "seeded" and self.torch is not None and not self._counts_warnings():
             self._problems.append("the script changed Python's warning filters: more operations may lack a kernel")
         reason = "stop-after-steps" if self._stopped_after else "finished"
@@ -386,13 +395,14 @@ class Session:
         if self._writer is not None:
             if self.watch is not None:
                 self.watch.finish()
-                if self.watch.steps and (self._profile != "off" or self._stopped_after):
-                    self.hash_parameters("end")
+                if not self._stopped_after:
+                    self.trained()
             steps = 0 if self.watch is None else self.watch.counted
             self.add({"kind": "end", "steps": steps, "reason": reason, "time": time.time()})
             self._writer.write(now=True)
             if self._writer.problem:
                 self._problems.append(self._writer.problem)
+        self._ended = True
         self._read("at_end")
         self._save("ended")
 

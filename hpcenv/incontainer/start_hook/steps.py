@@ -70,7 +70,7 @@ class StepWatch:
         self._stack = []  # type: List[int]
         self._leader = None  # type: Any
         self._since_leader = set()  # type: Any
-        self._optimizers = []  # type: List[Any]
+        self._optimizers = []  # type: List[Tuple[Any, Any]]
         self._scaled = None  # type: Optional[Tuple[Any, _Scalar, _Scalar]]
         self._noted = set()  # type: Any
 
@@ -78,16 +78,17 @@ class StepWatch:
     def counted(self) -> int:
         return self.steps + (self.before or 0)
 
-    def optimizers(self) -> List[Any]:
-        """Return the optimizers that have stepped and still exist, in the order of their first steps."""
-        return [found for found in (reference() for reference in self._optimizers) if found is not None]
+    def parameters(self) -> List[Any]:
+        """Return the groups of parameters of the optimizers that have stepped, in the order of their first steps."""
+        return [groups for _, groups in self._optimizers]
 
     def install(self) -> None:
         """Put the wrappers and hooks into torch."""
         torch = self._torch
-        hooks = sys.modules["torch.optim.optimizer"]  # torch deletes this name from torch.optim
+        hooks = sys.modules.get("torch.optim.optimizer")  # type: Any  # torch deletes this name from torch.optim
         if not hasattr(hooks, "register_optimizer_step_post_hook"):
-            raise RuntimeError("torch %s has no hooks for optimizer steps; torch 2.0 has" % torch.__version__)
+            version = getattr(torch, "__version__", "of an unknown version")
+            raise RuntimeError("torch %s has no hooks for optimizer steps, torch 2.0 and newer have" % version)
         hooks.register_optimizer_step_pre_hook(self._quietly(self._before_step))
         hooks.register_optimizer_step_post_hook(self._after_step)
         self._wrap_backward()
@@ -225,8 +226,9 @@ class StepWatch:
             del self._stack[self._stack.index(id(optimizer)) :]
         if self._stack:
             return  # inside the step of a wrapper
-        if all(reference() is not optimizer for reference in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
+        if all(reference() is not optimizer for reference, _ in self._optimizers):
+            # The groups live as long as the optimizer, so nothing is kept in memory that would not be there.
+            self._optimizers.append((weakref.ref(optimizer, self._gone), optimizer.param_groups))
         counts = self._leads(optimizer)
         if counts:
             self.steps += 1
@@ -239,6 +241,15 @@ class StepWatch:
         self._add(ready)
         if counts:
             self._session.counted(self)
+
+    def forget(self) -> None:
+        """Forget the optimizers: their parameters have been hashed for the last time."""
+        self._optimizers = []
+
+    def _gone(self, _reference: Any) -> None:
+        """Let the parameters be hashed when the last optimizer is gone: the training has ended."""
+        if all(reference() is None for reference, _ in self._optimizers):
+            self._session.trained()
 
     def _leads(self, optimizer: Any) -> bool:
         leader = None if self._leader is None else self._leader()

@@ -1,0 +1,131 @@
+"""What the ranks of a run made of its determinism profile. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcenv.node.launch.first_failure import visible
+from hpcenv.records.determinism import RankDeterminism, read_run_determinism
+from hpcenv.records.manifest import DeterminismProfile, Manifest
+from hpcenv.records.run_folder import RunFolder
+
+_MOST_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverriddenSwitch:
+    """A switch that had another value than the profile asked for.
+
+    Attributes:
+        found: the other values that were read.
+        ranks: the ranks where they were read.
+        changed_at: `file:line` of the script; empty if that was not seen.
+    """
+
+    name: str
+    asked: str
+    found: tuple[str, ...]
+    ranks: tuple[int, ...]
+    changed_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterminismReport:
+    """What the ranks of one attempt read back.
+
+    Attributes:
+        profile: what the run asks for.
+        attempt: the newest attempt with records; None without any.
+        ranks: how many ranks the run has.
+        applied: how many ranks have recorded that they applied the profile.
+        not_applied: ranks without such a record, of which nothing is known.
+        overridden: switches that a script or a variable set to another value.
+        without_deterministic_kernel: operation -> how often torch warned of it, over all ranks.
+        problems: what ranks could not apply or record, and records that cannot be read.
+        stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
+    """
+
+    profile: DeterminismProfile
+    attempt: int | None
+    ranks: int
+    applied: int
+    not_applied: tuple[int, ...] = ()
+    overridden: tuple[OverriddenSwitch, ...] = ()
+    without_deterministic_kernel: dict[str, int]
+    problems: tuple[str, ...] = ()
+    stopped_after: int = 0
+
+
+def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport | None:
+    """Return what the newest attempt of a run read back; None if the run has no start hook."""
+    if not manifest.start_hook_sha256:
+        return None
+    found, unreadable = read_run_determinism(run)
+    attempts = {rank.attempt for rank in found} | {rank.attempt for rank in unreadable}
+    newest = max(attempts, default=None)
+    ranks = [rank for rank in found if rank.attempt == newest]
+    count = manifest.nodes * manifest.nproc_per_node
+    applied = {rank.rank for rank in ranks if rank.applied_by}
+    problems = [f"rank {rank.rank}: {text}" for rank in ranks for text in rank.problems]
+    problems += [f"rank {rank.rank}: {rank.why}" for rank in unreadable if rank.attempt == newest]
+    kernels: Counter[str] = Counter()
+    for rank in ranks:
+        kernels.update({one.operation: one.count for one in rank.without_deterministic_kernel})
+    asked = manifest.determinism.profile != "off"
+    return DeterminismReport(
+        profile=manifest.determinism.profile,
+        attempt=newest,
+        ranks=count,
+        applied=len(applied),
+        not_applied=tuple(rank for rank in range(count) if rank not in applied) if asked else (),
+        overridden=tuple(_overridden(ranks)),
+        without_deterministic_kernel=dict(kernels),
+        problems=tuple(problems),
+        stopped_after=max((rank.stopped_after for rank in ranks), default=0),
+    )
+
+
+def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
+    names = dict.fromkeys(switch.name for rank in ranks for switch in rank.switches if switch.overridden)
+    for name in names:
+        rows = [(rank.rank, switch) for rank in ranks for switch in rank.switches if switch.name == name]
+        rows = [(rank, switch) for rank, switch in rows if switch.overridden]
+        values = {v for _, s in rows for v in (s.at_start, s.after_first_step, s.at_end) if v not in (None, s.asked)}
+        yield OverriddenSwitch(
+            name=name,
+            asked=rows[0][1].asked or "",
+            found=tuple(sorted(value for value in values if value is not None)),
+            ranks=tuple(rank for rank, _ in rows),
+            changed_at=next((switch.changed_at for _, switch in rows if switch.changed_at), ""),
+        )
+
+
+def lines(report: DeterminismReport) -> Iterator[str]:
+    """Yield the report as text for `hpcenv report`; nothing where there is nothing to tell. Pure."""
+    if report.profile != "off":
+        yield f"  switches  determinism {report.profile}: applied by {report.applied} of {report.ranks} ranks"
+        if report.not_applied:
+            yield f"            not applied, as far as is known: {_ranks(report.not_applied)}"
+    for switch in report.overridden:
+        place = f" ({visible(switch.changed_at)})" if switch.changed_at else ""
+        found = visible(", ".join(switch.found))
+        what = f"{visible(switch.name)} is {found}, asked {visible(switch.asked)}"
+        yield f"            overridden: {what}, {_ranks(switch.ranks)}{place}"
+    kernels = report.without_deterministic_kernel
+    if kernels:
+        shown = ", ".join(f"{visible(name)} ({count} times)" for name, count in list(kernels.items())[:_MOST_SHOWN])
+        more = f" and {len(kernels) - _MOST_SHOWN} more" if len(kernels) > _MOST_SHOWN else ""
+        yield f"            without a deterministic kernel: {shown}{more}"
+    for text in report.problems[:_MOST_SHOWN]:
+        yield f"            {visible(text)}"
+    if report.stopped_after:
+        yield f"  stopped   after optimizer step {report.stopped_after}, as asked for"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
