@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +156,8 @@ def _has_folder() -> bool:
 
 def _unexpected(problem: BaseException) -> HpcenvError:
     """Return the error for a bug in hpcenv; print its traceback to stderr."""
+    import traceback
+
     lines = "".join(traceback.format_exception(problem))
     print(_terminal.clean_text(lines), end="", file=sys.stderr, flush=True)
     return HpcenvError(

@@ -1,6 +1,7 @@
 """Which environment a project means: a Python of the host, or a SIF.
 
-Runs on: LOGIN NODE. Every submission imports this module: it imports nothing that only locking and converting need.
+Runs on: LOGIN NODE. Every submission imports this module: it imports nothing that only locking, converting and images
+need.
 """
 
 from __future__ import annotations
@@ -11,20 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcenv.errors import SpecError
-from hpcenv.image.reference import SifFile
-from hpcenv.locking.image_source import locked_source, within
 from hpcenv.node.container import apptainer
-from hpcenv.project.lockfile import ContainerTable
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment
-
-
-def locked_sif(workspace: Workspace, container: ContainerTable) -> Path:
-    """Return the path of the SIF that a lockfile names: in the store, or in the project."""
-    source = locked_source(container)
-    if isinstance(source, SifFile):
-        return within(workspace, source)
-    return workspace.store / "images" / f"{container.digest.replace(':', '-')}.sif"
 
 
 def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Environment:

@@ -21,7 +21,7 @@ from hpcenv.image.reference import (
 from hpcenv.project.lockfile import ContainerTable
 from hpcenv.project.workspace import Workspace
 
-__all__ = ["absolute", "locked_source", "project_platform", "project_source", "within"]
+__all__ = ["absolute", "locked_sif", "locked_source", "project_platform", "project_source", "within"]
 
 
 def project_source(workspace: Workspace) -> Source:
@@ -56,6 +56,14 @@ def locked_source(container: ContainerTable) -> Source:
         SpecError: the reference in the lockfile is invalid.
     """
     return parse_source(container.reference)
+
+
+def locked_sif(workspace: Workspace, container: ContainerTable) -> Path:
+    """Return the path of the SIF that a lockfile names: in the store, or in the project."""
+    source = locked_source(container)
+    if isinstance(source, SifFile):
+        return within(workspace, source)
+    return workspace.store / "images" / f"{container.digest.replace(':', '-')}.sif"
 
 
 def within(workspace: Workspace, source: LocalImage | SifFile | DefinitionFile) -> Path:

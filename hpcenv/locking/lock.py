@@ -27,7 +27,8 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
-from hpcenv.locking.environment import bind_sources, container_environment, host_environment, locked_sif
+from hpcenv.locking.environment import bind_sources, container_environment, host_environment
+from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.pins import (
     Pin,
     PinDifference,

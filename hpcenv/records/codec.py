@@ -13,7 +13,6 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.records.network import Fabric
 
 SCHEMA = 1
 
@@ -103,7 +102,7 @@ def _plain_kinds(kind: Any) -> frozenset[type]:
 
 def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     _require(isinstance(data, dict), data, kind, path, origin)
-    if kind not in _ALIKE:
+    if not getattr(kind, "DECODED_ONCE", False):
         return _decode_keys(kind, data, path=path, origin=origin)
     before = _decoded_before.get(kind)
     if before is None or before[0] != data:
@@ -111,8 +110,7 @@ def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     return before[1]
 
 
-# Large records that are equal on most nodes of a job: decoded once where the next one is equal.
-_ALIKE = (Fabric,)
+# Of records with DECODED_ONCE, the last one of each kind: its JSON data, and what they were decoded to.
 _decoded_before: dict[Any, tuple[dict[str, Any], Any]] = {}
 
 

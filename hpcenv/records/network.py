@@ -9,7 +9,7 @@ for all nodes that are alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hpcenv.records.manifest import Bind, Setting
 
@@ -135,6 +135,9 @@ class Fabric:
         cloud, product: provider and machine type, from DMI.
         unknown: parts that could not be read, each `PART: REASON`.
     """
+
+    # It is large, and equal on most nodes of a job.
+    DECODED_ONCE: ClassVar = True
 
     schema: int = FABRIC_SCHEMA
     links: tuple[NetworkLink, ...] = ()

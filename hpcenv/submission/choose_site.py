@@ -11,14 +11,17 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcenv.cluster import node_types
 from hpcenv.errors import Command, Hint, HpcenvError, SpecError
 from hpcenv.project import site_files
 from hpcenv.project.context import Context
-from hpcenv.project.site import Profile, profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.submission.request import Cluster, SubmitOptions
+
+if TYPE_CHECKING:
+    from hpcenv.project.site import Profile, SiteFile
 
 NO_SITE = "none"
 
@@ -99,6 +102,12 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
     site, refusal = site_files.read(path)
     if refusal is not None and not trusted:
         raise refusal
+    return _profile(site, path)
+
+
+def _profile(site: SiteFile, path: Path) -> Profile:
+    from hpcenv.project.site import profile
+
     return profile(site, str(path))
 
 
@@ -132,5 +141,5 @@ def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Prof
             continue
         if refusal is not None:
             raise refusal
-        return profile(site, str(path))
+        return _profile(site, path)
     return None

@@ -8,25 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpcenv.errors import Command, ImageMismatch, SpecError, SubmitRejected, ToolMissing, UsageError
-from hpcenv.locking.environment import container_environment, host_environment, locked_sif
-from hpcenv.locking.same_tree import stands_for
-from hpcenv.node.check import sif_check
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.table import PACKAGED
+from hpcenv.errors import SpecError, SubmitRejected, UsageError
+from hpcenv.locking.environment import host_environment
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project import severities, toml_files
+from hpcenv.project import severities
 from hpcenv.project.fields import Level
-from hpcenv.project.lockfile import ContainerTable, Lockfile
-from hpcenv.project.site import Profile
+from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.store_config import StorePlace
-from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import (
     Bind,
     DeterminismProfile,
@@ -39,7 +33,9 @@ from hpcenv.records.manifest import (
     SifIdentity,
 )
 from hpcenv.submission.plan import Request
-from hpcenv.submission.request import SubmitOptions
+
+if TYPE_CHECKING:
+    from hpcenv.project.site import Profile
 
 
 def default_level(environment: Environment) -> Level:
@@ -68,14 +64,12 @@ def environment_of(
     binds = project_binds(workspace)
     if locked.container is None:
         return host_environment(workspace, environ)
-    image = locked_sif(workspace, locked.container)
-    if not image.exists():
-        hint = _command_to_make(locked.container, lock)
-        raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
-    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
-    gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
-    program = "" if profile is None else apptainer_of(profile, environ)
-    environment = container_environment(workspace, image, gpus=gpus, program=program)
+    # Loads the code about images and SIFs, which a run without a container does not need.
+    from hpcenv.submission import locked_container
+
+    environment = locked_container.environment_of(
+        workspace, locked, locked.container, request, profile, environ, lock=lock
+    )
     # Not checked here: the folders of a site exist on its compute nodes.
     return replace(environment, binds=(*binds, *(() if profile is None else profile.binds)))
 
@@ -105,20 +99,6 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
     return tuple(sorted(targets - known))
-
-
-def apptainer_of(profile: Profile, environ: Mapping[str, str]) -> str:
-    """Return the container program that the site names; it may exist only on the nodes, from a module."""
-    if not profile.apptainer or os.path.isabs(profile.apptainer):
-        return profile.apptainer
-    found = shutil.which(profile.apptainer, path=environ.get("PATH"))
-    if found is None and not profile.modules:
-        raise ToolMissing(
-            f"`{profile.apptainer}` is not on PATH",
-            why=f"`apptainer` in {profile.path} names it",
-            hint="name it there by its absolute path, or the modules that bring it",
-        )
-    return found or profile.apptainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,38 +132,9 @@ def identify_sif(
     """
     if locked.container is None:
         return LockedSif()
-    image, wanted = environment.sif, locked.container.sif
-    hint = _command_to_make(locked.container, lock)
-    records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(image))
-    try:
-        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise ImageMismatch(f"cannot read the SIF `{image}`", why=error.strerror, hint=hint) from error
-    try:
-        digest, identity = sif_check.identify(descriptor, records)
-    finally:
-        os.close(descriptor)
-    if digest == wanted.sha256:
-        return LockedSif(sha256=digest, identity=identity)
-    same_tree = stands_for(locked.container, Path(image), digest, place=place, cache=cache)
-    if same_tree:
-        by = f" (of {wanted.built_with})" if wanted.built_with else ""
-        notes.append(f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree")
-    elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
-        raise ImageMismatch(
-            f"`{image}` is not the locked SIF",
-            why=f"its sha256 is {digest}, the lockfile says {wanted.sha256}",
-            hint=("move it away, then: ", hint),
-        )
-    else:
-        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
-    return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+    from hpcenv.submission import locked_container
 
-
-def _command_to_make(container: ContainerTable, lock: str) -> Command:
-    """Return the command that makes a missing SIF: the same one from a locked image, otherwise a new one to lock."""
-    verb = ("lock",) if container.manifest_digest is None else ("image", "build")
-    return Command("hpcenv", *verb, *(() if lock == DEFAULT_LOCK else ("--lock", lock)))
+    return locked_container.identify_sif(environment, locked, locked.container, place, cache, notes, lock=lock)
 
 
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
@@ -268,14 +219,3 @@ def gate_severities(
     """
     compared = lock_model.compares_gpus(locked, gpus)
     return severities.resolve(locked.policy, profile or locked.determinism.profile, gpus=compared)
-
-
-def compat_table(options: SubmitOptions, *, needed: bool) -> dict[str, Any]:
-    """Return the compatibility table; reading it takes time, so only for runs with GPUs."""
-    if not needed:
-        return {}
-
-    path = PACKAGED if options.compat_file is None else Path(options.compat_file)
-    table = toml_files.read(path, error=SpecError)
-    table_file.parse(table, origin=str(path))
-    return table

@@ -12,22 +12,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import UsageError, WouldOverwrite
 from hpcenv.locking import same_tree
-from hpcenv.node.check import data as data_state
 from hpcenv.node.container.start_command import build_start_command, own_folders
-from hpcenv.node.stage import data_folder
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context, cache_folder, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.site import Profile
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
 from hpcenv.records import secret_file
@@ -40,7 +37,6 @@ from hpcenv.submission import choose_site, determinism, kept_secrets, module_fil
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
-    compat_table,
     default_level,
     environment_of,
     gate_severities,
@@ -70,6 +66,10 @@ from hpcenv.submission.request import (
 )
 from hpcenv.submission.snapshot import Code, CodePlace
 from hpcenv.version import VERSION
+
+if TYPE_CHECKING:
+    from hpcenv.cluster.node_types import Offer
+    from hpcenv.project.site import Profile
 
 # A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
@@ -274,9 +274,24 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     return _Gate(
         environment=environment,
         level=options.level or default_level(environment),
-        table=compat_table(options, needed=needed),
+        table=_compat_table(options) if needed else {},
         sif=sif,
     )
+
+
+def _compat_table(options: SubmitOptions) -> dict[str, Any]:
+    # Loads the code about GPUs and drivers.
+    from hpcenv.submission import gpu_kernels
+
+    return gpu_kernels.compat_table(options.compat_file)
+
+
+def _gpus_without_kernels(
+    wanted: _Wanted, locked: Lockfile, request: Request, table: Mapping[str, Any], offers: Sequence[Offer]
+) -> list[str]:
+    from hpcenv.submission import gpu_kernels
+
+    return gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, locked, request, table, offers)
 
 
 def _preflight(
@@ -304,7 +319,8 @@ def _preflight(
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment)
     offers = question.answer(notes)
-    notes += preflight.refuse_gpu_without_kernels(workspace, locked.lockfile, request, gate.table, offers)
+    if gate.table:
+        notes += _gpus_without_kernels(wanted, locked.lockfile, request, gate.table, offers)
     notes += shared
     notes += preflight.check_cluster(request, shape.origins, offers)
     notes += preflight.check_space(run_folder)
@@ -565,12 +581,19 @@ def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
         # In the job the folder is a read-only copy.
         if Path(os.path.realpath(place)).is_relative_to(real):
             raise UsageError(f"`--stage-data {given}` holds the {what}", why=f"{place} must stay writable")
+    # Loads the code that reads and packs folders.
+    from hpcenv.node.stage import data_folder
 
     return data_folder.find(source, packed_folder(run_folder))
 
 
 def _data(wanted: _Wanted) -> tuple[RecordedData, ...]:
     """Return the data that [[data]] names, as they are now."""
+    if not wanted.workspace.project.data:
+        return ()
+    # Loads the code that reads data in parallel.
+    from hpcenv.node.check import data as data_state
+
     found: dict[str, RecordedData] = {}
     for one in wanted.workspace.project.data:
         path = snapshot.data_path(wanted.workspace.root, one.path)

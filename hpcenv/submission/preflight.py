@@ -6,14 +6,13 @@ Runs on: LOGIN NODE. Each check returns notes or raises; none writes anything.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import stat
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcenv import filesystem, process
 from hpcenv.cluster import munge, node_types, slurm
@@ -28,12 +27,6 @@ from hpcenv.errors import (
     ToolMissing,
     UsageError,
 )
-from hpcenv.image.reference import parse_source
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.gpu_names import gpu_by_name
-from hpcenv.node.check.compat.kernels import covers
-from hpcenv.node.check.compat.table import PACKAGED
-from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, stale
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
@@ -96,7 +89,8 @@ def compile_script(script: str, content: bytes, locked: Lockfile) -> list[str]:
         where = f"line {line}: {message}" if line else message
         theirs = str(locked.facts["python.version"])
         if _minor(theirs) > sys.version_info[:2]:
-            return [f"`{script}`, {where}: not Python {platform.python_version()}, may be Python {theirs}"]
+            own = ".".join(map(str, sys.version_info[:3]))
+            return [f"`{script}`, {where}: not Python {own}, may be Python {theirs}"]
         raise ScriptUnusable(f"the script `{script}` does not compile", why=where) from error
     return []
 
@@ -115,6 +109,9 @@ def refuse_stale(
         reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
     if reasons:
         path = workspace.lockfile_path(options.lock)
+        # Loads the code about images, which a lockfile that is not stale does not need.
+        from hpcenv.image.reference import parse_source
+
         # `ubuntu` names no image: another lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
@@ -230,37 +227,6 @@ def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, type
 
 def _typed(option: Option, origins: Mapping[str, str]) -> bool:
     return option.flag in origins.get(option.name, "").split(", ")
-
-
-def refuse_gpu_without_kernels(
-    workspace: Workspace,
-    locked: Lockfile,
-    request: Request,
-    table: Mapping[str, Any],
-    offers: Sequence[node_types.Offer],
-) -> list[str]:
-    """Refuse GPUs that torch has no kernels for, as the nodes would after the queue, if the GPU's name is known."""
-    cuda, arch_list = lock_model.cuda_of(locked), lock_model.arch_list_of(locked)
-    if not request.gpus_per_node or cuda is None or not arch_list:
-        return []
-    named = workspace.project.host.gpu
-    origin, names = f"`gpu` under [host] in {workspace.spec}", [named] if named else []
-    if not names:
-        origin, names = "sinfo", capacity.gpu_types(request, offers)
-
-    known = table_file.parse(table, origin=str(PACKAGED))
-    models = {name: gpu_by_name(known, name) for name in names}
-    judged = [
-        covers(known, arch_list, model.compute_capability, gpu=model.name)
-        for model in models.values()
-        if model is not None
-    ]
-    # A partition may have several GPU models: it is refused only if torch has kernels for none of them.
-    bad = [judgement for judgement in judged if judgement.result == "mismatch"]
-    severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
-    if bad and len(bad) == len(models) and severity == "must":
-        raise SubmitRejected(bad[0].what, why=f"{bad[0].why}; the GPU is known from {origin}", hint=bad[0].hint)
-    return [f"{judgement.what} ({origin})" for judgement in bad]
 
 
 class Question:

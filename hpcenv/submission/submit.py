@@ -28,7 +28,6 @@ from hpcenv.errors import (
     ToolMissing,
     WouldOverwrite,
 )
-from hpcenv.node.stage import data_folder
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
@@ -103,6 +102,7 @@ def pack_data(plan: Plan) -> Plan:
     stage = plan.manifest.stage
     if stage is None or all(folder.tar for folder in stage.data):
         return plan
+    from hpcenv.node.stage import data_folder
 
     store = packed_folder(Path(plan.manifest.run_folder))
     packed = replace(stage, data=tuple(data_folder.pack(folder, store) for folder in stage.data))

@@ -25,7 +25,8 @@ from hpcenv.errors import (
 )
 from hpcenv.image.reference import parse_source
 from hpcenv.locking import same_tree
-from hpcenv.locking.environment import container_environment, host_environment, locked_sif
+from hpcenv.locking.environment import container_environment, host_environment
+from hpcenv.locking.image_source import locked_sif
 from hpcenv.node.check import decide, facts
 from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
@@ -44,7 +45,6 @@ from hpcenv.records.manifest import Bind, Environment, Manifest
 from hpcenv.records.verdict import Finding, Verdict
 from hpcenv.submission import choose_site
 from hpcenv.submission.locked import (
-    apptainer_of,
     default_level,
     gate_severities,
     gpu_needs,
@@ -54,6 +54,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
+from hpcenv.submission.locked_container import apptainer_of
 from hpcenv.submission.request import SubmitOptions, detect_cluster
 from hpcenv.version import VERSION
 

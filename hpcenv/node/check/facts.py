@@ -25,18 +25,17 @@ from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
 from hpcenv.node.check import bare_image, bind_content, code, data, host, mounts, sif_check
 from hpcenv.node.container.start_command import (
     build_start_command,
-    data_binds,
     is_compared_as_variable,
     needed_binds,
     own_folders,
     record_variables,
-    staged_here,
 )
 from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.network import reach
 from hpcenv.node.network.detect import detect
 from hpcenv.node.network.tree import HostTree
 from hpcenv.node.preflight import places
+from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA

@@ -13,17 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.errors import RecordInvalid
 from hpcenv.node.container import apptainer
-from hpcenv.node.this_node import ThisNode
-from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import Staged
-from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
-from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import WITHHELD, recorded_value
 
 # Path of the run's home folder in the container. No image and no site uses it, so that it does not
@@ -242,29 +236,6 @@ def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
     if manifest.source is not None:
         folders.extend(manifest.source.roots)
     return tuple(Bind(source=folder, target=folder) for folder in folders)
-
-
-def staged_here(manifest: Manifest, this_node: ThisNode) -> Staged:
-    """Return the copies on this node's own disk for this attempt; empty without staging."""
-    nothing = Staged(schema=SCHEMA, run=manifest.run, node=this_node.node, attempt=this_node.attempt)
-    if manifest.stage is None:
-        return nothing
-    try:
-        staged = load_record(Staged, RunFolder(Path(manifest.run_folder)).staged_of(this_node.node))
-    except RecordInvalid as error:
-        return replace(nothing, problems=(f"{error.what}: {error.why}" if error.why else error.what,))
-    if (staged.run, staged.node, staged.attempt) != (manifest.run, this_node.node, this_node.attempt):
-        return replace(nothing, problems=(f"the copies belong to attempt {staged.attempt} of {staged.run}",))
-    return staged
-
-
-def data_binds(manifest: Manifest, staged: Staged) -> tuple[Bind, ...]:
-    """Return read-only binds of the data folders at their own paths: the node's copy, else the shared folder."""
-    folders = () if manifest.stage is None else manifest.stage.data
-    return tuple(
-        Bind(source=staged.data.get(folder.source, folder.source), target=folder.source, read_only=True)
-        for folder in folders
-    )
 
 
 def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:

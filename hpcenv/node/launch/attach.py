@@ -18,8 +18,9 @@ from hpcenv import process
 from hpcenv.errors import FileUnusable, NodesUnknown
 from hpcenv.node.check import sif_check
 from hpcenv.node.container import secret
-from hpcenv.node.container.start_command import StartCommand, build_start_command, data_binds, own_folders, staged_here
+from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
 from hpcenv.node.manifest import open_manifest
+from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import LOCAL_NODE, ThisNode
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_json

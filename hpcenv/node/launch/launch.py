@@ -21,12 +21,13 @@ from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
 from hpcenv.node.check import second_look, sif_check
 from hpcenv.node.container import secret
-from hpcenv.node.container.start_command import StartCommand, build_start_command, data_binds, own_folders, staged_here
+from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
 from hpcenv.node.container.start_gate import GATE_OPTIONS, StartGate
 from hpcenv.node.launch import processes, rank_errors, reserve, start_hook
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
+from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.facts import CheckedSif, Facts, Staged

@@ -1,0 +1,114 @@
+"""The container that a lockfile names, for one run: its SIF, and how the nodes recognise it.
+
+Runs on: LOGIN NODE. Only submissions with a container import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcenv.errors import Command, ImageMismatch, ToolMissing
+from hpcenv.locking.environment import container_environment
+from hpcenv.locking.image_source import locked_sif
+from hpcenv.locking.same_tree import stands_for
+from hpcenv.node.check import sif_check
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.lockfile import ContainerTable, Lockfile
+from hpcenv.project.site import Profile
+from hpcenv.project.store_config import StorePlace
+from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
+from hpcenv.records.manifest import Environment
+from hpcenv.submission.locked import LockedSif
+from hpcenv.submission.plan import Request
+
+
+def environment_of(
+    workspace: Workspace,
+    locked: Lockfile,
+    container: ContainerTable,
+    request: Request,
+    profile: Profile | None,
+    environ: Mapping[str, str],
+    *,
+    lock: str,
+) -> Environment:
+    """Return the SIF as environment of the ranks, without binds; see `locked.environment_of`.
+
+    Raises:
+        ImageMismatch: the SIF is missing.
+    """
+    image = locked_sif(workspace, container)
+    if not image.exists():
+        hint = _command_to_make(container, lock)
+        raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
+    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
+    gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
+    program = "" if profile is None else apptainer_of(profile, environ)
+    return container_environment(workspace, image, gpus=gpus, program=program)
+
+
+def apptainer_of(profile: Profile, environ: Mapping[str, str]) -> str:
+    """Return the container program that the site names; it may exist only on the nodes, from a module."""
+    if not profile.apptainer or os.path.isabs(profile.apptainer):
+        return profile.apptainer
+    found = shutil.which(profile.apptainer, path=environ.get("PATH"))
+    if found is None and not profile.modules:
+        raise ToolMissing(
+            f"`{profile.apptainer}` is not on PATH",
+            why=f"`apptainer` in {profile.path} names it",
+            hint="name it there by its absolute path, or the modules that bring it",
+        )
+    return found or profile.apptainer
+
+
+def identify_sif(
+    environment: Environment,
+    locked: Lockfile,
+    container: ContainerTable,
+    place: StorePlace,
+    cache: Path | None,
+    notes: list[str],
+    *,
+    lock: str,
+) -> LockedSif:
+    """Return the SIF's hash and identity; see `locked.identify_sif`.
+
+    Raises:
+        ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the
+            lockfile's policy says that it must be.
+    """
+    image, wanted = environment.sif, container.sif
+    hint = _command_to_make(container, lock)
+    records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(image))
+    try:
+        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ImageMismatch(f"cannot read the SIF `{image}`", why=error.strerror, hint=hint) from error
+    try:
+        digest, identity = sif_check.identify(descriptor, records)
+    finally:
+        os.close(descriptor)
+    if digest == wanted.sha256:
+        return LockedSif(sha256=digest, identity=identity)
+    same_tree = stands_for(container, Path(image), digest, place=place, cache=cache)
+    if same_tree:
+        by = f" (of {wanted.built_with})" if wanted.built_with else ""
+        notes.append(f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree")
+    elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
+        raise ImageMismatch(
+            f"`{image}` is not the locked SIF",
+            why=f"its sha256 is {digest}, the lockfile says {wanted.sha256}",
+            hint=("move it away, then: ", hint),
+        )
+    else:
+        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
+    return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+
+
+def _command_to_make(container: ContainerTable, lock: str) -> Command:
+    """Return the command that makes a missing SIF: the same one from a locked image, otherwise a new one to lock."""
+    verb = ("lock",) if container.manifest_digest is None else ("image", "build")
+    return Command("hpcenv", *verb, *(() if lock == DEFAULT_LOCK else ("--lock", lock)))
