@@ -136,13 +136,17 @@ class _Repository:
 
 
 class StatusQuery:
-    """What is changed and what is tracked in a work tree. git answers in the background; use it in a `with`."""
+    """What is changed and what is tracked in a work tree. git answers in the background; use it in a `with`.
 
-    def __init__(self, tree: str, place: str, environ: Mapping[str, str]) -> None:
+    Args:
+        files: ask what is tracked, and look into submodules.
+    """
+
+    def __init__(self, tree: str, place: str, environ: Mapping[str, str], *, files: bool = True) -> None:
         self._environ = environ
         self.repository = _Repository(tree, place, environ)
         self._status = self.repository.begin(*_STATUS)
-        self._files = self.repository.begin(*_FILES)
+        self._files = self.repository.begin(*_FILES) if files else None
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +162,7 @@ class StatusQuery:
         """
         root = self.repository.tree
         found = _parse_status(self._status.read_bytes())
-        links, tracked = _parse_files(Path(root), self._files.read_bytes())
+        links, tracked = _parse_files(Path(root), b"" if self._files is None else self._files.read_bytes())
         changed = list(found.changed)
         unfiltered = list(_unfiltered(self.repository, found.changed))
         files, unwatched, left_out = list(tracked.files), list(tracked.unwatched), list(tracked.left_out)
@@ -266,16 +270,17 @@ class GitQuery:
         return self._tracked
 
 
-def begin_status(tree: Path, environ: Mapping[str, str]) -> StatusQuery:
+def begin_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> StatusQuery:
     """Start git-status; `read_status` returns its answer.
 
     Args:
         tree: the top folder of a work tree.
+        submodules: look into them, too.
 
     Raises:
         ToolMissing, ToolFailed: git is gone, or the git folder cannot be read.
     """
-    return StatusQuery(str(tree), os.path.join(tree, ".git"), environ)
+    return StatusQuery(str(tree), os.path.join(tree, ".git"), environ, files=submodules)
 
 
 def read_status(status: StatusQuery) -> WorkTree:

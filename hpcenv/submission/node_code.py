@@ -7,8 +7,8 @@ nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.m
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
-from importlib.util import cache_from_source
 from pathlib import Path
 
 from hpcenv import node
@@ -34,14 +34,25 @@ def package_folder() -> Path:
 
 
 def node_files() -> list[str]:
-    """Return the paths, relative to the package, of every file that travels to a node."""
-    package = str(package_folder())
-    modules = [name for name in os.listdir(package) if name.endswith(".py") and name != "__main__.py"]
+    """Return the paths, relative to the package, of every file that travels to a node: modules, and their bytecode."""
+    package = package_folder()
+    found = [name for name in _files_of(str(package)) if os.path.basename(name).partition(".")[0] != "__main__"]
     for room in NODE_ROOMS:
-        for folder, _, names in os.walk(os.path.join(package, room)):
-            below = os.path.relpath(folder, package)
-            modules += [os.path.join(below, name) for name in names if name.endswith(".py")]
-    return sorted(modules)
+        for folder, folders, _ in os.walk(package / room):
+            folders[:] = [name for name in folders if name != listing.BYTECODE]
+            found += [os.path.join(os.path.relpath(folder, package), name) for name in _files_of(folder)]
+    return sorted(found)
+
+
+def _files_of(folder: str) -> list[str]:
+    """Return the modules in a folder, and what this Python has compiled of them (PEP 3147)."""
+    modules = [name for name in os.listdir(folder) if name.endswith(".py")]
+    compiled = {f"{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc" for name in modules}
+    with suppress(FileNotFoundError, PermissionError):
+        modules += [
+            f"{listing.BYTECODE}/{name}" for name in compiled.intersection(os.listdir(f"{folder}/{listing.BYTECODE}"))
+        ]
+    return modules
 
 
 def copy_node_code(run: RunFolder) -> None:
@@ -53,12 +64,13 @@ def copy_node_code(run: RunFolder) -> None:
     package, target = str(package_folder()), str(run.code / "hpcenv")
     names = node_files()
     for folder in dict.fromkeys(os.path.dirname(name) for name in names):
-        os.makedirs(os.path.join(target, folder, "__pycache__"), exist_ok=True)
+        os.makedirs(os.path.join(target, folder), exist_ok=True)
     for name in names:
-        _copy(f"{package}/{name}", f"{target}/{name}")
-        compiled = os.path.relpath(cache_from_source(f"{package}/{name}"), package)
-        with suppress(FileNotFoundError, PermissionError):
-            _copy(f"{package}/{compiled}", f"{target}/{compiled}")
+        try:
+            _copy(f"{package}/{name}", f"{target}/{name}")
+        except (FileNotFoundError, PermissionError):
+            if not name.endswith(".pyc"):  # the nodes can compile it themselves
+                raise
     _copy(f"{package}/node/step.py", str(run.step))
     hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
     for name in (*RANK_MODULES, *hook):
@@ -91,6 +103,7 @@ def _copy(source: str, target: str) -> None:
     """Copy a file with its time, not with its mode: a read-only installation must not make a read-only copy."""
     with open(source, "rb", buffering=0) as file:
         content, status = file.readall(), os.fstat(file.fileno())
-    with open(target, "wb") as file:
-        file.write(content)
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with open(target, "wb", buffering=0) as copy:
+        while content:
+            content = content[copy.write(content) :]
+        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))

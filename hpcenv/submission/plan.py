@@ -115,6 +115,7 @@ class PlannedSource:
         live_folders: folders that are made in the project.
         diff: the difference of tracked files from the commit; empty without one.
         new: the script, if git does not track it.
+        has_submodules: the work tree has submodules, and their files are in the copy.
     """
 
     record: Source
@@ -126,6 +127,7 @@ class PlannedSource:
     live_folders: tuple[str, ...] = ()
     diff: bytes = b""
     new: tuple[str, ...] = ()
+    has_submodules: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,6 +291,7 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
         live_folders=_live_folders(place),
         diff=committed.diff,
         new=committed.new,
+        has_submodules=committed.tree is not None and bool(committed.tree.submodules),
     )
     return planned, workdir
 
@@ -443,7 +444,9 @@ def make(
         raise FileUnusable(f"cannot copy the code to `{run.source}`", why=str(error)) from error
     if changed:
         raise _changed(source.record.root, f"changed: {_some(changed)}")
-    return git.begin_status(Path(source.roots["source"]), environ) if source.record.commit else nullcontext(None)
+    if not source.record.commit:
+        return nullcontext(None)
+    return git.begin_status(Path(source.roots["source"]), environ, submodules=source.has_submodules)
 
 
 def _links(source: PlannedSource) -> Iterable[tuple[str, str]]:
