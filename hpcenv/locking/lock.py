@@ -147,23 +147,11 @@ def lock(
     path = workspace.lockfile_path(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
-    lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
     if pins is not None:
         require_readable(pins)  # likewise
-    if workspace.project.on_host:
-        environment, container = host_environment(workspace, environ), None
-    else:
-        made = build(
-            workspace,
-            before=None if upgrade else before,
-            environ=environ,
-            on_event=on_event,
-            options=BuildOptions(allow_floating=allow_floating, plain_http=plain_http),
-        )
-        environment, container = container_environment(workspace, made.path, gpus=False), made.container
-    named = f"starting {environment.python}, which `python` in {workspace.spec} names, and reading its packages"
-    by_project = workspace.project.on_host and workspace.project.python is not None
-    report(named if by_project else f"reading {environment.sif or environment.python}")
+    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
+    environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
+    report(_reading(workspace, environment))
     kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
     if kept is not None and container is not None:
         container = replace(container, sif=kept)
@@ -172,33 +160,68 @@ def lock(
     image = None if container is None else Path(environment.sif)
     proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image)
     locked = _compose(workspace, container, answer, proofs, before, binds)
-    text = toml_files.dumps(lock_model.to_data(locked), header=_header(name))
-    _require_valid(path, text)
-    aside = _set_aside(path) if unreadable else None
-    changed = toml_files.write(text, path)
+    changed, aside = _write(locked, path, name=name, unreadable=unreadable)
     if container is not None:
         need(workspace, path, container)
-    notes = (*_notes(locked, answer), *_gpu_notes(locked))
-    if kept is not None:
-        other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
-        notes = (f"{other}: the lockfile still names that one", *notes)
-    notes = (*(f"of the lockfile that was there: {note}" for note in lost), *notes)
-    if aside is not None:
-        notes = (f"the lockfile that was there could not be read and is kept as {workspace.shown(aside)}", *notes)
     return LockResult(
         path=path,
         lockfile=locked,
         changed=changed,
-        changes=_changes(before, locked) if before is not None else (),
-        sif=Path(environment.sif) if container is not None else None,
-        notes=notes,
+        changes=() if before is None else _changes(before, locked),
+        sif=image,
+        notes=(
+            *_notes_on_previous(before, path, None if aside is None else workspace.shown(aside)),
+            *(() if kept is None else (_other_bytes(environment),)),
+            *_notes(locked, answer),
+            *_gpu_notes(locked),
+        ),
     )
+
+
+def _made(
+    workspace: Workspace, before: Lockfile | None, environ: Mapping[str, str], on_event: OnEvent, options: BuildOptions
+) -> tuple[Environment, ContainerTable | None]:
+    """Return the environment to lock and, unless it is one of the host, its container; make the SIF where needed."""
+    if workspace.project.on_host:
+        return host_environment(workspace, environ), None
+    made = build(workspace, before=before, environ=environ, on_event=on_event, options=options)
+    return container_environment(workspace, made.path, gpus=False), made.container
+
+
+def _reading(workspace: Workspace, environment: Environment) -> str:
+    if workspace.project.on_host and workspace.project.python is not None:
+        return f"starting {environment.python}, which `python` in {workspace.spec} names, and reading its packages"
+    return f"reading {environment.sif or environment.python}"
+
+
+def _write(locked: Lockfile, path: Path, *, name: str, unreadable: bool) -> tuple[bool, Path | None]:
+    """Write a lockfile; return whether the file changed, and where a file that could not be read is kept."""
+    text = toml_files.dumps(lock_model.to_data(locked), header=_header(name))
+    _require_valid(path, text)
+    aside = _set_aside(path) if unreadable else None
+    return toml_files.write(text, path), aside
+
+
+def _notes_on_previous(before: Lockfile | None, path: Path, aside: str | None) -> tuple[str, ...]:
+    """Return notes on the lockfile that was replaced.
+
+    Args:
+        aside: where it is kept if it could not be read.
+    """
+    lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
+    kept = () if aside is None else (f"the lockfile that was there could not be read and is kept as {aside}",)
+    return (*kept, *(f"of the lockfile that was there: {note}" for note in lost))
+
+
+def _other_bytes(environment: Environment) -> str:
+    other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
+    return f"{other}: the lockfile still names that one"
 
 
 def _header(name: str) -> str:
     return (
         "Written by `hpcenv lock`; do not edit, commit it with the code.\n"
-        f"Check a machine against it: hpcenv lock --check{'' if name == DEFAULT_LOCK else f' --name {name}'}"
+        f"Check a machine against it: hpcenv lock --check{'' if name == DEFAULT_LOCK else f' --lock {name}'}"
     )
 
 

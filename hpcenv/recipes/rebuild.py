@@ -112,14 +112,7 @@ def rebuild(
         ToolMissing, ToolFailed: Apptainer is not installed, or failed.
         EnvironmentUnreadable: the facts of the new image cannot be read.
     """
-    lockfile = find_lockfile(start, lock)
-    locked = read_lockfile(lockfile)
-    plan = rebuild_comparison.plan(locked, _distribution(locked, distribution), proved_only=proved_only)
-    if not plan.pins and not plan.unproved:
-        raise SpecError(
-            f"`{lockfile}` names no package that can be installed again",
-            hint=("run ", Command("hpcenv", "lock"), " where the environment exists"),
-        )
+    locked, plan = _plan(find_lockfile(start, lock), distribution, proved_only=proved_only)
     base, base_has_python = _base(plan.combination, base, has_python=base_has_python)
     recipe = _recipe(plan, tag, find_base(base, environ=environ, plain_http=plain_http), has_python=base_has_python)
     written = write(recipe, folder, more={"REBUILD.md": rebuild_comparison.report(plan, locked)}, force=force)
@@ -133,17 +126,24 @@ def rebuild(
     )
     if not build:
         return result
-    image = folder / recipe.sif
-    build_sif(
-        image,
-        folder,
-        pip_config=pip_config or folder / "site",
-        environ=environ,
-        plain_http=plain_http,
-        on_line=on_line,
-        need=_ROOM_CPU if plan.combination.cuda == "cpu" else _ROOM_CUDA,
-    )
+    image, need = folder / recipe.sif, _ROOM_CPU if plan.combination.cuda == "cpu" else _ROOM_CUDA
+    site = pip_config or folder / "site"
+    build_sif(image, folder, pip_config=site, environ=environ, plain_http=plain_http, on_line=on_line, need=need)
     return dataclasses.replace(result, sif=image, rows=compare(locked, plan, image, environ))
+
+
+def _plan(
+    lockfile: Path, distribution: str | None, *, proved_only: bool
+) -> tuple[Lockfile, rebuild_comparison.RebuildPlan]:
+    """Return a lockfile, and what can be installed again of it."""
+    locked = read_lockfile(lockfile)
+    plan = rebuild_comparison.plan(locked, _distribution(locked, distribution), proved_only=proved_only)
+    if not plan.pins and not plan.unproved:
+        raise SpecError(
+            f"`{lockfile}` names no package that can be installed again",
+            hint=("run ", Command("hpcenv", "lock"), " where the environment exists"),
+        )
+    return locked, plan
 
 
 def _base(combination: Combination, base: str | None, *, has_python: bool) -> tuple[str, bool]:

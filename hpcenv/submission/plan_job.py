@@ -30,7 +30,16 @@ from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_
 from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import read_file
-from hpcenv.records.manifest import Bind, DataFolder, Environment, Manifest, RecordedData, Secret, StageRequest
+from hpcenv.records.manifest import (
+    Bind,
+    DataFolder,
+    Environment,
+    Expectation,
+    Manifest,
+    RecordedData,
+    Secret,
+    StageRequest,
+)
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
 from hpcenv.submission import choose_site, determinism, kept_secrets, module_file, preflight, snapshot
@@ -380,7 +389,6 @@ def _manifest(
 ) -> Manifest:
     workspace, options, request = wanted.workspace, wanted.options, shape.request
     lockfile, origin = locked.lockfile, workspace.shown(locked.path)
-    expectations = lock_model.expectations(lockfile, level=gate.level, origin=origin)
     named = _secrets(wanted)
     gpus = request.gpus_per_node
     return Manifest(
@@ -401,12 +409,7 @@ def _manifest(
         workdir=str(started.code.workdir),
         submitted_in=str(wanted.context.cwd),
         settings=settings(workspace, options.env, shape.profile),
-        expectations=(
-            *(same_tree.expecting(expectations, gate.sif.sha256, lockfile) if gate.sif.same_tree else expectations),
-            *lock_model.env_expectations(lockfile, workspace.project.env, origin=origin),
-            *lock_model.bind_expectations(lockfile, origin=origin),
-            *host_expectations(lockfile, gpus=gpus),
-        ),
+        expectations=_expectations(workspace, lockfile, gate, gpus=gpus, origin=origin),
         packages=lock_model.package_expectations(lockfile),
         severities=gate_severities(lockfile, gpus=gpus),
         probe_level=gate.level,
@@ -422,9 +425,7 @@ def _manifest(
         smoke=smoke_options(options, cache_folder(wanted.context.environ)),
         pass_env=passed_variables(options),
         secrets=named,
-        secret_values=str(secret_file.path_of(state_folder(wanted.context.environ), str(run_folder)))
-        if any(secret.kept for secret in named)
-        else "",
+        secret_values=_secret_values(named, run_folder, wanted.context),
         spare=request.spare,
         retry_excluding=options.retry_excluding or 0,
         modules=() if shape.profile is None else shape.profile.modules,
@@ -450,6 +451,26 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, not
         recording=determinism.recording_options(options, project),
         start_hook_sha256=start_hook_digest(),
     )
+
+
+def _expectations(
+    workspace: Workspace, lockfile: Lockfile, gate: _Gate, *, gpus: int, origin: str
+) -> tuple[Expectation, ...]:
+    """Return what the nodes must find."""
+    locked = lock_model.expectations(lockfile, level=gate.level, origin=origin)
+    return (
+        *(same_tree.expecting(locked, gate.sif.sha256, lockfile) if gate.sif.same_tree else locked),
+        *lock_model.env_expectations(lockfile, workspace.project.env, origin=origin),
+        *lock_model.bind_expectations(lockfile, origin=origin),
+        *host_expectations(lockfile, gpus=gpus),
+    )
+
+
+def _secret_values(named: tuple[Secret, ...], run_folder: Path, context: Context) -> str:
+    """Return the path of the file with the values of secrets; empty where none is kept."""
+    if not any(secret.kept for secret in named):
+        return ""
+    return str(secret_file.path_of(state_folder(context.environ), str(run_folder)))
 
 
 def _secrets(wanted: _Wanted) -> tuple[Secret, ...]:
