@@ -26,7 +26,7 @@ from hpcenv.errors import (
     Status,
     UsageError,
 )
-from hpcenv.locking.environment import locked_sif
+from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.project_image import build
 from hpcenv.project import acceptance, stale
 from hpcenv.project.acceptance import Asked
