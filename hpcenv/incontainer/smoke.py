@@ -294,6 +294,16 @@ def _versions(torch: Any, backend: str) -> Dict[str, Any]:
     return found
 
 
+def nccl_libraries() -> List[str]:
+    """Return the libraries of NCCL, and its plugins, that this process has loaded."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths = {line.split(None, 5)[5].strip() for line in file if "nccl" in line and line.count(" ") >= 5}
+    except (OSError, IndexError):
+        return []
+    return sorted(path for path in paths if os.path.basename(path).startswith(("libnccl", "librccl")))
+
+
 def _form(torch: Any, options: argparse.Namespace) -> Group:
     device = _device(torch, options.backend)
     torch.distributed.init_process_group(options.backend, timeout=timedelta(seconds=options.seconds))
@@ -308,7 +318,7 @@ def test_together(torch: Any, report: Report, options: argparse.Namespace) -> No
 
     def init() -> Dict[str, Any]:
         made.append(_form(torch, options))
-        return {"connections": connections(os.environ.get("MASTER_PORT", ""))}
+        return {"connections": connections(os.environ.get("MASTER_PORT", "")), "libraries": nccl_libraries()}
 
     report.run("init", init)
     group = made[0]

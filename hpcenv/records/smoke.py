@@ -53,6 +53,7 @@ class SmokePlan:
         key: digest of everything but the nodes that a kept result depends on; empty where nothing may be kept.
         kept: folder of kept results; empty for none.
         skipped: ids of checks that were not wanted.
+        settings: node -> variables of its ranks that NCCL's log or its libraries show the effect of.
     """
 
     schema: int
@@ -72,6 +73,7 @@ class SmokePlan:
     key: str = ""
     kept: str = ""
     skipped: tuple[str, ...] = ()
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,7 @@ class SmokeRank:
         connections: own and other address of its TCP connections to other ranks, after the first group.
         not_run: collective -> why it was not tested.
         transport: from NCCL's log; None with another backend, or without a log.
+        libraries: those of NCCL and its plugins that the rank had loaded, from /proc/self/maps.
     """
 
     rank: int
@@ -132,6 +135,7 @@ class SmokeRank:
     connections: tuple[tuple[str, ...], ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)
     transport: NcclTransport | None = None
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

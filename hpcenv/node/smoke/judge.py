@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from hpcenv.node.smoke.effect import ignored
 from hpcenv.node.smoke.nccl_log import fits
 from hpcenv.node.smoke.plan import rounds
 from hpcenv.records.checks import CheckOutcome, CheckState, NodeChecks
@@ -294,8 +295,16 @@ def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator
             continue
         if len(plan.nodes) > 1:
             yield from _wrong_network(plan, name, known)
+        yield from _without_effect(plan, name, reports[name])
     if len(plan.nodes) > 1:
         yield from _different(of_node)
+
+
+def _without_effect(plan: SmokePlan, node: str, report: SmokeReport) -> Iterator[_Row]:
+    """Name the settings that NCCL ignored, each once for a node."""
+    found = {one: None for rank in report.ranks for one in ignored(plan.settings.get(node, {}), rank)}
+    for setting, wanted, did in found:
+        yield _row(node, "smoke.transport", f"{wanted} ({setting})", did)
 
 
 def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -> Iterator[_Row]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcenv.node.network.reach import is_tuning
+from hpcenv.node.smoke.effect import READ
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest, SmokeOptions
@@ -72,6 +73,7 @@ def make_plan(
         key=_key(manifest, settings, facts, nodes),
         kept=wanted.kept,
         skipped=manifest.preflight.skipped,
+        settings={name: {s.name: s.value for s in settings[name].settings if s.name in READ} for name in launched},
     )
 
 

@@ -20,6 +20,7 @@ from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank
 # Files of the ranks: what runs in the image writes them, so their size is limited.
 _MOST_BYTES = 1 << 20
 _MOST_LOG_BYTES = 64 << 20
+_MOST_LIBRARIES = 16
 _MOST_CONNECTIONS = 1024
 _LONGEST = 2000
 
@@ -137,6 +138,7 @@ def read_rank(rank: int, lines: Sequence[Mapping[str, Any]], transport: NcclTran
         torch=str(found.get("torch", ""))[:_LONGEST],
         connections=_pairs(found.get("connections")),
         not_run=_texts(found.get("not_run")),
+        libraries=_names(found.get("libraries")),
         transport=transport,
     )
 
@@ -152,6 +154,11 @@ def _pairs(value: object) -> tuple[tuple[str, ...], ...]:
         for row in rows[:_MOST_CONNECTIONS]
         if isinstance(row, list) and len(row) == 2
     )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    rows = value if isinstance(value, list) else []
+    return tuple(row[:_LONGEST] for row in rows[:_MOST_LIBRARIES] if isinstance(row, str))
 
 
 def _texts(value: object) -> dict[str, str]:
