@@ -119,6 +119,8 @@ def run_here(name: str, python: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark on this machine."""
     path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
     environ = {**os.environ, "PATH": path, "HPCENV_TEST_TORCH_PYTHON": python}
+    # A user's hpcenv is compiled, by pip or by its first start, and so are the peers.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     argv = [python, "-m", f"benchmarks.{name}", "--json"]
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
