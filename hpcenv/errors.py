@@ -35,6 +35,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
+    |- SignatureInvalid     46   a lockfile or bundle was not signed by the expected person, or changed since
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -394,6 +395,13 @@ class BundleInvalid(HpcenvError):
 
     code = "bundle-invalid"
     exit_status = 45
+
+
+class SignatureInvalid(HpcenvError):
+    """A file has no valid signature of an accepted person, or it is not the file that was signed."""
+
+    code = "signature-invalid"
+    exit_status = 46
 
 
 class WaitTimeout(HpcenvError):

@@ -11,6 +11,7 @@ import click
 
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._complete import lockfile_names
+from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
 from hpcenv.node.check import verdict_table
@@ -20,6 +21,7 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
+from hpcenv.reproduce.signature import verify_signature
 from hpcenv.runs.cancel import cancel
 from hpcenv.runs.wait import wait
 from hpcenv.submission.plan_job import plan_job
@@ -48,15 +50,29 @@ from hpcenv.submission.verify import outcome, verify, with_notes
 @click.option("--partition", help="Slurm partition of the job, with --nodes.")
 @click.option("--account", help="Slurm account of the job, with --nodes.")
 @click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
+@click.option("--signature", metavar="FILE", help="Verify who signed this lockfile or bundle, and nothing else.")
+@click.option("--signers", metavar="FILE", help="With --signature: OpenSSH's file of allowed signers.")
+@click.option("--identity", metavar="WHO", default="", help="With --signature: who must have signed.")
 @_accept.option
 @_render.json_option
-def command(nodes: int | None, as_json: bool, strict: bool, accept: str | None, **options: Any) -> int:
+def command(
+    nodes: int | None,
+    as_json: bool,
+    strict: bool,
+    accept: str | None,
+    signature: str | None,
+    signers: str | None,
+    identity: str,
+    **options: Any,
+) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
     Exit status: 0 match; 90 a field that must match differs; 91 such a field could not be
     read; 92 with --strict, a field of severity `warn` differs; 93 the nodes differ from
     each other; 4 to 7 there is no usable lockfile.
     """
+    if signature is not None or signers is not None:
+        return _verify_signature(signature, signers, identity, as_json=as_json)
     _refuse_without_effect(nodes, options)
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
@@ -76,6 +92,19 @@ def command(nodes: int | None, as_json: bool, strict: bool, accept: str | None, 
     _tell_seconds(seconds)
     _render.tell(f"{result}, in {time.monotonic() - started:.1f} s")
     return status
+
+
+def _verify_signature(file: str | None, signers: str | None, identity: str, *, as_json: bool) -> int:
+    if file is None or signers is None:
+        raise UsageError(
+            "`--signature FILE` and `--signers FILE` go together", why="only a list of accepted keys says who signed"
+        )
+    verified = verify_signature(Path(file), Path(signers).expanduser(), identity=identity)
+    if as_json:
+        _render.success("verify", verified)
+    else:
+        _render.say(f"{verified.kind} signed by {escape_control(verified.identity)}, sha256 {verified.sha256}")
+    return 0
 
 
 def _tell_seconds(seconds: dict[str, dict[str, float]]) -> None:
