@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv import filesystem, process
-from hpcenv.errors import Command, FileUnusable, SignatureInvalid, ToolFailed, WouldOverwrite
+from hpcenv.errors import FileUnusable, SignatureInvalid, ToolFailed, WouldOverwrite
 from hpcenv.node.check.sif import file_sha256
 from hpcenv.project.workspace import lockfile_bytes, parse_lockfile
 from hpcenv.records.files import read_file
@@ -139,7 +139,7 @@ def _verify(text: str, signature: str, signers: Path, kind: Signed, identity: st
             raise SignatureInvalid(
                 f"the signature is not one{named} for a {kind}",
                 why=error.why,
-                hint=("the keys that are accepted are in ", Command("cat", str(signers))),
+                hint=f"`{signers}` has the keys that are accepted; ask the authors for theirs",
             ) from error
     return identity
 
