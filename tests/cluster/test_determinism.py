@@ -161,6 +161,7 @@ def test_a_script_without_seeds_repeats_under_seeded_and_not_under_off(host_proj
     assert all(rank.switches for rank in records["off", 1][1]), "read back, although nothing was asked for"
 
 
+@pytest.mark.long
 def test_four_kinds_of_scripts_without_a_line_of_hpcenv_have_their_losses_recorded(frameworks: Project) -> None:
     """As `train.py` and as `-m package.train`; Lightning and accelerate as their users write them."""
     cluster, name = frameworks.cluster, uuid.uuid4().hex[:6]
@@ -168,19 +169,20 @@ def test_four_kinds_of_scripts_without_a_line_of_hpcenv_have_their_losses_record
     runs = {}
     for kind in kinds:
         text = (ROOT / "tests" / "kinds" / f"{kind}.py").read_text()
-        assert "hpcenv" not in text.replace("nothing in here knows hpcenv", "")
+        assert "import hpcenv" not in text and "from hpcenv" not in text
         cluster.write(f"{frameworks.folder}/{kind}.py", text)
         cluster.write(f"{frameworks.folder}/kinds/{kind}.py", text)
         for form, words in (("file", (f"{kind}.py",)), ("module", ("-m", f"kinds.{kind}"))):
             run = f"{kind}-{form}-{name}".replace("_", "-")
-            frameworks.must("submit", *words, *SHAPE, *THREADS, "--cpus", "2", "--name", run, "--determinism", "seeded")
+            shape = ("--nodes", "1", "--gpus", "0", "--nproc", "2", "--cpus", "2", "--time", "10")
+            frameworks.must("submit", *words, *shape, *THREADS, "--name", run, "--determinism", "seeded")
             runs[kind, form] = run
     cluster.write(f"{frameworks.folder}/kinds/__init__.py", "")
     done = frameworks.hpcenv("wait", *runs.values(), timeout=500)
     assert done.status == 0, done.text
     for kind in kinds:
         as_file, as_module = (losses(recorded(frameworks, runs[kind, form])[0]) for form in ("file", "module"))
-        assert {rank for rank, _ in as_file} == {0, 1, 2, 3}, kind
+        assert {rank for rank, _ in as_file} == {0, 1}, kind
         steps = {step for _, step in as_file}
         assert steps == set(range(1, len(steps) + 1)) and len(steps) >= 5, kind
         assert as_file == as_module, kind
