@@ -2,11 +2,13 @@
 
 Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
 
-    python3 agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...
-    python3 agent.py [--start-gate FIFO] RECORD --tasks ARGUMENTS...     # tasks.py starts the program, not torchrun
+    python3 agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...
+    python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
+    python3 agent.py RECORD --start-gate FOLDER                          # the arguments come through the gate
 
-With --start-gate (and Python's -S) it first reads FIFO, and ends with 90 unless FIFO contains `go`
-(node/container/start_gate.py). Python searches for site-packages only after that.
+With --start-gate it waits in FOLDER for the launch step outside, before it imports anything and before it starts
+anything (start_gate.py in this folder; node/container/start_gate.py is the other side). In a SIF, Python has -S then,
+and searches for site-packages only when it may.
 
 It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
 the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
@@ -26,7 +28,6 @@ import json
 import os
 import re
 import signal
-import site
 import stat
 import sys
 import threading
@@ -41,6 +42,9 @@ _SECONDS_TO_KNOW_RANKS = 60.0
 # keeps the pipe open as long as it runs.
 PARENT_PIPE = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
+
+# The status of an agent that was not let through the gate (errors.py, NODE_REJECTED). The launch step knows why.
+_REFUSED = 90
 
 # The statuses of ranks that torchrun ended because another rank had failed: TERM, then KILL.
 _ENDED_BY_TORCHRUN = (143, 137)
@@ -298,8 +302,9 @@ def _own_import_path() -> None:
     The folder is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
     """
     here = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == here:
-        del sys.path[0]
+    if not sys.path or os.path.abspath(sys.path[0]) != here:
+        return  # done before
+    del sys.path[0]
     inside = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "inside")
     if os.path.isabs(inside) and os.path.isdir(inside):
         before = os.environ.get("PYTHONPATH")
@@ -443,26 +448,27 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
 
 
 def main(arguments: List[str]) -> int:
-    """Wait for the start signal, if --start-gate is given, then run torchrun."""
+    """Wait at the start gate, if --start-gate is given, then run torchrun."""
     # These signals may reach every process of a job (node/launch/supervise.py), even before the ranks exist. The ranks
     # inherit that they are ignored, until they set their own handlers.
     for name in ("SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _follow_launch_step()
-    if arguments[:1] == ["--start-gate"]:
-        with open(arguments[1], encoding="utf-8") as fifo:
-            if fifo.read() != "go":
-                return 90
-        arguments = arguments[2:]
-        # With -S, nothing of the image has run so far except Python itself: no `.pth` file and no sitecustomize.
-        if sys.flags.no_site:
-            site.main()
-    if len(arguments) < 2 or arguments[1] not in ("--", "--tasks"):
-        print("usage: agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...", file=sys.stderr)
+    record_path, words = arguments[:1], arguments[1:]
+    if words[:1] == ["--start-gate"] and len(words) > 1:
+        gate = _beside("start_gate").Gate(words[1])
+        if not gate.load(_own_import_path):
+            return _REFUSED
+        release = gate.wait_for_release()
+        if release is None:
+            return _REFUSED
+        words = words[2:] or release
+    if not record_path or words[:1] not in (["--"], ["--tasks"]):
+        print("usage: agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...", file=sys.stderr)
         return 2
-    if arguments[1] == "--tasks":
-        return run_tasks(arguments[0], arguments[2:])
-    return run(arguments[0], arguments[2:])
+    if words[0] == "--tasks":
+        return run_tasks(record_path[0], words[1:])
+    return run(record_path[0], words[1:])
 
 
 if __name__ == "__main__":

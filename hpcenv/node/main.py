@@ -31,6 +31,7 @@ from hpcenv.errors import (
 from hpcenv.node import local
 from hpcenv.node.check import code, decide, facts, verdict_table
 from hpcenv.node.check.probe_source import probe_source
+from hpcenv.node.container import proved_sif
 from hpcenv.node.launch import current_attempt, first_failure, launch, requeue, reserve, stopping
 from hpcenv.node.launch.previous_job import number_in_chain, read_previous_job
 from hpcenv.node.manifest import open_manifest
@@ -118,6 +119,7 @@ def _run_step(arguments: list[str]) -> int:
         "smoke-pairs": smoke_pairs,
         "smoke-judge": smoke_judge,
         "task": task,
+        "task-on-release": task_on_release,
         "outcome": outcome,
         "finish": finish,
         "local": run_here,
@@ -289,7 +291,10 @@ def check(run: RunFolder, environ: Mapping[str, str]) -> int:
     _end_in_order()
     manifest = open_manifest(run)
     place = _place(run, manifest, environ)
-    save_record(facts.gather(manifest, place, environ, probe=probe_source()), run.facts_of(place.node))
+    with proved_sif.telling(proved_sif.address_of(manifest.run, place)) as tell:
+        on_proved = tell if manifest.launch.beside_check else None
+        found = facts.gather(manifest, place, environ, probe=probe_source(), on_proved=on_proved)
+        save_record(found, run.facts_of(place.node))
     return 0
 
 
@@ -457,6 +462,16 @@ def task(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Launch the training of this run on this node; return its exit status."""
     manifest = open_manifest(run)
     return launch.launch(manifest, _place(run, manifest, environ), environ, say=_say)
+
+
+def task_on_release(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Launch the training of this run on this node when standard input says so; return its exit status."""
+    manifest = open_manifest(run)
+    place = _place(run, manifest, environ)
+    if place.rank == 0:
+        # The batch script, on this node, sees by this file that the step has started.
+        write_text(f"{place.node}\n", run.launch_waits)
+    return launch.launch(manifest, place, environ, say=_say, release=sys.stdin.fileno())
 
 
 def outcome(run: RunFolder, environ: Mapping[str, str], status: str) -> int:

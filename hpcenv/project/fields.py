@@ -671,9 +671,11 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "library",
         what="file that the loader really mapped for a library",
-        source="/proc/PID/maps of a process that imported torch",
+        source="/proc/PID/maps of a process that imported torch: of torchrun before its first rank starts (NCCL, "
+        "cuDNN, cuBLAS and torch's own), or of a child of the probe at level deep",
         why="an installed library is not always the loaded one",
         level="deep",
+        judged_by=("lockfile", "rule"),
     ),
     # -- packages -------------------------------------------------------------------------
     _field(

@@ -46,6 +46,7 @@ class OptionValues:
     standalone: bool = False
     max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
+    launch_step: Literal["beside-check", "after-check"] | None = None
     lock: str = "default"
     locked: bool = False
     frozen: bool = False
@@ -122,6 +123,7 @@ class SubmitTable(Document):
     comment: Text | None = None
     licenses: Word | None = None
     assume_shared: bool = False
+    launch_step: Literal["beside-check", "after-check"] | None = None
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
@@ -157,6 +159,7 @@ class SiteSubmitTable(Document):
     exclude: Word | None = None
     comment: Text | None = None
     licenses: Word | None = None
+    launch_step: Literal["beside-check", "after-check"] | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     smoke_limit: Seconds | None = None

@@ -193,12 +193,14 @@ class LaunchOptions:
         standalone: one node, and a rendezvous that no other machine can reach.
         max_restarts: how often torchrun starts its ranks again after a failure.
         torchrun_args: more arguments for torchrun, each literal.
+        beside_check: the launch step starts together with the check step, and waits for the verdict.
     """
 
     launcher: Literal["torchrun", "tasks"] = "torchrun"
     standalone: bool = False
     max_restarts: int = 0
     torchrun_args: tuple[str, ...] = ()
+    beside_check: bool = False
 
 
 PreflightLevel = Literal["off", "quick", "full", "deep"]

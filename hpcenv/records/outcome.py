@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcenv.records.facts import Difference
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
@@ -59,6 +61,7 @@ class NodeExit:
             SIF needs no second look.
         detail: what else is known, in words.
         refused: the launch step refused to start, and no line of the script ran here.
+        differences: why it refused, where libraries that torch had loaded are not the locked ones.
         full: why nothing more could be written to the run folder when this node ended; empty if it could.
         alone: no rank of the whole run joined a process group. False also if that is not known.
     """
@@ -81,6 +84,7 @@ class NodeExit:
     not_looked_again: str = ""
     detail: str = ""
     refused: bool = False
+    differences: tuple[Difference, ...] = ()
     alone: bool = False
     full: str = ""
 

@@ -186,6 +186,9 @@ def render_script(
     if manifest.modules:
         parts.append("modules")
         values["modules"] = batch_script.options(manifest.modules)
+    # A user's own template from before this part existed starts the launch step after the check.
+    if manifest.launches and manifest.launch.beside_check and "#@if beside-check\n" in template:
+        parts.append("beside-check")
     if manifest.stage is not None:
         parts.append("stage")
         values["stage_options"] = batch_script.options(_stage_options(manifest, request))
@@ -256,6 +259,8 @@ def _check_options(manifest: Manifest, request: Request) -> list[str]:
         *_cpus(request),
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
+        # The check shares the CPUs, the memory and the GPUs of the job with the launch step that waits.
+        *(["--overlap"] if manifest.launch.beside_check else []),
         "--job-name=check",
     ]
 

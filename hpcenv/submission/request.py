@@ -339,6 +339,8 @@ def launch_options(options: SubmitOptions, request: Request, *, torch: str = "")
         standalone=options.standalone,
         max_restarts=options.max_restarts or 0,
         torchrun_args=options.torchrun_args,
+        # Which nodes train where there are spare ones is known only after the check.
+        beside_check=options.launch_step != "after-check" and not request.spare,
     )
 
 

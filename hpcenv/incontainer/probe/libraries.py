@@ -179,7 +179,11 @@ def _library_version(name: str, answer: dict[str, Any]) -> Value:
         return Unknown(f"its child process ended with status {status}")
     if "problem" in answer:
         return Unknown(printable(str(answer["problem"])))
-    numbers = [int(number) for number in answer["numbers"]]
+    return version_in_words(name, [int(number) for number in answer["numbers"]])
+
+
+def version_in_words(name: str, numbers: list[int]) -> Value:
+    """Return a version from the numbers that a library reports."""
     if len(numbers) > 1:
         plausible = any(numbers) and all(0 <= n < 1_000_000 for n in numbers)
         return ".".join(map(str, numbers)) if plausible else Unknown(f"the library reports {numbers}, not a version")

@@ -22,7 +22,7 @@ from hpcenv.node.container.start_command import changes_results
 from hpcenv.node.network import rendezvous
 from hpcenv.node.preflight import judge as preflight
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, Facts
+from hpcenv.records.facts import SKIPPED, Difference, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
@@ -131,7 +131,7 @@ def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Seve
         refused: records of the nodes on which the start was refused.
         severities: of the run.
     """
-    rows = [_refusal(record, severities) for record in refused]
+    rows = [row for record in refused for row in _refusal(record, severities)]
     findings = (*rows, *verdict.findings)
     own = {record.node: preflight.worst(row for row in rows if row.node == record.node) for record in refused}
     changed = replace(
@@ -143,13 +143,15 @@ def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Seve
     return preflight.without_start(changed)
 
 
-def _refusal(record: NodeExit, severities: Severities) -> Finding:
-    if record.status == NodeRejected.exit_status:
-        row = _finding(severities, record.node, _SIF, "the file that was checked", record.detail, "mismatch")
+def _refusal(record: NodeExit, severities: Severities) -> list[Finding]:
+    if record.differences:
+        rows = _in_rows(record.node, record.differences, severities)
+    elif record.status == NodeRejected.exit_status:
+        rows = [_finding(severities, record.node, _SIF, "the file that was checked", record.detail, "mismatch")]
     else:
-        row = _finding(severities, record.node, "environment", "ready to start", record.detail, "unknown")
+        rows = [_finding(severities, record.node, "environment", "ready to start", record.detail, "unknown")]
     # Whatever [policy] says of other files: the start was refused.
-    return replace(row, severity="must")
+    return [replace(row, severity="must") for row in rows]
 
 
 def _node_verdicts(
@@ -338,9 +340,13 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:
     """Return the packages that differ from the locked ones, or could not be read."""
+    return _in_rows(facts.node, facts.differences, severities)
+
+
+def _in_rows(node: str, differences: Iterable[Difference], severities: Severities) -> list[Finding]:
     return [
-        _finding(severities, facts.node, d.field, d.locked, d.found, "unknown" if d.unknown else "mismatch", d.note)
-        for d in facts.differences
+        _finding(severities, node, d.field, d.locked, d.found, "unknown" if d.unknown else "mismatch", d.note)
+        for d in differences
     ]
 
 

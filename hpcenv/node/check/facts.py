@@ -75,6 +75,7 @@ def gather(
     *,
     probe: str,
     record_places: Sequence[Path] = sif_check.NODE_PLACES,
+    on_proved: Callable[[CheckedSif], None] | None = None,
 ) -> Facts:
     """Return all facts of this node and of the environment on it.
 
@@ -84,6 +85,7 @@ def gather(
         environ: the environment of the step.
         probe: the text of the probe program (probe_source.py).
         record_places: where this node may keep hashes that it has taken.
+        on_proved: called as soon as the SIF is proved to be the locked one.
     """
     found = _Gathered()
     look = places.start(manifest, environ)
@@ -95,7 +97,10 @@ def gather(
         sif = staged.sif_path if staged.sif is not None else manifest.environment.sif
         found.unknown["probe"] = _NO_SIF  # until it is
         _timed(
-            found, "sif", lambda: _read_sif(manifest, staged, environ, found, probe, record_places), look.within(sif)
+            found,
+            "sif",
+            lambda: _read_sif(manifest, staged, environ, found, probe, record_places, on_proved),
+            look.within(sif),
         )
     else:
         python = look.within(manifest.environment.python)
@@ -281,6 +286,7 @@ def _read_sif(
     found: _Gathered,
     probe: str,
     record_places: Sequence[Path],
+    on_proved: Callable[[CheckedSif], None] | None,
 ) -> None:
     """Check the SIF; start it and read its inside only if it is the locked one.
 
@@ -308,6 +314,10 @@ def _read_sif(
             found.unknown["probe"] = SKIPPED
             return
         del found.unknown["probe"]
+        if on_proved is not None and any(
+            e.field == _SIF and e.value == found.sif.sha256 for e in manifest.expectations
+        ):
+            on_proved(found.sif)
         _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=descriptor))
         if not leads_to(found.sif, descriptor):
             # Apptainer opens the file by its name (node/container/start_gate.py), so it may have probed another file.

@@ -57,7 +57,7 @@ class RuntimeMount:
 # Seen with Apptainer 1.4.5, or named in its apptainer.conf and nvliblist.conf of that version.
 RUNTIME_MOUNTS = (
     RuntimeMount(target="/", reason="the image itself"),
-    RuntimeMount(target="/hpcenv/(home|door)", reason="hpcenv's own folders, which no image has"),
+    RuntimeMount(target="/hpcenv/(home|start-gate)", reason="hpcenv's own folders, which no image has"),
     RuntimeMount(
         target="/.*",
         fs_type=r"squashfs|fuse\.squashfuse(_ll)?|ext3|fuse\.fuse2fs",
@@ -116,7 +116,7 @@ def unexplained(
     return tuple(
         mount
         for mount in mounts
-        if not _is_asked(mount, expected, asked, on_node) and not _is_of_runtime(mount, gpus=gpus)
+        if not _is_asked(mount, expected, asked, on_node) and not is_of_runtime(mount, gpus=gpus)
     )
 
 
@@ -156,7 +156,8 @@ def _placed(path: str, on_node: Sequence[MountLine]) -> tuple[str, str] | None:
     return holding.device, f"{holding.root.rstrip('/')}/{rest}" if rest else holding.root
 
 
-def _is_of_runtime(mount: MountLine, *, gpus: bool) -> bool:
+def is_of_runtime(mount: MountLine, *, gpus: bool) -> bool:
+    """Return whether the table explains a mount: the container runtime, or hpcenv's own folders."""
     return any(
         re.fullmatch(known.target, mount.target)
         and re.fullmatch(known.fs_type, mount.fs_type)

@@ -13,24 +13,25 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
-from hpcenv.node.check import second_look, sif_check
+from hpcenv.node.check import loaded, second_look, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
-from hpcenv.node.container.start_gate import GATE_OPTIONS, StartGate
-from hpcenv.node.launch import processes, rank_errors, reserve, start_hook
+from hpcenv.node.container.start_gate import Release, StartGate
+from hpcenv.node.launch import early_start, processes, rank_errors, reserve, start_hook
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
+from hpcenv.node.launch.early_start import Begun, NotReleasedError
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA, encode_record
-from hpcenv.records.facts import CheckedSif, Facts, Staged
+from hpcenv.records.facts import CheckedSif, Difference, Facts, Staged
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.outcome import NodeExit
@@ -44,7 +45,14 @@ PARENT_PIPE = b"hpcenv leash\n"
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
 
 
-def launch(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
+def launch(
+    manifest: Manifest,
+    this_node: ThisNode,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None],
+    release: int | None = None,
+) -> int:
     """Run the training on this node and return torchrun's exit status (128 + N for signal N).
 
     Args:
@@ -52,62 +60,107 @@ def launch(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], 
         this_node: this node and this attempt.
         environ: environment variables of the job step.
         say: called with one line for the job's log.
+        release: file descriptor on which the batch script says that the training may start; None if it may start now.
 
     Raises:
         NodeRejected, NodesUnknown, RecordInvalid: the gate did not pass this node in this
             attempt. No line of the script has run.
         FileUnusable, ToolMissing: torchrun could not be started.
     """
-    run = RunFolder(Path(manifest.run_folder))
-    stop = Stop(manifest, this_node, environ)
+    node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say)
     with caught_signals() as signals, ExitStack() as stack:
-        started = time.time()
-        try:
-            settings, nodes = _opened_by_gate(manifest, run, this_node)
-            start, descriptors, gate = prepare(manifest, run, this_node, settings, nodes, environ, stack)
-        except HpcenvError as error:
-            # Without this record, the report would name a failure of another node as the first one.
-            status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
-            ended = _exit_record(manifest, this_node, status, started, signals)
-            _record(replace(ended, detail=error.what, refused=True), run, this_node, say)
-            raise
-        if signals.asked_to_end is not None:
-            status = 128 + signals.asked_to_end
-            _record(_exit_record(manifest, this_node, status, started, signals), run, this_node, say)
-            return status
-        killed_before = rank_errors.count_oom_kills(rank_errors.own_cgroup())
-        before = process.below(os.getpid())
         processes.adopt_orphans()
-        child = start_agent(start, descriptors, stack)
-        status = supervise(child, signals, gate=gate, stop=stop, watch=AttemptWatch(run, this_node))
-        killed = processes.end_rest(before)
-        if killed:
-            say(f"hpcenv: node {this_node.node}: killed {killed} processes that torchrun left running")
-        swapped = gate is not None and (gate.refused or (status != 0 and not gate.is_open and not gate.is_same()))
-        status = NodeRejected.exit_status if swapped else status
-        ended = replace(
-            _exit_record(manifest, this_node, status, started, signals),
-            stopped=stop.stopped,
-            saved=stop.saved,
-            oom_kills=rank_errors.oom_since(killed_before, rank_errors.count_oom_kills(rank_errors.own_cgroup())),
-        )
-        if gate is not None and swapped:
-            changed = _sif_changed(this_node, f"{gate.path}, from which the container was started,")
-            _record(replace(ended, detail=changed.what, refused=True), run, this_node, say)
-            raise changed
-        ranks = rank_errors.read_ranks(run, this_node.node, status=status)
-        ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
-        _record(ended, run, this_node, say)  # first of all: Slurm may end this step soon
-        asked = bool(stop.stopped) or signals.asked_to_end is not None
-        again = second_look.look_again(manifest, _facts(run, this_node), environ, asked=asked)
-        if again.changed or again.skipped:
-            ended = replace(ended, changed=again.changed, not_looked_again=again.skipped)
-            _record(ended, run, this_node, say)
-            for line in second_look.in_words(again, this_node.node):
-                say(line)
-        for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
-            say(line)
+        early = None
+        if release is not None:
+            try:
+                early = early_start.wait_for_release(
+                    manifest,
+                    this_node,
+                    environ,
+                    signals,
+                    begin=lambda checked: _begin_early(node, checked, stack),
+                    source=release,
+                )
+            except NotReleasedError as ended:
+                return ended.status
+        return _train(node, early, signals, stack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Node:
+    """What the launch on one node is about. `ranks` is the folder of the ranks, if not that of the training."""
+
+    manifest: Manifest
+    this_node: ThisNode
+    environ: Mapping[str, str]
+    say: Callable[[str], None]
+    ranks: Path | None = None
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(Path(self.manifest.run_folder))
+
+
+def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack) -> int:
+    """Start the training, wait for its end, and record it."""
+    manifest, run, this_node, say = node.manifest, node.run, node.this_node, node.say
+    stop = Stop(manifest, this_node, node.environ)
+    started = time.time()
+    killed_before = rank_errors.count_oom_kills(rank_errors.own_cgroup())
+    libraries = _Libraries(node)
+    try:
+        settings, nodes = _opened_by_gate(manifest, run, this_node)
+        begun = _begin(node, settings, nodes, early, libraries, signals, stack)
+    except HpcenvError as error:
+        if early is not None:
+            early_start.end(early)
+        # Without this record, the report would name a failure of another node as the first one.
+        status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
+        ended = _exit_record(manifest, this_node, status, started, signals)
+        _record(replace(ended, detail=error.what, refused=True), run, this_node, say)
+        raise
+    if begun is None:
+        status = 128 + (signals.asked_to_end or signal.SIGTERM)
+        _record(_exit_record(manifest, this_node, status, started, signals), run, this_node, say)
+        return status
+    status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
+    killed = processes.end_rest(begun.before)
+    if killed:
+        say(f"hpcenv: node {this_node.node}: killed {killed} processes that torchrun left running")
+    gate = begun.gate
+    refusal: HpcenvError | None = libraries.error() if libraries.blocking else None
+    if gate.refused or (status != 0 and not gate.is_open and not gate.is_same()):
+        refusal = _sif_changed(this_node, f"{gate.path}, from which the container was started,")
+    status = status if refusal is None else refusal.exit_status
+    ended = replace(
+        _exit_record(manifest, this_node, status, started, signals),
+        stopped=stop.stopped,
+        saved=stop.saved,
+        oom_kills=rank_errors.oom_since(killed_before, rank_errors.count_oom_kills(rank_errors.own_cgroup())),
+    )
+    if refusal is not None:
+        refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking)
+        _record(refused, run, this_node, say)
+        raise refusal
+    _record_end(node, ended, signals, stop)
     return status
+
+
+def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> None:
+    """Record how the ranks of this node ended, and say it in the log."""
+    run, this_node, say = node.run, node.this_node, node.say
+    ranks = rank_errors.read_ranks(run, this_node.node, status=ended.status)
+    ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
+    _record(ended, run, this_node, say)  # first of all: Slurm may end this step soon
+    asked = bool(stop.stopped) or signals.asked_to_end is not None
+    again = second_look.look_again(node.manifest, _facts(run, this_node), node.environ, asked=asked)
+    if again.changed or again.skipped:
+        ended = replace(ended, changed=again.changed, not_looked_again=again.skipped)
+        _record(ended, run, this_node, say)
+        for line in second_look.in_words(again, this_node.node):
+            say(line)
+    for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
+        say(line)
 
 
 # -- before -------------------------------------------------------------------------------
@@ -138,93 +191,265 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
     return settings, len(verdict.launched or this_node.nodes)
 
 
-def prepare(
-    manifest: Manifest,
-    run: RunFolder,
-    this_node: ThisNode,
+def _begin_early(node: _Node, checked: CheckedSif, stack: ExitStack) -> Begun:
+    """Start the container before the verdict: without the settings of the gate, and without secrets."""
+    manifest = node.manifest
+    # A variable without a value is one that the network decision leaves out.
+    given = {setting.name: setting.value for setting in manifest.settings if setting.value}
+    sif = (stack.enter_context(_opened_sif(node, checked)), checked)
+    begun = _start_agent(node, {**given, **_own_variables(node)}, (), (), sif, stack)
+    on_node = Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace")
+    begun.gate.load_when(
+        lambda report: early_start.may_load(manifest, node.this_node, report, on_node), _order(manifest)
+    )
+    return begun
+
+
+def _order(manifest: Manifest) -> dict[str, object]:
+    """Return what the agent loads before it starts anything, and what it reports then."""
+    if manifest.launch.launcher != "torchrun":
+        return {"torch": False}
+    return {"torch": True, "libraries": loaded.wanted(manifest)}
+
+
+class _Libraries:
+    """Judges the libraries that the agent of this node has loaded.
+
+    Attributes:
+        blocking: the differences with which no rank may start.
+    """
+
+    def __init__(self, node: _Node) -> None:
+        self.blocking: tuple[Difference, ...] = ()
+        self._node = node
+
+    def are_locked(self, report: Mapping[str, object]) -> bool:
+        """Return whether the ranks may start with what the agent reports; differences are said in the log."""
+        manifest = self._node.manifest
+        if manifest.launch.launcher != "torchrun":
+            return True
+        found = loaded.compare(manifest, report)
+        for line in loaded.in_words(found, self._node.this_node.node):
+            self._node.say(line)
+        self.blocking = loaded.blocking(found)
+        return not self.blocking
+
+    def error(self) -> NodeRejected | NodesUnknown:
+        """Return why no rank started."""
+        node = self._node.this_node.node
+        fields = ", ".join(difference.field for difference in self.blocking)
+        if all(difference.unknown for difference in self.blocking):
+            return NodesUnknown(
+                f"node {node} cannot tell which libraries torch has loaded",
+                why=self.blocking[0].found,
+                hint="read the lines of this node above",
+            )
+        return NodeRejected(
+            f"torch has loaded other libraries on node {node} than the locked ones: {fields}",
+            why="; ".join(f"{d.found} in place of {d.locked}" for d in self.blocking if not d.unknown),
+            hint="look at LD_LIBRARY_PATH, LD_PRELOAD, sitecustomize and what the site brings into containers",
+        )
+
+
+def _begin(
+    node: _Node,
     settings: NodeSettings,
     nodes: int,
+    early: Begun | None,
+    libraries: _Libraries,
+    signals: Signals,
+    stack: ExitStack,
+) -> Begun | None:
+    """Release the container that waits, or start one; return None if this process is asked to end."""
+    manifest = node.manifest
+    if early is not None:
+        variables = _variables(node, settings)
+        words = launcher_words(manifest, settings, nodes=nodes)
+        if signals.asked_to_end is None and _fits(node, early, settings, variables):
+            late = {name: value for name, value in variables.items() if early.variables.get(name) != value}
+            unset = [name for name in early.variables if name not in variables]
+            early.gate.release(Release(words=words, variables=late, unset=unset), libraries.are_locked)
+            return early
+        early_start.end(early)
+    if signals.asked_to_end is not None:
+        return None
+    return _begin_now(node, settings, nodes, stack, judge=libraries.are_locked)
+
+
+def begin(
+    manifest: Manifest,
+    this_node: ThisNode,
     environ: Mapping[str, str],
+    settings: NodeSettings,
+    nodes: int,
     stack: ExitStack,
     *,
-    ranks: Path | None = None,
-) -> tuple[StartCommand, tuple[int, ...], StartGate | None]:
-    """Return the command that starts torchrun, the open files that it inherits, and its start gate.
+    ranks: Path,
+    output: IO[bytes],
+) -> Begun:
+    """Start the ranks of another program than the training, as the training is started: of the smoke test.
+
+    The caller calls `gate.attend()` until the gate is open.
 
     Args:
-        manifest: of the run; the smoke test changes its program.
-        run: the run folder.
+        manifest: of the run, with the changed program.
         this_node: this node and this attempt.
+        environ: environment variables of the job step.
         settings: of this node.
         nodes: number of nodes that take part.
-        environ: environment variables of the job step.
         stack: closes and removes everything that is opened here.
-        ranks: folder for the records and the output of the ranks; None for that of the training.
+        ranks: folder for the records and the output of the ranks.
+        output: for what the agent and its ranks print.
 
     Raises:
-        NodeRejected, NodesUnknown, FileUnusable: the container cannot be started from the checked SIF.
+        NodeRejected, NodesUnknown, FileUnusable, ToolMissing: they cannot be started from the checked SIF.
     """
-    variables = _variables(manifest, run, this_node, settings, environ)
-    if manifest.environment.kind == "host":
-        start = build_start_command(
-            manifest.environment,
-            agent_argv(manifest, settings, nodes=nodes, ranks=ranks),
-            workdir=manifest.workdir,
-            variables=variables,
-            inherited=environ,
-            passed=manifest.pass_env,
-        )
-        return start, (), None
-    descriptor, checked = stack.enter_context(_verified_sif(manifest, run, this_node))
-    staged = staged_here(manifest, this_node)
-    _hold(staged, stack)
+    node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=lambda _line: None, ranks=ranks)
+    return _begin_now(node, settings, nodes, stack, output=output)
+
+
+def _begin_now(
+    node: _Node,
+    settings: NodeSettings,
+    nodes: int,
+    stack: ExitStack,
+    *,
+    judge: Callable[[Mapping[str, object]], bool] = lambda _loaded: True,
+    output: IO[bytes] | None = None,
+) -> Begun:
+    """Start the agent with all that it needs, and release it."""
+    manifest, sif = node.manifest, None
+    variables = _variables(node, settings)
+    if manifest.environment.kind == "sif":
+        checked = _checked_sif(node)
+        sif = (stack.enter_context(_opened_sif(node, checked)), checked)
+    words = launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks)
+    begun = _start_agent(node, variables, words, settings.binds, sif, stack, output=output)
+    begun.gate.load_when(lambda _report: (), _order(manifest))
+    begun.gate.release(Release(), judge)
+    return begun
+
+
+def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
+    """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
+    manifest = node.manifest
+    return {
+        **{setting.name: setting.value for setting in settings.settings},
+        **_own_variables(node),
+        **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
+    }
+
+
+def _fits(node: _Node, early: Begun, settings: NodeSettings, variables: Mapping[str, str]) -> bool:
+    """Return whether the container that waits is as the gate wants it: from the checked file, and no other binds."""
+    facts = _facts(node.run, node.this_node)
+    if facts is None or facts.sif != early.checked or settings.binds or early.child.poll() is not None:
+        return False
+    changed = {name for name in {*variables, *early.variables} if early.variables.get(name) != variables.get(name)}
+    return not any(early_start.DECIDES_CODE.match(name) for name in changed)
+
+
+def _start_agent(
+    node: _Node,
+    variables: Mapping[str, str],
+    words: Sequence[str],
+    binds: Sequence[Bind],
+    sif: tuple[int, CheckedSif] | None,
+    stack: ExitStack,
+    *,
+    output: IO[bytes] | None = None,
+) -> Begun:
+    """Start the agent, which waits at its gate. `stack` closes and removes everything that is opened here.
+
+    Args:
+        node: what the launch is about.
+        variables: of the ranks.
+        words: what the agent starts; empty if it gets that through the gate.
+        binds: of the network decision.
+        sif: the open file and its check; None on the host.
+        output: for what the agent and its ranks print; None for this process's own.
+    """
+    manifest, run, this_node = node.manifest, node.run, node.this_node
     home = run.home_of(this_node.node)
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        if sif is not None:
+            home.mkdir(parents=True, exist_ok=True)
         tmp, outside = (
             stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
             for prefix in (f"hpcenv-{this_node.job_id}-", "hpcenv-gate-")
         )
-        gate = StartGate(Path(outside), descriptor, checked)
+        gate = StartGate(Path(outside), sif)
     except OSError as error:
         raise FileUnusable(
             f"node {this_node.node} cannot make the container's folders",
             why=str(error),
             hint="check free space and quota of the run folder and of the node's temporary folder (TMPDIR)",
         ) from error
-    start = build_start_command(
+    argv = agent_argv(manifest, this_node.node, words=words, gate_options=gate.options, ranks=node.ranks)
+    if sif is None:
+        start = build_start_command(
+            manifest.environment,
+            argv,
+            workdir=manifest.workdir,
+            variables=variables,
+            inherited=node.environ,
+            passed=manifest.pass_env,
+        )
+    else:
+        start = _in_container(node, argv, variables, [gate.bind, *_binds(manifest, tmp), *binds], sif[0], stack)
+        start = _outliving(start, Path(outside))
+    before = process.below(os.getpid())
+    child = _start(start, () if sif is None else (sif[0],), stack, output)
+    checked = None if sif is None else sif[1]
+    return Begun(child=child, gate=gate, before=before, checked=checked, variables=dict(variables))
+
+
+def _in_container(
+    node: _Node,
+    argv: Sequence[str],
+    variables: Mapping[str, str],
+    binds: Sequence[Bind],
+    descriptor: int,
+    stack: ExitStack,
+) -> StartCommand:
+    """Return the command that starts `argv` in a container of the open SIF."""
+    manifest = node.manifest
+    staged = staged_here(manifest, node.this_node)
+    _hold(staged, stack)
+    return build_start_command(
         manifest.environment,
-        agent_argv(manifest, settings, nodes=nodes, gate_options=GATE_OPTIONS, ranks=ranks),
+        argv,
         workdir=manifest.workdir,
         variables=variables,
-        inherited=environ,
+        inherited=node.environ,
         passed=manifest.pass_env,
         image=f"/proc/self/fd/{descriptor}",
-        home=str(home),
-        binds=[gate.bind, *_binds(manifest, tmp), *settings.binds],
+        home=str(node.run.home_of(node.this_node.node)),
+        binds=binds,
         data=data_binds(manifest, staged),
     )
-    fuse = Path(outside, "fuse")
+
+
+def _outliving(start: StartCommand, outside: Path) -> StartCommand:
+    """Return the command with a FUSE server that outlives the signals of Slurm, where that is needed."""
+    fuse = outside / "fuse"
     fuse.mkdir()
     first = fuse_that_outlives(fuse, start.env)
-    if first is not None:
-        start = replace(start, env={**start.env, "PATH": f"{first}:{start.env.get('PATH', '')}"})
-    return start, (descriptor,), gate
+    if first is None:
+        return start
+    return replace(start, env={**start.env, "PATH": f"{first}:{start.env.get('PATH', '')}"})
 
 
-def _variables(
-    manifest: Manifest, run: RunFolder, this_node: ThisNode, settings: NodeSettings, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
+def _own_variables(node: _Node) -> dict[str, str]:
+    """Return the variables by which `hpcenv.training` finds the run."""
+    run = node.run
     return {
-        **{setting.name: setting.value for setting in settings.settings},
         "HPCENV_RUN_FOLDER": str(run.path),
         "HPCENV_STOP_FOLDER": str(run.stopping),
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
-        "HPCENV_ATTEMPT": str(this_node.attempt),
-        "HPCENV_NODE": this_node.node,
-        **start_hook.variables(manifest),
-        **secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values),
+        "HPCENV_ATTEMPT": str(node.this_node.attempt),
+        "HPCENV_NODE": node.this_node.node,
+        **start_hook.variables(node.manifest),
     }
 
 
@@ -242,9 +467,9 @@ def _hold(staged: Staged, stack: ExitStack) -> None:
 
 def agent_argv(
     manifest: Manifest,
-    settings: NodeSettings,
+    node: str,
     *,
-    nodes: int,
+    words: Sequence[str],
     gate_options: Sequence[str] = (),
     ranks: Path | None = None,
 ) -> list[str]:
@@ -252,24 +477,32 @@ def agent_argv(
 
     Args:
         manifest: manifest of the run.
-        settings: settings of this node.
-        nodes: number of nodes that train.
-        gate_options: options that make the agent wait at the start gate; empty outside a container.
-        ranks: as for `prepare`.
+        node: name of the node.
+        words: what the agent starts, see `launcher_words`; empty if it gets that through the gate.
+        gate_options: options that make the agent wait at its start gate.
+        ranks: folder for the records and the output of the ranks; None for that of the training.
     """
     run = RunFolder(Path(manifest.run_folder))
-    folder = (ranks or run.ranks) / settings.node
     return [
         manifest.environment.python,
-        *(["-S"] if gate_options else []),
+        *(["-S"] if manifest.environment.kind == "sif" else []),
         str(run.code / "hpcenv" / "incontainer" / "agent.py"),
+        str((ranks or run.ranks) / node / rank_errors.AGENT_RECORD),
         *gate_options,
-        str(folder / rank_errors.AGENT_RECORD),
-        *_launcher_options(manifest, settings, nodes=nodes, log_dir=str(folder)),
+        *words,
     ]
 
 
-def _launcher_options(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> list[str]:
+def launcher_words(manifest: Manifest, settings: NodeSettings, *, nodes: int, ranks: Path | None = None) -> list[str]:
+    """Return what the agent of one node starts, as words of its command line. Pure.
+
+    Args:
+        manifest: manifest of the run.
+        settings: settings of this node.
+        nodes: number of nodes that train.
+        ranks: as for `agent_argv`.
+    """
+    log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
     if manifest.launch.launcher == "torchrun":
         return ["--", *torchrun_argv(manifest, settings, nodes=nodes, log_dir=log_dir)]
     return [
@@ -326,25 +559,30 @@ def _rendezvous_options(manifest: Manifest, settings: NodeSettings) -> list[str]
     ]
 
 
+def _checked_sif(node: _Node) -> CheckedSif:
+    """Return which SIF the check step of this attempt verified on this node."""
+    facts = load_record(Facts, node.run.facts_of(node.this_node.node))
+    wanted = (node.manifest.run, node.this_node.attempt, node.this_node.node)
+    if facts.sif is None or (facts.run, facts.attempt, facts.node) != wanted:
+        raise _sif_changed(node.this_node, node.manifest.environment.sif)
+    return facts.sif
+
+
 @contextmanager
-def _verified_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterator[tuple[int, CheckedSif]]:
-    """Open the SIF and prove that it is the file that the check step verified; yield descriptor and check record."""
-    facts = load_record(Facts, run.facts_of(this_node.node))
-    checked = facts.sif
-    path = manifest.environment.sif if checked is None else checked.path
+def _opened_sif(node: _Node, checked: CheckedSif) -> Iterator[int]:
+    """Open the SIF and prove that it is the file that the check step verified; yield the descriptor."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise NodesUnknown(
-            f"node {this_node.node} can no longer open the SIF",
+            f"node {node.this_node.node} can no longer open the SIF",
             why=str(error),
             hint="do not move or remove the SIF until the job has ended",
         ) from error
     try:
-        is_current = (facts.run, facts.attempt, facts.node) == (manifest.run, this_node.attempt, this_node.node)
-        if not is_current or checked is None or not _is_checked_file(descriptor, checked):
-            raise _sif_changed(this_node, path)
-        yield descriptor, checked
+        if not _is_checked_file(descriptor, checked):
+            raise _sif_changed(node.this_node, checked.path)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -387,17 +625,9 @@ def _binds(manifest: Manifest, tmp: str) -> list[Bind]:
 # -- while it runs ------------------------------------------------------------------------
 
 
-def start_agent(
-    start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack, *, output: IO[bytes] | None = None
+def _start(
+    start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack, output: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    """Start the agent; it ends its ranks when `stack` closes.
-
-    Args:
-        output: for what the agent and its ranks print; None for this process's own.
-
-    Raises:
-        ToolMissing: it cannot be started.
-    """
     parent_pipe, end = os.pipe()
     # The pipe closes when this process ends in any way. incontainer/agent.py then ends the ranks.
     stack.callback(os.close, end)

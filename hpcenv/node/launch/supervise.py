@@ -33,8 +33,8 @@ _FOR_RANKS = (signal.SIGUSR1,)
 # Slurm sends CONT before every other signal, and submitit prints a warning for each of them.
 _SILENT = (signal.SIGCONT,)
 
-# Pause between two looks whether the container is running: its start takes at least 0.1 s.
-_SECONDS_AT_GATE = 0.01
+# Pause between two looks whether the container is still running while it waits at its start gate.
+_SECONDS_AT_GATE = 0.05
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 # Seconds from TERM to KILL, unless Slurm gives a later end. Slurm's KILL comes after KillWait,
@@ -105,7 +105,7 @@ def supervise(
     Args:
         child: torchrun.
         signals: the signals of this process.
-        gate: start gate where the container waits before the training starts; None outside a container.
+        gate: start gate where the agent waits before the training starts; None if it does not wait.
         stop: finds out why the job must end, and when; None if that cannot be known.
         watch: knows whether the attempt has ended. Then torchrun is ended as after TERM.
         seconds_after_term: seconds from the request to end until torchrun and all its descendants
@@ -116,10 +116,10 @@ def supervise(
     while True:
         waits_at_gate = gate is not None and not gate.is_open
         try:
-            status = child.wait(timeout=_SECONDS_AT_GATE if waits_at_gate else _SECONDS_BETWEEN_LOOKS)
+            if gate is not None and waits_at_gate:
+                gate.wait(_SECONDS_AT_GATE)
+            status = child.wait(timeout=0 if waits_at_gate else _SECONDS_BETWEEN_LOOKS)
         except subprocess.TimeoutExpired:
-            if gate is not None:
-                gate.attend()
             if watch is not None and watch.ended:
                 ending.give_up()
             ending.attend()

@@ -7,7 +7,6 @@ end itself.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -115,20 +114,25 @@ class _Test:
         self._place.mkdir(parents=True)
         manifest, settings = self._changed()
         nodes = len(self._plan.nodes)
-        start, descriptors, gate = launch.prepare(
-            manifest, self._run, self._this_node, settings, nodes, self._environ, stack, ranks=self._ranks
-        )
-        before = below(os.getpid())
         processes.adopt_orphans()
         output = stack.enter_context(self._log.open("wb"))
-        child = launch.start_agent(start, descriptors, stack, output=output)
+        begun = launch.begin(
+            manifest,
+            self._this_node,
+            self._environ,
+            settings,
+            nodes,
+            stack,
+            ranks=self._ranks,
+            output=output,
+        )
         try:
-            end = self._attend(child, gate, signals)
+            end = self._attend(begun.child, begun.gate, signals)
             answer = self._ask_ras() if end.ended == "timeout" else ""
             moved = self._counter.moved()
         finally:
-            _kill(child)
-            processes.end_rest(before)
+            _kill(begun.child)
+            processes.end_rest(begun.before)
         return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
 
     def _changed(self) -> tuple[Manifest, NodeSettings]:
@@ -159,7 +163,7 @@ class _Test:
         write_text(json.dumps({"nodes": nodes, "rounds": rounds(len(nodes))}) + "\n", path)
         return path
 
-    def _attend(self, child: subprocess.Popen[bytes], gate: StartGate | None, signals: Signals) -> _End:
+    def _attend(self, child: subprocess.Popen[bytes], gate: StartGate, signals: Signals) -> _End:
         """Wait for the ranks: until they end, or until one of the limits is reached."""
         reach = None
         if self._number > 0 and not self._pairs and not self._manifest.launch.standalone:
@@ -177,9 +181,8 @@ class _Test:
             if reach is not None:
                 reach.close()
 
-    def _look(self, gate: StartGate | None, signals: Signals, reach: Reach | None) -> _End | None:
-        if gate is not None:
-            gate.attend()
+    def _look(self, gate: StartGate, signals: Signals, reach: Reach | None) -> _End | None:
+        gate.attend()
         self._counter.look()
         if signals.asked_to_end is not None or signals.warned:
             number = signals.asked_to_end or signal.SIGUSR2
@@ -194,8 +197,8 @@ class _Test:
             return _End(ended="not-started", problem=f"rank {late.rank} did not start within {late.seconds:.0f} s")
         return _End(ended="timeout", problem=f"rank {late.rank}: {late.phase} did not end within {late.seconds:.0f} s")
 
-    def _ended(self, status: int, gate: StartGate | None) -> _End:
-        if gate is not None and gate.refused:
+    def _ended(self, status: int, gate: StartGate) -> _End:
+        if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
         ranks = self._watch.ranks(nccl=False)
         if status == 0 and all(rank.done for rank in ranks):

@@ -224,7 +224,7 @@ def test_without_its_words_it_says_how_it_is_called(agent):
     done = subprocess.run([sys.executable, "-S", str(AGENT), "x"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
         2,
-        "usage: agent.py [--start-gate FIFO] RECORD -- TORCHRUN-ARGUMENTS...\n",
+        "usage: agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...\n",
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
-from hpcenv.records.manifest import Environment, Manifest, StageRequest
+from hpcenv.records.manifest import Environment, LaunchOptions, Manifest, StageRequest
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, render_script
 
@@ -66,6 +66,11 @@ CASES = {
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
         ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--stage", "--name", "staged"),
     ),
+    "beside-check": (
+        manifest("/home/alice/project/runs/beside", launch=LaunchOptions(beside_check=True)),
+        Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
+        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--name", "beside"),
+    ),
     "hostile": (
         manifest(f"{HOSTILE}/hostile", nodes=1),
         Request(nodes=1, gpus_per_node=1, nproc_per_node=1),
@@ -107,6 +112,15 @@ def test_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
         ["shellcheck", "--exclude=SC2016", "job.sbatch"], cwd=tmp_path, text=True, capture_output=True
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_template_from_before_the_part_for_the_waiting_launch_step_starts_it_after_the_check() -> None:
+    older = re.sub(r"^#@if beside-check\n.*?^#@end\n", "", TEMPLATE, flags=re.MULTILINE | re.DOTALL)
+    what, request, command = CASES["beside-check"]
+    script = render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
+    assert "coproc" in rendered("beside-check")
+    assert "coproc" not in script
+    assert ' task "$run"' in script
 
 
 def test_an_unrendered_template_is_bash_too() -> None:
@@ -208,7 +222,21 @@ STEP = """#!/bin/bash
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
+if [ "$name" = check ] && [ -n "${LOST:-}" ]; then
+  until [ -e "$4/lost" ]; do sleep 0.05; done
+  sleep 0.5 # until bash knows
+fi
 variable=END_${name//-/_}
+if [ "$name" = task-on-release ]; then
+  [ -n "${NEVER:-}" ] && sleep 1 && exit 1
+  mkdir -p "$4/env" && touch "$4/env/launch-waits"
+  [ -n "${LOST:-}" ] && touch "$4/lost" && exit 143
+  read -r line
+  echo "${line:-closed}" >> "$CALLS"
+  [ "$line" = start ] || exit 0
+  [ "${AT:-}" = released ] && { kill "-$SIGNAL" "$PPID"; sleep 0.3; kill "-$SIGNAL" "$PPID"; sleep 0.3; }
+  variable=END_task
+fi
 exit "${!variable:-0}"
 """
 # Starts the step, and sends what SIGNAL says to the batch script while the step AT runs.
@@ -248,6 +276,11 @@ TRAINED = [*CHECKED, "decide", "task"]
     ],
 )
 def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]) -> None:
+    done, calls = run_script(tmp_path, rendered("staged"), said)
+    assert (done.returncode, calls) == (status, steps), done.stderr
+
+
+def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     run, calls, python = tmp_path / "run", tmp_path / "calls", tmp_path / "python"
     (run / "code").mkdir(parents=True)
     for name in ("manifest.json", "code/step.py"):
@@ -255,10 +288,10 @@ def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: 
     for path, text in ((python, STEP), (tmp_path / "srun", SRUN)):
         path.write_text(text)
         path.chmod(0o755)
-    script = re.sub(r"(?m)^run=.*", f"run={run}", rendered("staged"))
+    script = re.sub(r"(?m)^run=.*", f"run={run}", script)
     script = re.sub(r"(?m)^python=.*", f"python={python}", script)
     ends = {f"END_{name.replace('-', '_')}": str(value) for name, value in ({"stopped": 91} | said).items()}
-    words = {name: value for name, value in said.items() if name in ("AT", "SIGNAL")}
+    words = {name: value for name, value in said.items() if name.isupper()}
     done = subprocess.run(
         ["bash", "-c", script],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **ends, **words},
@@ -266,7 +299,42 @@ def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: 
         text=True,
         timeout=30,
     )
-    assert (done.returncode, [line.strip() for line in calls.read_text().splitlines()]) == (status, steps), done.stderr
+    return done, [line.strip() for line in calls.read_text().splitlines()]
+
+
+# The launch step that waits runs beside the others: its own lines come whenever they come.
+WAITS = "task-on-release"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "steps", "answer"),
+    [
+        ({}, 0, ["begin", "check", "decide", "start", "outcome 0", "finish 0"], "start"),
+        ({"task": 7}, 7, ["begin", "check", "decide", "start", "outcome 7", "finish 7"], "start"),
+        ({"task": 143}, 143, ["begin", "check", "decide", "start", "outcome 143", "finish 143"], "start"),
+        # A signal to this shell does not end the wait for the training.
+        ({"AT": "released", "SIGNAL": "TERM", "task": 3}, 3,
+         ["begin", "check", "decide", "start", "outcome 3", "finish 3"], "start"),
+        # Without a match the input ends, and nothing starts.
+        ({"decide": 90}, 90, ["begin", "check", "decide", "finish 90"], "closed"),
+        ({"decide": 137}, 91, ["begin", "check", "decide", "finish 91"], "closed"),
+        ({"check": 140}, 91, ["begin", "check", "stopped 140", "finish 91"], "closed"),
+        ({"AT": "check", "SIGNAL": "TERM", "stopped": 143}, 143, ["begin", "check", "stopped 143", "finish 143"], "closed"),
+        # It could not start, or a node of it was lost: it is started again, after the check.
+        ({"NEVER": "1"}, 0, ["begin", "check", "decide", "task", "outcome 0", "finish 0"], ""),
+        ({"LOST": "1", "task": 5}, 5, ["begin", "check", "decide", "task", "outcome 5", "finish 5"], ""),
+    ],
+)  # fmt: skip
+def test_a_launch_step_that_waits_is_released_by_the_verdict_only(
+    tmp_path: Path, said: dict[str, Any], status: int, steps: list[str], answer: str
+) -> None:
+    done, calls = run_script(tmp_path, rendered("beside-check"), said)
+    assert [line for line in calls if line not in (WAITS, "closed")] == steps, done.stderr
+    assert done.returncode == status
+    assert WAITS in calls
+    assert ("closed" in calls) == (answer == "closed")
+    if "NEVER" in said or "LOST" in said:
+        assert "hpcenv: the launch step did not start beside the check; it starts now" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])

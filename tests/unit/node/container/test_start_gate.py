@@ -12,7 +12,7 @@ import pytest
 import hpcenv.incontainer
 from hpcenv.node.check import sif_check
 from hpcenv.node.container import start_gate
-from hpcenv.node.container.start_gate import StartGate
+from hpcenv.node.container.start_gate import Release, StartGate
 
 AGENT = Path(hpcenv.incontainer.__file__).with_name("agent.py")
 
@@ -22,6 +22,14 @@ def image(tmp_path, make_sif):
     return make_sif(tmp_path / "a.sif")
 
 
+# A torch that says when it is imported, and torchrun, which says what it gets.
+TORCHRUN = """
+import json, os
+print("TORCHRUN LOADED", flush=True)
+def main(args): print("TRAINS", json.dumps(args), os.environ.get("LATE"), os.environ.get("EARLY"), flush=True)
+"""
+
+
 @pytest.fixture
 def at_gate(tmp_path, image):
     """A gate, and a process that waits at it as the container's first command does."""
@@ -29,19 +37,19 @@ def at_gate(tmp_path, image):
     checked = sif_check.check(descriptor, path=str(image), staged=False, known=None, records=None)
     outside = tmp_path / "outside"
     outside.mkdir()
-    there = StartGate(outside, descriptor, checked)
-    # Outside a container the folder of the gate has its name on the host.
-    words = [word.replace(there.bind.target, str(outside)) for word in start_gate.GATE_OPTIONS]
+    there = StartGate(outside, (descriptor, checked))
     torchrun = tmp_path / "site" / "torch" / "distributed" / "run.py"
     torchrun.parent.mkdir(parents=True)
-    torchrun.write_text("def main(args): print('TRAINS')")
+    torchrun.write_text(TORCHRUN)
     # Regular packages: a namespace would come behind a real torch of this environment.
     for package in (torchrun.parent, torchrun.parents[1]):
         (package / "__init__.py").touch()
     # As an image may have it; with -S Python runs it only when it is asked to.
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('SITE')")
-    argv = [sys.executable, "-S", str(AGENT), *words, str(tmp_path / "agent.json"), "--", "--nproc_per_node=1"]
-    child = subprocess.Popen(argv, env={"PYTHONPATH": str(tmp_path / "site")}, stdout=subprocess.PIPE, text=True)
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('SITE', flush=True)")
+    # Outside a container the folder of the gate has its name on the host.
+    argv = [sys.executable, "-S", str(AGENT), str(tmp_path / "agent.json"), start_gate.OPTION, str(outside)]
+    environ = {"PYTHONPATH": str(tmp_path / "site"), "EARLY": "1"}
+    child = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
     yield there, child
     child.kill()
     child.wait()
@@ -49,19 +57,77 @@ def at_gate(tmp_path, image):
     os.close(descriptor)
 
 
-def attend(there):
-    deadline = time.monotonic() + 15
-    while not there.is_open:
-        there.attend()
+START = Release(words=("--", "--nproc_per_node=1"), variables={"LATE": "a 'b'\n$c"}, unset=("EARLY",))
+TRAINS = """TRAINS ["--nproc_per_node=1"] a 'b'\n$c None\n"""
+
+
+def said(child):
+    """What the process has printed by now."""
+    os.set_blocking(child.stdout.fileno(), False)
+    try:
+        return os.read(child.stdout.fileno(), 1 << 16).decode()
+    except BlockingIOError:
+        return ""
+    finally:
+        os.set_blocking(child.stdout.fileno(), True)
+
+
+def attend(there, until):
+    deadline = time.monotonic() + 60
+    while not until():
+        there.wait(0.1)
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+
+def lets_in(there):
+    there.load_when(lambda _report: (), {"torch": True})
+    there.release(START)
+    attend(there, lambda: there.is_open or there.refused)
 
 
 def test_the_very_file_lets_the_training_in(at_gate):
     there, child = at_gate
-    attend(there)
-    assert child.communicate(timeout=15)[0] == "SITE\nTRAINS\n"
+    lets_in(there)
+    assert child.communicate(timeout=60)[0] == f"SITE\nTORCHRUN LOADED\n{TRAINS}"
     assert (child.returncode, there.refused) == (0, False)
+
+
+def test_code_of_the_image_is_loaded_before_the_release_and_the_training_starts_after_it(at_gate):
+    there, child = at_gate
+    there.load_when(lambda _report: (), {"torch": True})
+    attend(there, lambda: there.loaded is not None)
+    assert said(child) == "SITE\nTORCHRUN LOADED\n"
+    there.release(START)
+    assert child.communicate(timeout=60)[0] == TRAINS
+
+
+@pytest.mark.parametrize("answer", ["nothing may be loaded", "nothing of that folder", "no answer"])
+def test_without_leave_nothing_of_the_image_runs_until_the_release(at_gate, tmp_path, answer):
+    there, child = at_gate
+    reports = []
+
+    def leave(report):
+        reports.append(report)
+        return None if answer == "nothing may be loaded" else (str(tmp_path / "site"),)
+
+    if answer != "no answer":
+        there.load_when(leave, {"torch": True})
+        attend(there, lambda: len(reports) > 1 or (reports and answer == "nothing may be loaded"))
+        assert str(tmp_path / "site") in reports[0]["code"]
+        assert "- proc" in reports[0]["mountinfo"]
+    # site itself runs only from folders of the image: the launch step refuses this folder beforehand (early_start.py).
+    assert said(child) == ("SITE\n" if answer == "nothing of that folder" else "")
+    lets_in(there)
+    assert child.communicate(timeout=60)[0].endswith(f"TORCHRUN LOADED\n{TRAINS}")
+
+
+def test_a_closed_gate_ends_the_agent(at_gate):
+    there, child = at_gate
+    there.load_when(lambda _report: (), {"torch": True})
+    attend(there, lambda: there.loaded is not None)
+    there.close()
+    assert "TRAINS" not in child.communicate(timeout=60)[0]
+    assert child.returncode == 90
 
 
 def by_rename(image):
@@ -85,8 +151,18 @@ def test_after_a_swap_not_a_line_of_the_training_runs(at_gate, image, swap):
     there, child = at_gate
     time.sleep(0.02)  # a tick of the clock that stamps files
     swap(image)
-    attend(there)
-    assert child.communicate(timeout=15)[0] == ""
+    lets_in(there)
+    assert child.communicate(timeout=60)[0] == ""
+    assert (child.returncode, there.refused) == (90, True)
+
+
+def test_a_swap_after_the_code_was_loaded_is_seen_before_the_release(at_gate, image):
+    there, child = at_gate
+    there.load_when(lambda _report: (), {"torch": True})
+    attend(there, lambda: there.loaded is not None)
+    by_rename(image)
+    there.release(START)
+    assert "TRAINS" not in child.communicate(timeout=60)[0]
     assert (child.returncode, there.refused) == (90, True)
 
 

@@ -86,7 +86,7 @@ def test_torchrun_gets_an_explicit_rendezvous(make_manifest):
 
 def test_torchrun_is_started_by_a_program_that_records_how_ranks_end(make_manifest):
     manifest = make_manifest()
-    argv = launch.agent_argv(manifest, settings(), nodes=2)
+    argv = launch.agent_argv(manifest, "n1", words=launch.launcher_words(manifest, settings(), nodes=2))
     assert argv[:4] == [
         "/env/bin/python",
         "/runs/r1/code/hpcenv/incontainer/agent.py",

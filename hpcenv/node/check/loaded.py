@@ -1,0 +1,127 @@
+"""Compare the libraries that the loader has really mapped with the lockfile, before the first rank starts.
+
+Runs on: COMPUTE NODE. Pure, except for the table of libraries.
+
+The check reads which file the loader's rules give for each library. A library that is loaded in another way, for
+example by code in sitecustomize, by LD_AUDIT or by a file of the host that --nv brings, is seen only in a process
+that has imported torch. The agent that starts torchrun is such a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcenv.incontainer.probe.libraries import version_in_words
+from hpcenv.incontainer.probe.torch_libraries import LIBRARIES
+from hpcenv.incontainer.probe.values import Unknown
+from hpcenv.records.facts import Difference
+from hpcenv.records.manifest import Manifest, Severity
+from hpcenv.records.severities import Severities
+
+# NCCL, cuDNN, cuBLAS and torch's own: those whose version changes results or makes a job hang.
+COMPARED = ("nccl", "cudnn", "cublas", "cublaslt", "libtorch", "libtorch_cpu", "libtorch_cuda")
+_ABSENT = "absent"
+_NO_BUILD_ID = ("", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedDifference:
+    """A difference of what was loaded, with how much it matters in this run."""
+
+    difference: Difference
+    severity: Severity
+
+
+def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
+    """Return what the agent reads: library -> stem, how to ask for its version, and where it is locked."""
+    locked = _locked(manifest)
+    return {
+        name: {
+            "stem": LIBRARIES[name][0],
+            "how": LIBRARIES[name][1],
+            "function": LIBRARIES[name][2],
+            "origin": locked.get(f"libs.{name}.origin", ""),
+        }
+        for name in COMPARED
+        if f"libs.{name}.origin" in locked
+    }
+
+
+def compare(manifest: Manifest, loaded: Mapping[str, Any]) -> tuple[LoadedDifference, ...]:
+    """Return how the mapped libraries differ from the locked ones.
+
+    Args:
+        manifest: the run.
+        loaded: the agent's report.
+    """
+    severities = Severities(manifest.severities)
+    names = wanted(manifest)
+    if not names:
+        return ()
+    libraries = loaded.get("libraries")
+    if not isinstance(libraries, dict):
+        reason = str(loaded.get("problem") or "the agent did not report it")[:300]
+        unread = Difference(field="loaded.differs", locked="read", found=reason, unknown=True)
+        return (LoadedDifference(difference=unread, severity=severities.of(unread.field)),)
+    locked = _locked(manifest)
+    found = []
+    for name in names:
+        report: Mapping[str, Any] = libraries.get(name) or {}
+        for copy in report.get("mapped", ()):
+            difference = _difference(name, locked, str(report.get("expected", "")), copy)
+            if difference is not None:
+                found.append(LoadedDifference(difference=difference, severity=severities.of(difference.field)))
+    return tuple(found)
+
+
+def blocking(differences: Sequence[LoadedDifference]) -> tuple[Difference, ...]:
+    """Return the differences with which no rank may start."""
+    return tuple(one.difference for one in differences if one.severity == "must")
+
+
+def in_words(differences: Sequence[LoadedDifference], node: str) -> tuple[str, ...]:
+    """Return lines for the log."""
+    return tuple(
+        f"hpcenv: node {node}: {d.difference.field} ({d.severity}): locked {d.difference.locked}, "
+        f"loaded {d.difference.found}" + (f"; {d.difference.note}" if d.difference.note else "")
+        for d in differences
+    )
+
+
+def _locked(manifest: Manifest) -> dict[str, str]:
+    return {e.field: str(e.value) for e in manifest.expectations if e.field.startswith("libs.")}
+
+
+def _difference(name: str, locked: Mapping[str, str], expected: str, copy: Mapping[str, Any]) -> Difference | None:
+    """Return in what one mapped file is not the locked library; None if it is."""
+    origin = locked[f"libs.{name}.origin"]
+    version = _version(name, copy.get("numbers"))
+    real, build_id = str(copy.get("real", "")), str(copy.get("build-id", ""))
+    locked_version = locked.get(f"libs.{name}.version", "")
+    locked_id = locked.get(f"libs.{name}.build-id", "")
+    notes = []
+    if origin == _ABSENT:
+        notes.append("the locked environment does not load this library")
+    elif expected and real != expected:
+        notes.append("a file from another place replaces the locked one")
+    if version and locked_version and version != locked_version:
+        notes.append("another version")
+    if build_id not in _NO_BUILD_ID and locked_id not in (*_NO_BUILD_ID, _ABSENT) and build_id != locked_id:
+        notes.append(f"another build: build-id {build_id[:12]}, locked {locked_id[:12]}")
+    if not notes:
+        return None
+    return Difference(
+        field=f"loaded.{name}",
+        locked=" ".join(word for word in (locked_version, origin) if word),
+        found=" ".join(word for word in (version, str(copy.get("path", ""))) if word),
+        note="; ".join(notes),
+    )
+
+
+def _version(name: str, numbers: object) -> str:
+    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers) or not numbers:
+        return ""
+    version = version_in_words(name, numbers)
+    return "" if isinstance(version, Unknown) else str(version)
