@@ -174,7 +174,8 @@ def test_four_kinds_of_scripts_without_a_line_of_hpcenv_have_their_losses_record
         cluster.write(f"{frameworks.folder}/kinds/{kind}.py", text)
         for form, words in (("file", (f"{kind}.py",)), ("module", ("-m", f"kinds.{kind}"))):
             run = f"{kind}-{form}-{name}".replace("_", "-")
-            shape = ("--nodes", "1", "--gpus", "0", "--nproc", "2", "--cpus", "2", "--time", "10")
+            # The Lightning script says itself that it has two nodes.
+            shape = ("--nodes", "2" if kind == "with_lightning" else "1", *SHAPE[2:], "--cpus", "2")
             frameworks.must("submit", *words, *shape, *THREADS, "--name", run, "--determinism", "seeded")
             runs[kind, form] = run
     cluster.write(f"{frameworks.folder}/kinds/__init__.py", "")
@@ -182,7 +183,8 @@ def test_four_kinds_of_scripts_without_a_line_of_hpcenv_have_their_losses_record
     assert done.status == 0, done.text
     for kind in kinds:
         as_file, as_module = (losses(recorded(frameworks, runs[kind, form])[0]) for form in ("file", "module"))
-        assert {rank for rank, _ in as_file} == {0, 1}, kind
+        ranks = {0, 1, 2, 3} if kind == "with_lightning" else {0, 1}
+        assert {rank for rank, _ in as_file} == ranks, kind
         steps = {step for _, step in as_file}
         assert steps == set(range(1, len(steps) + 1)) and len(steps) >= 5, kind
         assert as_file == as_module, kind
