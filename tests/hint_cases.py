@@ -303,7 +303,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "cli/reproduce.py: hpcenv cancel *": _KEYS,
     "cli/reproduce.py: hpcenv image rebuild --lock * --build": _NETWORK,
     "cli/reproduce.py: hpcenv report *": "a reproduction has to fail on its nodes",
-    "cli/report.py: hpcenv compare * *": "it needs two runs with metrics: tests/cluster/test_reproduce.py compares them",
+    "cli/report.py: hpcenv compare * *": "it needs two runs with metrics: tests/unit/reproduce/test_compare.py compares recorded ones",
     "cli/verify.py: hpcenv logs *": "the check itself must fail on a node",
     "cli/_old_names.py: hpcenv * --lock *": "`image rebuild` with a lockfile needs a base image from the internet",
     "cli/image/listing.py: hpcenv image pull REFERENCE": "it is a note, no error; the pull is followed for locking/image_path.py",

@@ -7,10 +7,11 @@ import re
 import click
 
 from hpcenv.cli import _render
-from hpcenv.errors import Status, UsageError
+from hpcenv.errors import NotComparable, Status, UsageError
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.closeness import Tolerance
 from hpcenv.reproduce.compare import Steps, compare
+from hpcenv.reproduce.seeds import are_sweeps, compare_sweeps
 
 _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESULTS_DIFFER}
 
@@ -44,10 +45,13 @@ def command(
     whether it repeats here. It names the first step that differs, with both values, and what
     differs between the runs, the most likely cause first. Ends with 0 if all is equal to the
     last bit, 40 if it is within the tolerance, 41 if it differs, and 42 if nothing can be
-    compared.
+    compared. Two sweeps over seeds are compared by the 95 % confidence intervals of their last
+    values: 40 means not distinguishable.
     """
     if ulp is not None and (rtol is not None or atol is not None):
         raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
+    if not again and are_sweeps(_render.cwd(), (reference, run), runs=runs):
+        return _compare_seeds(reference, run, runs, metrics, as_json=as_json)
     result = compare(
         _render.cwd(),
         reference,
@@ -63,6 +67,26 @@ def command(
     else:
         _render.say(compare_text.render(result))
     return _STATUS[result.verdict]
+
+
+_SEEDS = {
+    "not-distinguishable": Status.WITHIN_TOLERANCE, "different": Status.RESULTS_DIFFER,
+    "too-few-seeds": NotComparable.exit_status,
+}  # fmt: skip
+
+
+def _compare_seeds(reference: str, run: str, runs: str | None, metrics: tuple[str, ...], *, as_json: bool) -> int:
+    """Compare two sweeps over seeds; return the exit status."""
+    result = compare_sweeps(_render.cwd(), reference, run, runs=runs, metrics=metrics)
+    if as_json:
+        _render.verdict_on("compare", result, ok=result.worst == "not-distinguishable")
+        return _SEEDS[result.worst]
+    _render.say(f"{result.worst.replace('-', ' ')}: last values of the runs of {reference} and {run}")
+    for one in result.metrics:
+        pairs = " (pairs of the same values)" if one.paired else ""
+        _render.say(f"  {one.name[:40]} ({one.source}){pairs}:")
+        _render.say(f"    {one.verdict.replace('-', ' ')}: {one.text}")
+    return _SEEDS[result.worst]
 
 
 def steps_of(text: str | None) -> Steps:

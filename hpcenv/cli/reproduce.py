@@ -36,6 +36,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce import reproduction_text
 from hpcenv.reproduce.attainable import expect, expect_after
+from hpcenv.reproduce.bundle.archive import Archive
 from hpcenv.reproduce.code_copy import copy_code, folder_of_submission
 from hpcenv.reproduce.compare import Steps, compare
 from hpcenv.reproduce.cost import estimate, proofs_cost
@@ -88,7 +89,7 @@ def command(
 ) -> int:  # fmt: skip
     """Repeat TARGET, a run of somebody else, and say whether the result is the same.
 
-    TARGET is a run folder, a run name, a job id or a lockfile. Rungs:
+    TARGET is a run folder, a run name, a job id, a bundle or a lockfile. Rungs:
 
     \b
         0  proofs from the files: no job, no GPU, no container, no network
@@ -101,7 +102,7 @@ def command(
     it is reproduced to the last bit, 40 within the tolerance, 41 if not, 42 if nothing can be
     compared.
     """  # noqa: D301  (click's mark for "do not wrap")
-    found = find_target(_render.cwd(), target, runs=params["runs_dir"])
+    found = find_target(_render.cwd(), _unpacked(target), runs=params["runs_dir"])
     proofs = found.proofs()
     if rung == 0:
         return _show(proved(found, proofs, proofs_cost()), as_json=as_json)
@@ -128,6 +129,23 @@ def command(
             _render.tell(line)
     _accept.require(job.workspace, accept, as_json=as_json, more=job.recorded)
     return _show(_carry_out(found, job, page, wish), as_json=as_json)
+
+
+def _unpacked(target: str) -> str:
+    """Return the folder of a bundle, which is unpacked here; another target unchanged.
+
+    Raises:
+        BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
+        WouldOverwrite: the folder exists.
+    """
+    path = Path(os.path.abspath(_render.cwd() / target))
+    if not path.is_file() or path.suffix == ".toml":
+        return target
+    with Archive(path) as archive:
+        folder = _render.cwd() / archive.folder
+        archive.unpack(folder)
+    _render.tell(f"unpacked {path.name} to {folder}")
+    return str(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,6 +111,11 @@ class ParameterComparison:
         return None if not self.compared else self.first is None
 
 
+def is_of_machine(name: str) -> bool:
+    """Return whether a metric measures the machine and not the training: a time, a speed, memory."""
+    return _OF_MACHINE.search(name) is not None
+
+
 def compare_metrics(
     reference: Sequence[Series], other: Sequence[Series], tolerance: Tolerance, *, same_ranks: bool
 ) -> tuple[MetricComparison, ...]:
@@ -249,7 +254,7 @@ def _compare(
         name=name, source=source, ranks=len({rank for rank, _ in left if rank >= 0}), dtype=dtype,
         compared=tally.compared, equal=tally.equal, level=level, first=tally.first, first_beyond=tally.beyond,
         largest_ulp=tally.ulp, largest_absolute=tally.absolute, largest_relative=tally.relative,
-        only_reference=only_left, only_other=only_right, judged=_OF_MACHINE.search(name) is None,
+        only_reference=only_left, only_other=only_right, judged=not is_of_machine(name),
         rule=tolerance.in_words(dtype), notes=tuple(_notes(left, right, dtypes, mean=mean)),
     )  # fmt: skip
 

@@ -212,6 +212,10 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
         found, _ = decide.judge(manifest, nodes, facts, problems, attempt=recorded.attempt, job_id=job_id)
     except HpcenvError as error:
         return StatementProof(what=what, result="unknown", why=error.what)
+    if found.result == "unknown" and recorded.result == "match":
+        # Facts are missing here, or a rule of this hpcenv is newer than the run and needs what it did not record.
+        rows = (f"{row.node}, {row.field}: {row.found}" for row in found.findings if row.result == "unknown")
+        return StatementProof(what=what, result="unknown", why=next(rows, "not all nodes can be judged again"))
     if found.result != recorded.result:
         why = f"judged again it is {found.result}, recorded is {recorded.result}"
         return StatementProof(what=what, result="differs", why=why)

@@ -101,8 +101,8 @@ def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
         if path.suffix != ".toml":
             raise UsageError(
                 f"`{word}` is neither a lockfile nor a run folder",
-                why="an archive is unpacked before it is reproduced",
-                hint="name the unpacked folder of the run",
+                why="only a folder has the files of a run",
+                hint="name the run folder",
             )
         if path.name == RunFolder(path.parent).lockfile.name and RunFolder(path.parent).manifest.is_file():
             return _target_of(path.parent)

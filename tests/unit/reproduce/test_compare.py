@@ -14,7 +14,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce import causes, compare_text
 from hpcenv.reproduce.closeness import Tolerance
 from hpcenv.reproduce.compare import Steps, compare
-from tests import measured_runs
+from hpcenv.reproduce.seeds import SeedComparison, compare_sweeps
+from tests import measured_runs, run_folders
 
 LOSSES = (3.0, 2.5, 2.25, 2.125)
 ULP = 2.0**-22  # of a float32 between 2 and 4
@@ -271,3 +272,39 @@ def test_a_recorded_run_on_one_node_with_the_same_global_batch():
     assert result.verdict == "within", result.headline
     assert result.metrics[0].largest_relative < 1e-6 and result.metrics[0].compared == 20
     assert {"arguments", "number of ranks"} <= {cause.group for cause in result.causes}
+
+
+# -- sweeps over seeds --------------------------------------------------------------------
+
+
+def sweep(tmp_path: Path, name: str, last: tuple[float, ...], seeds: str = "01234") -> Path:
+    folder = run_folders.make_sweep(
+        tmp_path, name, [f"7_{n}" for n in range(len(last))], values=[{"seed": seeds[n]} for n in range(len(last))]
+    )
+    for number, value in enumerate(last):
+        measured_runs.record(RunFolder(folder / f"{number:04}"), 0, (3.0, value))
+    return folder
+
+
+def seeds_compared(tmp_path: Path, first: tuple[float, ...], second: tuple[float, ...], **more) -> SeedComparison:
+    one, two = sweep(tmp_path, "first", first), sweep(tmp_path, "second", second, **more)
+    (found,) = compare_sweeps(tmp_path, str(one), str(two)).metrics
+    return found
+
+
+def test_seeds_whose_interval_holds_zero_are_not_distinguishable(tmp_path):
+    found = seeds_compared(tmp_path, (2.0, 2.125, 2.25), (2.125, 2.0, 2.25))
+    assert (found.verdict, found.paired, found.difference.mean) == ("not-distinguishable", True, 0.0)
+
+
+def test_a_small_difference_of_every_seed_is_found_in_pairs_only(tmp_path):
+    shifted = (2.0625, 2.53125, 3.0625)
+    assert seeds_compared(tmp_path, (2.0, 2.5, 3.0), shifted).verdict == "different"
+    shutil.rmtree(tmp_path / "first")
+    shutil.rmtree(tmp_path / "second")
+    other = seeds_compared(tmp_path, (2.0, 2.5, 3.0), shifted, seeds="789")
+    assert (other.verdict, other.paired) == ("not-distinguishable", False)
+
+
+def test_two_seeds_are_too_few(tmp_path):
+    assert seeds_compared(tmp_path, (2.0, 2.5), (2.0, 2.5)).verdict == "too-few-seeds"

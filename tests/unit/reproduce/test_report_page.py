@@ -141,7 +141,7 @@ def test_a_report_of_one_run_needs_no_reference():
 def test_the_command_writes_the_files(hpcenv, tmp_path):
     words = ("report", str(RECORDED / "other-lr"), "--against", str(RECORDED / "table-1"))
     done = hpcenv(*words, "--html", "r.html", "--markdown", "r.md", "--record", "record.json", cwd=tmp_path)
-    assert done.status == 0, done.text
+    assert done.status == 0, done.stderr
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "r.md").read_text().startswith("# table-1-rung-3 against table-1")
     jsonschema.validate(json.loads((tmp_path / "record.json").read_text()), record_schema())

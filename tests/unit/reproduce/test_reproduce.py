@@ -44,7 +44,7 @@ def test_rung_0_needs_no_slurm_no_container_and_no_gpu(run, hpcenv, tmp_path):
     empty = tmp_path / "bin"
     empty.mkdir()
     done = hpcenv("reproduce", str(run.path), cwd=tmp_path, environ={"PATH": str(empty), "HOME": str(tmp_path)})
-    assert done.status == 0, done.text
+    assert done.status == 0, done.stderr
     assert done.stdout.startswith("proved from the files: 5 of 7 statements")
     assert max(map(len, done.stdout.splitlines())) <= 80
     page = json.loads(hpcenv("reproduce", str(run.path), "--json", cwd=tmp_path).stdout)
@@ -93,8 +93,11 @@ def test_facts_that_give_another_verdict_differ(run):
     edit(run.facts_of("n2"), '"2.13.0+cpu"', '"2.12.0+cpu"')
     result, why = proofs(run)["facts of all"]
     assert result == "differs" and "judged again it is mismatch" in why
+
+
+def test_facts_that_are_not_here_or_that_a_newer_rule_needs_prove_nothing(run):
     run.facts_of("n2").unlink()
-    assert proofs(run)["facts of all"][0] == "differs"
+    assert proofs(run)["facts of all"][0] == "unknown"
 
 
 def test_a_rank_without_losses_differs(run):
@@ -115,10 +118,19 @@ def test_a_lockfile_alone_is_proved_and_not_repeated(run, hpcenv, tmp_path):
     assert hpcenv("reproduce", str(alone), cwd=tmp_path).status == 41
 
 
-def test_an_archive_is_refused_with_the_next_step(hpcenv, tmp_path):
-    (tmp_path / "a.tar").write_bytes(b"x")
-    done = hpcenv("reproduce", "a.tar", cwd=tmp_path)
-    assert done.status == 2 and "unpacked" in done.stderr
+def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
+    done = hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    (tmp_path / "reader").mkdir()
+    done = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
+    assert done.status == 0, done.stderr
+    assert done.stdout.startswith("proved from the files: 5 of 7")
+
+
+def test_what_is_no_bundle_is_refused_and_writes_nothing(hpcenv, tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"x")
+    done = hpcenv("reproduce", "a.zip", cwd=tmp_path)
+    assert done.status == 45 and os.listdir(tmp_path) == ["a.zip"], done.stderr
 
 
 # -- the copy of the code -----------------------------------------------------------------
@@ -255,7 +267,7 @@ def test_what_can_be_expected_of_other_hardware(run):
 
 def test_a_dry_run_says_cost_and_what_must_be_accepted_and_submits_nothing(run, hpcenv, tmp_path):
     done = hpcenv("reproduce", str(run.path), "--rung", "3", "--dry-run", cwd=tmp_path, accepts=False)
-    assert done.status == 0, done.text
+    assert done.status == 0, done.stderr
     assert "what it costs:" in done.stdout and "python = /shared/hostenv/bin/python" in done.stdout
     assert not (tmp_path / "table-1-code" / "runs").exists()
 
@@ -276,7 +288,7 @@ def test_hostile_records_end_in_words(run, hpcenv, tmp_path):
         before = path.read_bytes()
         path.write_text(content)
         done = hpcenv("reproduce", str(run.path), cwd=tmp_path)
-        assert done.status == 18, done.text
+        assert done.status == 18, done.stderr
         path.write_bytes(before)
     edit(run.manifest, '"run": "table-1"', '"run": "\\u001b[2Jtable"')
     assert "\x1b" not in hpcenv("reproduce", str(run.path), cwd=tmp_path).stdout
