@@ -140,7 +140,7 @@ def _failure(
     named = _pairs_named(plan, failed, pairs)
     for pair, why in named:
         found = f"{_pair_in_words(pair)}: {how}{why}"
-        for node in dict.fromkeys(pair):
+        for node in pair:
             yield _row(node.name, check, wanted, found)
     if not named:
         found = f"{how}; each pair of nodes alone works" if pairs else how
@@ -255,8 +255,7 @@ def _tested_pairs(plan: SmokePlan, pairs: Mapping[str, SmokeReport]) -> Iterator
 
 
 def _pair_in_words(pair: _Pair) -> str:
-    nodes = list(dict.fromkeys(pair))
-    words = [f"{node.name} ({node.address}, {node.interface or 'unknown interface'})" for node in nodes]
+    words = [f"{node.name} ({node.address}, {node.interface or 'unknown interface'})" for node in pair]
     return words[0] if len(words) == 1 else f"between {words[0]} and {words[1]}"
 
 
