@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 _UNITS = (("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
+
+
+def gigabytes(text: str) -> int | None:
+    """Return the number in `40 GB`; None for another text."""
+    match = re.fullmatch(r"([1-9][0-9]{0,6}) GB", text)
+    return int(match[1]) if match else None
 
 
 def shown(count: int) -> str:

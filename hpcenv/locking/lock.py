@@ -7,6 +7,7 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from collections import Counter
@@ -27,6 +28,7 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
+from hpcenv.locking import compatibility_notes
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.pins import (
@@ -45,9 +47,7 @@ from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof
 from hpcenv.node.check import bare_image, bind_content, compare, facts, sif
 from hpcenv.node.check.compat.floors import driver_floor
-from hpcenv.node.check.compat.gpu_names import gpu_by_name
 from hpcenv.node.check.compat.image_rules import requirements
-from hpcenv.node.check.compat.kernels import covers
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
@@ -173,7 +173,7 @@ def lock(
             *_notes_on_previous(before, path, None if aside is None else workspace.shown(aside)),
             *(() if kept is None else (_other_bytes(environment),)),
             *_notes(locked, answer),
-            *_gpu_notes(locked),
+            *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
         ),
     )
 
@@ -211,6 +211,10 @@ def _notes_on_previous(before: Lockfile | None, path: Path, aside: str | None) -
     lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
     kept = () if aside is None else (f"the lockfile that was there could not be read and is kept as {aside}",)
     return (*kept, *(f"of the lockfile that was there: {note}" for note in lost))
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(tz=dt.timezone.utc).date()
 
 
 def _other_bytes(environment: Environment) -> str:
@@ -535,21 +539,9 @@ def _host(
     return lock_model.LockedHostTable(
         driver_min=floor.version if floor else None,
         gpu=workspace.project.host.gpu,
+        gpu_memory=workspace.project.host.gpu_memory,
         nvidia_require={r.variable: r.text for r in requirements(variables)},
     )
-
-
-def _gpu_notes(locked: Lockfile) -> tuple[str, ...]:
-    """Return notes about what would fail on the GPU that the project names."""
-    arch_list = lock_model.arch_list_of(locked)
-    if locked.host.gpu is None or not arch_list or lock_model.cuda_of(locked) is None:
-        return ()
-    table = compatibility.table()
-    model = gpu_by_name(table, locked.host.gpu)
-    if model is None:
-        return (f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it",)
-    judged = covers(table, arch_list, model.compute_capability, gpu=model.name)
-    return () if judged.result == "match" else (f"{judged.what}; {judged.hint or judged.why}",)
 
 
 def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:

@@ -915,6 +915,48 @@ FIELDS: tuple[Field, ...] = (
         why="it explains differences",
         members=("system.packages-manager",),
     ),
+    # -- compatibility --------------------------------------------------------------------
+    _field(
+        "compat.torch",
+        "info",
+        "torch",
+        what="whether the compatibility table has this release of torch",
+        source="the compatibility table (docs/reference/compatibility.md), against torch.version",
+        why="of a release that it does not have, nothing else can be judged",
+        remedy="a newer table: `compat-file` under [submit]; a torch that you built yourself is never in it",
+        judged_by=("rule",),
+    ),
+    *(
+        _field(
+            f"compat.{name}",
+            "warn",
+            "library",
+            what=f"whether {word} is the one that the wheel of torch requires",
+            source=f"the compatibility table, against libs.{name}.version or the package of {word}",
+            why=why,
+            remedy="install the version that torch requires, or say in [policy] that another one is meant",
+            judged_by=("rule",),
+            gpus=True,
+        )
+        for name, word, why in (
+            ("cudnn", "cuDNN", "torch refuses an older one, and was not tested with another one"),
+            ("nccl", "NCCL", "torch was not tested with another one; some hang or give wrong results"),
+            ("cublas", "cuBLAS", "another one rounds differently"),
+        )
+    ),
+    *(
+        _field(
+            f"compat.{name}",
+            "must",
+            "package",
+            what=f"whether {name} is made for this torch; another patch release of the same torch is only a warning",
+            source=f"the compatibility table, against packages.{name}",
+            why=f"`import {name}` fails, or its operators are missing",
+            remedy=f"install the {name} that the note names",
+            judged_by=("rule",),
+        )
+        for name in ("torchvision", "torchaudio")
+    ),
     # -- nodes ----------------------------------------------------------------------------
     _field(
         "host.driver-version",
@@ -992,6 +1034,17 @@ FIELDS: tuple[Field, ...] = (
         source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
         why="other GPUs round differently",
         remedy="ask for that model: --constraint or --gres",
+        judged_by=("rule",),
+        gpus=True,
+    ),
+    _field(
+        "host.gpu-memory",
+        "must",
+        "hardware",
+        what="the least memory that each GPU must have",
+        source="`gpu-memory` under [host] in hpcenv.toml, against host.gpu-memory-mib of each node",
+        why="a smaller GPU runs out of memory, often after hours",
+        remedy="ask for other nodes (--constraint, --gres), or lower `gpu-memory`",
         judged_by=("rule",),
         gpus=True,
     ),

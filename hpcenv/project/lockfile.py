@@ -22,6 +22,7 @@ from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
 from hpcenv.project.table_schema import Before
 from hpcenv.records.manifest import DataCompare, Expectation, PackageExpectation, Severity, Value
 from hpcenv.records.severities import Severities
+from hpcenv.size import gigabytes
 
 SCHEMA = 1
 REVISION = 1
@@ -186,11 +187,13 @@ class LockedHostTable(LockTable):
     Attributes:
         driver_min: oldest driver that runs the locked CUDA build.
         gpu: the GPU that this was locked for, as hpcenv.toml names it.
+        gpu_memory: the least memory of each GPU, as hpcenv.toml names it: `40 GB`.
         nvidia_require: rules of the image (NVIDIA_REQUIRE_*), checked on every node.
     """
 
     driver_min: str | None = None
     gpu: str | None = None
+    gpu_memory: str | None = None
     nvidia_require: dict[str, str] = declared(default_factory=dict)
 
 
@@ -429,6 +432,11 @@ def cuda_of(lockfile: Lockfile) -> str | None:
     """Return the CUDA release that the locked torch was built for, None for a CPU build."""
     cuda = lockfile.facts.get("torch.cuda")
     return cuda if isinstance(cuda, str) and cuda not in ("none", "absent") else None
+
+
+def gpu_memory_gb(lockfile: Lockfile) -> int:
+    """Return the least memory of each GPU in 10^9 bytes, 0 for any."""
+    return gigabytes(lockfile.host.gpu_memory or "") or 0
 
 
 GpuSupport = Literal["cuda", "hip", "none", "unknown"]

@@ -75,6 +75,14 @@ def size(value: str | int) -> int:
     return int(match[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}[match[2]]
 
 
+def memory(value: str) -> str:
+    """Return the memory of a GPU in one form, `40 GB`: a size in whole gigabytes."""
+    whole, rest = divmod(size(text(value).replace(" ", "")), 10**9)
+    if rest or not whole:
+        raise ValueError("must be whole gigabytes, for example 40 GB")
+    return f"{whole} GB"
+
+
 def variables(value: Mapping[str, str]) -> Mapping[str, str]:
     """Return variables whose names and values a process can have."""
     for name, content in value.items():

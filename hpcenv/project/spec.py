@@ -10,7 +10,7 @@ from hpcenv.project import severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile, renew_profile
 from hpcenv.project.option_types import SubmitTable
-from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, text, variables
+from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, memory, text, variables
 from hpcenv.project.option_values import secrets as secret_sources
 from hpcenv.project.table_schema import After, Before
 from hpcenv.records.manifest import DataCompare, Severity
@@ -80,9 +80,11 @@ class HostTable(Document):
 
     Attributes:
         gpu: the partition's GPU, as Slurm or NVIDIA names it: `h100`, `a100` ...
+        gpu_memory: the least memory of each GPU, as data sheets name it: `40 GB` is 40 * 10^9 bytes.
     """
 
     gpu: Word | None = None
+    gpu_memory: Annotated[str, After(memory)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +221,7 @@ image = "{image}"
 # What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
 [host]
 # gpu = "h100"
+# gpu-memory = "40 GB"     # the least of each GPU, as data sheets name it
 
 # seeded: seeds and deterministic kernels; bitwise: results repeat to the last bit, and the nodes are compared in builds
 # of libraries, GPU models and NCCL settings too.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Name = Literal[
     "image-changed", "python-changed", "platform-changed", "policy-changed", "sif-missing", "sif-differs",
     "environment-differs", "environment-unreadable", "edited", "gpu-changed", "profile-changed",
-    "env-changed", "bind-changed",
+    "env-changed", "bind-changed", "gpu-memory-changed",
 ]  # fmt: skip
 
 
@@ -92,6 +92,9 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
                 name="gpu-changed", locked=lockfile.host.gpu or "no GPU named", found=project.host.gpu or "none"
             )
         )
+    if lockfile.host.gpu_memory != project.host.gpu_memory:
+        was, now = lockfile.host.gpu_memory, project.host.gpu_memory
+        reasons.append(StaleReason(name="gpu-memory-changed", locked=was or "any", found=now or "any"))
     if lockfile.determinism.profile != project.determinism.profile:
         reasons.append(
             StaleReason(

@@ -17,10 +17,15 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from hpcenv.image.recorded_files import REPORT
+from hpcenv.node.check import library_rules
+from hpcenv.node.check.compat.libraries import LIBRARIES, judge_environment
+from hpcenv.node.check.compat.table import Compat
+from hpcenv.project.severities import severities
 from hpcenv.recipes.image_lint import (
     SEVERITIES,
     KnownTrouble,
     LintFinding,
+    Severity,
     finding,
     secret_file,
     secret_name,
@@ -112,8 +117,16 @@ def needs_content(path: str, size: int) -> bool:
     return (_MAYBE_SECRET.search(path) is not None or secret_file(path) is not None) and not _SHIPPED.search(path)
 
 
-def lint_contents(contents: ImageContents, *, troubles: Sequence[KnownTrouble] = ()) -> tuple[LintFinding, ...]:
-    """Check a finished image; the findings are sorted by severity."""
+def lint_contents(
+    contents: ImageContents, *, troubles: Sequence[KnownTrouble] = (), table: Compat | None = None
+) -> tuple[LintFinding, ...]:
+    """Check a finished image; the findings are sorted by severity.
+
+    Args:
+        contents: of the image.
+        troubles: packages with known trouble.
+        table: the compatibility table, for what is around torch; None judges nothing by it.
+    """
     final = _visible_files(contents.layers)
     findings: list[LintFinding] = [
         *_check_settings(contents),
@@ -123,6 +136,7 @@ def lint_contents(contents: ImageContents, *, troubles: Sequence[KnownTrouble] =
         *_check_hidden(contents),
         *_check_folders(contents, final),
         *_check_packages(contents, final, troubles),
+        *(() if table is None else _check_compatibility(contents, final, table)),
         *_check_bytecode(contents, final),
         *_check_size(contents),
     ]
@@ -354,13 +368,54 @@ def _check_packages(
         yield finding("no-install-report", contents.origin, f"the image does not contain {REPORT}")
 
 
+def _check_compatibility(
+    contents: ImageContents, final: Mapping[str, ImageFile], table: Compat
+) -> Iterator[LintFinding]:
+    """Judge what is around torch by the compatibility table; the metadata of torch, where it was read, counts more."""
+    for site, versions in sorted(installed(final).items()):
+        torch, has_text = versions.get("torch", ""), _metadata_of_torch(final, site) is not None
+        if table.torch(torch) is None:
+            continue
+        found = library_rules.versions_of({}, versions.items())
+        for one in judge_environment(table, torch=torch, cuda=_cuda_of(versions, table), versions=found):
+            is_library = one.field.removeprefix("compat.") in LIBRARIES
+            if one.judgement.result == "mismatch" and not (is_library and has_text):
+                severity = _SEVERITIES[library_rules.weight(one, severities({}))]
+                judged = one.judgement
+                yield finding(
+                    "library-mismatch",
+                    contents.origin,
+                    judged.what,
+                    place=_plain(site),
+                    why=judged.why,
+                    advice=judged.hint,
+                    severity=severity,
+                )
+
+
+# Severities of fields (project/fields.py) as severities of findings.
+_SEVERITIES: dict[str, Severity] = {"must": "error", "warn": "warn", "info": "info"}
+
+
+def _cuda_of(versions: Mapping[str, str], table: Compat) -> str:
+    """Return the CUDA of the installed torch; "" for that of the default index."""
+    release, local = table.torch(versions["torch"]), versions["torch"].partition("+")[2]
+    match = re.fullmatch(r"cu(\d+)(\d)", local)
+    if match is None or release is None:
+        return ""
+    return f"{match[1]}.{match[2]}"
+
+
+def _metadata_of_torch(final: Mapping[str, ImageFile], site: str) -> str | None:
+    path = next((p for p in final if p.startswith(f"{site}/torch-") and p.endswith(".dist-info/METADATA")), None)
+    return final[path].text if path is not None else None
+
+
 def _check_requirements(
     contents: ImageContents, final: Mapping[str, ImageFile], site: str, versions: Mapping[str, str]
 ) -> Iterator[LintFinding]:
     """Compare the requirements of torch with the installed packages."""
-    path = next((p for p in final if p.startswith(f"{site}/torch-") and p.endswith(".dist-info/METADATA")), None)
-    text = final[path].text if path is not None else None
-    for line in (text or "").split("\n\n", 1)[0].splitlines():
+    for line in (_metadata_of_torch(final, site) or "").split("\n\n", 1)[0].splitlines():
         if not line.startswith("Requires-Dist: nvidia-"):
             continue
         try:

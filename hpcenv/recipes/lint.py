@@ -14,7 +14,8 @@ from typing import Literal
 
 from hpcenv.errors import FileUnusable, SpecError, UsageError
 from hpcenv.image.reference import LocalImage, Platform, parse_source
-from hpcenv.project import toml_files
+from hpcenv.node.check.compat.table import Compat
+from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import hadolint, image_content, image_lint, image_reader, recipe_lint
 from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, Severity
 
@@ -93,6 +94,7 @@ def lint(
         platform=platform,
         troubles=image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError)),
         hadolint=hadolint.find(environ),
+        table=compatibility.table(),
     )
     checked: list[LintedPath] = []
     findings: list[LintFinding] = []
@@ -121,6 +123,7 @@ class _Linter:
     platform: Platform
     troubles: tuple[KnownTrouble, ...]
     hadolint: str | None
+    table: Compat
 
 
 def _reasons(allow: Iterable[str]) -> dict[str, str]:
@@ -155,10 +158,12 @@ def _lint_path(path: str, linter: _Linter) -> tuple[RecipeOrImage, tuple[LintFin
         assert isinstance(source, LocalImage)
         source = replace(source, path=str(linter.here / source.path))
         contents = image_reader.layer_contents(path, source, linter.platform)
-        return "image", image_content.lint_contents(contents, troubles=linter.troubles)
+        return "image", image_content.lint_contents(contents, troubles=linter.troubles, table=linter.table)
     head = _head(file)
     if head[32:41] == b"SIF_MAGIC" or path.endswith(".sif"):
-        return "sif", image_content.lint_contents(image_reader.sif_contents(path, file), troubles=linter.troubles)
+        return "sif", image_content.lint_contents(
+            image_reader.sif_contents(path, file), troubles=linter.troubles, table=linter.table
+        )
     text = _recipe_text(path, file)
     if path.endswith(".def") or re.search(r"^\s*bootstrap\s*:", text, re.IGNORECASE | re.MULTILINE):
         return "definition", recipe_lint.lint_definition(text, origin=path, troubles=linter.troubles)

@@ -112,6 +112,7 @@ class GpuNeeds:
         require: the image's NVIDIA_REQUIRE_* variables.
         table: the compatibility table (node/check/compat/table.toml) as JSON: nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
+        gpu_memory_gb: the least memory of each GPU, in 10^9 bytes; 0 for any.
     """
 
     cuda: str
@@ -119,6 +120,7 @@ class GpuNeeds:
     require: dict[str, str]
     table: str
     gpu: str = ""
+    gpu_memory_gb: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which GPUs the locked torch has kernels for: the compatibility table, and a check before a job is queued.
+"""What the compatibility table refuses before a job is queued: GPUs and packages that the locked torch cannot use.
 
 Runs on: LOGIN NODE. Only submissions with GPUs import this module.
 """
@@ -11,10 +11,12 @@ from typing import Any
 
 from hpcenv.cluster import node_types
 from hpcenv.errors import SpecError, SubmitRejected
+from hpcenv.locking import compatibility_notes
+from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat import table_file
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
 from hpcenv.node.check.compat.kernels import covers
-from hpcenv.node.check.compat.table import PACKAGED
+from hpcenv.node.check.compat.table import PACKAGED, GpuModel
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import toml_files
 from hpcenv.project.lockfile import Lockfile
@@ -63,7 +65,51 @@ def refuse_gpu_without_kernels(
     ]
     # A partition may have several GPU models: it is refused only if torch has kernels for none of them.
     bad = [judgement for judgement in judged if judgement.result == "mismatch"]
+    _refuse_small_gpus(locked, models, origin)
     severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
     if bad and len(bad) == len(models) and severity == "must":
         raise SubmitRejected(bad[0].what, why=f"{bad[0].why}; the GPU is known from {origin}", hint=bad[0].hint)
     return [f"{judgement.what} ({origin})" for judgement in bad]
+
+
+def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], origin: str) -> None:
+    """Refuse GPUs that are sold with less memory than the project asks for; nodes look at the real size.
+
+    Raises:
+        SubmitRejected: none of the GPUs has a size that is large enough.
+    """
+    wanted = lock_model.gpu_memory_gb(locked)
+    sizes = {m.name: m.memory_gb for m in models.values() if m is not None and m.memory_gb}
+    large = [name for name, known in sizes.items() if max(known) >= wanted]
+    if len(sizes) < len(models) or large or not sizes:
+        return
+    if lock_model.severities_of(locked).of("host.gpu-memory") == "must":
+        shown = ", ".join(f"{name} has {max(known)} GB" for name, known in sizes.items())
+        raise SubmitRejected(
+            f"the GPUs have less memory than the {wanted} GB that the project asks for",
+            why=f"{shown} at most; the GPU is known from {origin}",
+            hint="ask for another GPU (--gpu-type, --constraint), or lower `gpu-memory` under [host]",
+        )
+
+
+def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]) -> list[str]:
+    """Refuse a torchvision or torchaudio that is made for another torch, as the gate would after the queue.
+
+    Returns:
+        Notes about what does not fit, and does not block.
+
+    Raises:
+        SubmitRejected: a field that must match does not fit.
+    """
+    if not request.gpus_per_node or lock_model.cuda_of(locked) is None:
+        return []
+    known = table_file.parse(table, origin=str(PACKAGED))
+    severities = lock_model.severities_of(locked)
+    found = compatibility_notes.misfits(locked, known)
+    weights = [(one, library_rules.weight(one, severities)) for one in found]
+    for one, weight in weights:
+        if weight == "must":
+            judged = one.judgement
+            to_accept = f'or say that you want it: "{one.field}" = "warn" under [policy]'
+            raise SubmitRejected(judged.what, why=judged.why, hint=f"{judged.hint or 'install what fits'}, {to_accept}")
+    return [f"{one.field}: {one.judgement.what}" for one, weight in weights if weight == "warn"]

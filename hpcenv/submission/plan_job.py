@@ -295,12 +295,13 @@ def _compat_table(options: SubmitOptions) -> dict[str, Any]:
     return gpu_kernels.compat_table(options.compat_file)
 
 
-def _gpus_without_kernels(
+def _what_the_table_refuses(
     wanted: _Wanted, locked: Lockfile, request: Request, table: Mapping[str, Any], offers: Sequence[Offer]
 ) -> list[str]:
     from hpcenv.submission import gpu_kernels
 
-    return gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, locked, request, table, offers)
+    notes = gpu_kernels.judge_libraries(locked, request, table)
+    return notes + gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, locked, request, table, offers)
 
 
 def _preflight(
@@ -329,7 +330,7 @@ def _preflight(
     shared = preflight.require_shared(run_folder, options, context, gate.environment)
     offers = question.answer(notes)
     if gate.table:
-        notes += _gpus_without_kernels(wanted, locked.lockfile, request, gate.table, offers)
+        notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
     notes += shared
     notes += preflight.check_cluster(request, shape.origins, offers)
     notes += preflight.check_space(run_folder)

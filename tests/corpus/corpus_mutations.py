@@ -866,6 +866,11 @@ def gpu_changed_in_the_project(case: Case) -> None:
     case.spec('[host]\ngpu = "h100"\n')
 
 
+@mutation("lockfile", "stale.gpu-memory-changed")
+def gpu_memory_asked_in_the_project(case: Case) -> None:
+    case.spec('[host]\ngpu-memory = "40GB"\n')
+
+
 @mutation("sif", "stale.python-changed", image=True)
 def python_changed_in_the_project(case: Case) -> None:
     text = (case.root / "hpcenv.toml").read_text()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.errors import NodeRejected
-from hpcenv.node.check import gpu_rules
+from hpcenv.node.check import gpu_rules, library_rules
 from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
 from hpcenv.node.check.verdict_table import sif_in_words
 from hpcenv.node.container.start_command import changes_results
@@ -287,6 +287,7 @@ def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Fin
 # The rules that judge one node by more than a comparison with the lockfile. A new rule is a function here.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
+    library_rules.judge,
     _judge_staging,
     _judge_mounts,
     _judge_checks,

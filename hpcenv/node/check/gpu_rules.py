@@ -32,9 +32,9 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
     needs = manifest.gpu_needs
     if needs is None:
         return []
-    table = _table(needs.table)
-    rows = [*_driver(facts, needs, table), *_kernels(facts, needs, table), *_model(facts, needs, table)]
-    rows += [*_mig(facts), *_image_rules(facts, needs)]
+    known = table(needs.table)
+    rows = [*_driver(facts, needs, known), *_kernels(facts, needs, known), *_model(facts, needs, known)]
+    rows += [*_memory(facts, needs), *_mig(facts), *_image_rules(facts, needs)]
     return [
         Finding(
             node=facts.node,
@@ -55,7 +55,7 @@ _Row = tuple[str, str, str, Judgement]
 
 
 @functools.lru_cache(maxsize=1)
-def _table(text: str) -> Compat:
+def table(text: str) -> Compat:
     """Return the compatibility table; all nodes of a run share one."""
     return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
@@ -93,6 +93,25 @@ def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
         if wanted is not None and known is not None and known.name != wanted.name:
             note = f"locked for {needs.gpu}: other GPUs round differently"
             yield "host.gpu", wanted.name, model, Judgement(result="mismatch", what=note)
+
+
+# The driver and error correction keep a part of the memory: NVML reports 15.84 GB for a T4 of 16 GB.
+_MEMORY_KEPT = 0.02
+
+
+def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
+    """Judge whether each GPU has the memory that the project asks for."""
+    field, wanted = "host.gpu-memory", f">= {needs.gpu_memory_gb} GB"
+    if not needs.gpu_memory_gb:
+        return
+    sizes = facts.values.get("host.gpu-memory-mib")
+    known = [int(size) for size in sizes if size.isdigit()] if isinstance(sizes, tuple) else []
+    if not known or not isinstance(sizes, tuple) or len(known) != len(sizes):
+        reason = facts.unknown.get("host.gpu-memory-mib", "this node did not report it")
+        yield field, wanted, reason, Judgement(result="unknown", what=reason)
+    elif min(known) * 2**20 < needs.gpu_memory_gb * 10**9 * (1 - _MEMORY_KEPT):
+        found = f"{min(known) * 2**20 / 10**9:.1f} GB"
+        yield field, wanted, found, Judgement(result="mismatch", what="the project asks for GPUs with more memory")
 
 
 def _mig(facts: Facts) -> Iterable[_Row]:

@@ -25,6 +25,7 @@ SAYS = {
     "python-changed": "locked the default, now /opt/conda/bin/python",
     "policy-changed": "locked no overrides, now torch.version = info",
     "gpu-changed": "locked a100, now h100",
+    "gpu-memory-changed": "locked any, now 40 GB",
     "profile-changed": "locked off, now bitwise",
     "env-changed": "locked OMP_NUM_THREADS = 4, no WANDB_API_KEY, now OMP_NUM_THREADS = 8, WANDB_API_KEY = (value not recorded)",
     "bind-changed": "locked no binds, now /data (read-only)",

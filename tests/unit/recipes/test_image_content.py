@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcenv.errors import SpecError
-from hpcenv.project import toml_files
+from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_content, image_lint
 from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
 
@@ -137,3 +137,30 @@ def test_a_thousand_findings_of_one_rule_do_not_hide_the_others():
     found = judged(layer, user="")
     assert 0 < sum(rule == "secret-in-file" for rule, _ in found) <= 20
     assert ("root-user", "") in found
+
+
+def around_torch(*names, text=None):
+    found = [
+        file(f"{SITE}/{name}.dist-info/METADATA", text=text if name.startswith("torch-") else None) for name in names
+    ]
+    result = image_content.lint_contents(contents((folder(SITE), *found)), table=compatibility.table())
+    return [(one.severity, one.what) for one in result if one.rule == "library-mismatch"]
+
+
+def test_what_is_around_torch_is_judged_by_the_table():
+    assert around_torch("torch-2.9.1", "torchvision-0.24.1", "nvidia_cudnn_cu12-9.10.2.21") == []
+    assert around_torch("torch-2.9.1", "torchvision-0.24.0") == [
+        ("warn", "torchvision 0.24.0 requires torch ==2.9.0, here is 2.9.1")
+    ]
+    assert around_torch("torch-2.9.1", "torchvision-0.23.0", "nvidia_nccl_cu12-2.29.7") == [
+        ("error", "torchvision 0.23.0 requires torch ==2.8.0, here is 2.9.1"),
+        ("warn", "torch 2.9.1 requires NCCL ==2.27.5, here is 2.29.7"),
+    ]
+    # A build whose libraries the table does not have, and a torch that it does not have: nothing is claimed.
+    assert around_torch("torch-2.9.1+cu126", "nvidia_nccl_cu12-2.29.7") == []
+    assert around_torch("torch-2.99.0", "torchvision-0.23.0") == []
+
+
+def test_the_metadata_of_torch_counts_more_than_the_table():
+    text = "Name: torch\nRequires-Dist: nvidia-nccl-cu12==2.29.7\n\nbody"
+    assert around_torch("torch-2.9.1", "nvidia_nccl_cu12-2.29.7", text=text) == []

@@ -16,7 +16,7 @@ from hpcenv.project.lockfile import DirectUrlTable, Lockfile
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.facts import Difference, Facts
-from hpcenv.records.manifest import Environment, RecordedData, Source
+from hpcenv.records.manifest import Environment, PackageExpectation, RecordedData, Source
 from hpcenv.submission.locked import gate_severities, gpu_needs, host_expectations
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -46,7 +46,10 @@ def locked(field: Field, policy: dict[str, str]) -> Lockfile:
     packages = dataclasses.replace(
         base.packages, dist=(dist,), count=1, content_digest="sha256:0", conda_digest="c", conda_content_digest="c"
     )
-    host = dataclasses.replace(base.host, gpu="h100", nvidia_require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8"})
+    memory = "80 GB" if field.name == "host.gpu-memory" else None
+    host = dataclasses.replace(
+        base.host, gpu="h100", gpu_memory=memory, nvidia_require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8"}
+    )
     return dataclasses.replace(base, facts=facts, packages=packages, host=host, policy=policy, unknown={})
 
 
@@ -58,7 +61,13 @@ GPUS = {
     "host.gpu-brands": ("tesla",),
     "host.gpu-compute-capabilities": ("9.0",),
     "host.gpu-mig": ("disabled",),
+    "host.gpu-memory-mib": ("81559",),
 }
+# Made for torch 2.5.1.
+PACKAGES = (
+    PackageExpectation(name="torchvision", version="0.20.1"),
+    PackageExpectation(name="torchaudio", version="2.5.1"),
+)
 HOST = Environment(kind="host", python="/env/bin/python")
 SIF = Environment(kind="sif", python="python3", sif="/i.sif", apptainer="apptainer")
 # What must differ for a rule to notice: the value on one node.
@@ -72,6 +81,13 @@ BROKEN = {
     "host.gpu-models": ("NVIDIA H100 PCIe",),
     "host.gpu-compute-capabilities": ("7.0",),
     "host.gpu-mig": ("enabled",),
+    "host.gpu-memory": {"host.gpu-memory-mib": ("40960",)},
+    "compat.torch": {"torch.version": "2.99.0"},
+    "compat.cudnn": {"torch.version": "2.8.0", "libs.cudnn.version": "9.1.0"},
+    "compat.nccl": {"torch.version": "2.8.0", "libs.nccl.version": "2.29.7"},
+    "compat.cublas": {"torch.version": "2.8.0", "libs.cublas.version": "13.1.0"},
+    "compat.torchvision": {"torch.version": "2.8.0"},
+    "compat.torchaudio": {"torch.version": "2.8.0"},
 }
 
 
@@ -94,6 +110,7 @@ def judge(field: Field, policy: dict[str, str], make_manifest, make_facts):
         source=source if field.name == "code.digest" else None,
         start_hook_sha256="h" if field.name == "code.start-hook-sha256" else "",
         data=(data,) if field.name == "data.*" else (),
+        packages=PACKAGES if field.name.startswith("compat.torch") else (),
     )
     usual = {name_of(field): "usual"} if "nodes" in field.judged_by else {}
     values = {e.field: e.value for e in reversed(expected)} | usual | GPUS | {"container.mounts": ()}

@@ -1,0 +1,77 @@
+"""What a lockfile says that does not fit together, by the compatibility table. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+
+from hpcenv.node.check import library_rules
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.libraries import Fit, judge_environment
+from hpcenv.node.check.compat.table import Compat
+from hpcenv.node.check.compat.torch_builds import check_python
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.lockfile import Lockfile
+
+
+def misfits(locked: Lockfile, table: Compat) -> tuple[Fit, ...]:
+    """Return the libraries and packages that do not fit the locked torch, or are not in the table.
+
+    Without torch, and for torch outside of a release (`2.9.0a0+git`), there is nothing to compare.
+    """
+    torch = locked.facts.get("torch.version")
+    if not isinstance(torch, str) or torch == "absent":
+        return ()
+    versions = library_rules.versions_of(locked.facts, [(d.name, d.version) for d in locked.packages.dist])
+    found = judge_environment(table, torch=torch, cuda=lock_model.cuda_of(locked) or "", versions=versions)
+    return tuple(one for one in found if one.judgement.result != "match")
+
+
+def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]:
+    """Return what the user should know about the locked versions.
+
+    Args:
+        locked: the new lockfile.
+        table: the compatibility table.
+        today: for the age of the table.
+    """
+    severities = lock_model.severities_of(locked)
+    texts = [
+        f"{one.field} ({library_rules.weight(one, severities)}): {one.judgement}"
+        for one in misfits(locked, table)
+        # A lockfile for CPUs says nothing of CUDA: an unknown there is no news.
+        if lock_model.cuda_of(locked) is not None or one.judgement.result == "mismatch"
+    ]
+    texts += [*_python(locked, table), *_gpu(locked, table)]
+    age = table.age_note(today) if texts or lock_model.cuda_of(locked) is not None else ""
+    return (*texts, *((age,) if age else ()))
+
+
+def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
+    """Yield that the locked torch was not made for the locked Python."""
+    release = table.torch(str(locked.facts.get("torch.version")))
+    python = locked.facts.get("python.version")
+    if release is None or not isinstance(python, str):
+        return
+    machine = str(locked.facts.get("system.machine", "x86_64"))
+    judged = check_python(table, release, python, machine=machine)
+    if judged.result == "mismatch":
+        yield str(judged)
+
+
+def _gpu(locked: Lockfile, table: Compat) -> Iterator[str]:
+    """Yield what would fail on the GPU that the project names."""
+    arch_list = lock_model.arch_list_of(locked)
+    if locked.host.gpu is None or not arch_list or lock_model.cuda_of(locked) is None:
+        return
+    model = gpu_by_name(table, locked.host.gpu)
+    if model is None:
+        yield f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it"
+        return
+    judged = covers(table, arch_list, model.compute_capability, gpu=model.name)
+    if judged.result != "match":
+        yield f"{judged.what}; {judged.hint or judged.why}"

@@ -1,0 +1,79 @@
+"""Refused before the queue: GPUs with too little memory, and packages that are made for another torch."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpcenv.errors import SpecError, SubmitRejected
+from hpcenv.node.check.compat.table import PACKAGED
+from hpcenv.project import toml_files
+from hpcenv.project.workspace import open_workspace, read_lockfile
+from hpcenv.submission import gpu_kernels
+from hpcenv.submission.plan import Request
+
+SEEDS = Path(__file__).resolve().parents[2] / "fuzz" / "seeds" / "lockfile"
+TABLE = toml_files.read(PACKAGED, error=SpecError)
+GPUS = Request(nodes=1, gpus_per_node=1, nproc_per_node=1)
+
+
+def locked(*, memory=None, dists=(), policy=None, cuda="12.8"):
+    base = read_lockfile(SEEDS / "host.lock.toml")
+    facts = {"torch.version": "2.9.1", "torch.cuda": cuda, "torch.arch-list": ("sm_75", "sm_80", "sm_90")}
+    packages = tuple(dataclasses.replace(base.packages.dist[0], name=name, version=version) for name, version in dists)
+    return dataclasses.replace(
+        base,
+        facts=facts,
+        packages=dataclasses.replace(base.packages, dist=packages),
+        host=dataclasses.replace(base.host, gpu_memory=memory),
+        policy=policy or {},
+    )
+
+
+@pytest.fixture
+def refuse_gpus(tmp_path):
+    def refuse(lock, gpu):
+        (tmp_path / "hpcenv.toml").write_text(f'image = "host"\n[host]\ngpu = "{gpu}"\n')
+        return gpu_kernels.refuse_gpu_without_kernels(open_workspace(tmp_path), lock, GPUS, TABLE, ())
+
+    return refuse
+
+
+def test_a_gpu_that_is_sold_with_less_memory_is_refused(refuse_gpus):
+    with pytest.raises(SubmitRejected) as caught:
+        refuse_gpus(locked(memory="80 GB"), "t4")
+    assert caught.value.what == "the GPUs have less memory than the 80 GB that the project asks for"
+    assert "T4 has 16 GB at most" in caught.value.why
+
+
+@pytest.mark.parametrize(("memory", "gpu"), [("80 GB", "a100"), (None, "t4"), ("80 GB", "rtx_2080")])
+def test_one_that_may_have_it_is_left_to_the_nodes(memory, gpu, refuse_gpus):
+    assert refuse_gpus(locked(memory=memory), gpu) == []
+
+
+def test_policy_decides_about_memory_too(refuse_gpus):
+    assert refuse_gpus(locked(memory="80 GB", policy={"host.gpu-memory": "warn"}), "t4") == []
+
+
+def test_a_torchvision_of_another_torch_is_refused_before_the_queue():
+    with pytest.raises(SubmitRejected) as caught:
+        gpu_kernels.judge_libraries(locked(dists=[("torchvision", "0.23.0")]), GPUS, TABLE)
+    assert caught.value.what == "torchvision 0.23.0 requires torch ==2.8.0, here is 2.9.1"
+    assert "torchvision 0.24.1 fits torch 2.9.1" in caught.value.hint
+    assert '"compat.torchvision" = "warn" under [policy]' in caught.value.hint
+
+
+def test_what_only_warns_is_a_note():
+    dists = [("torchvision", "0.24.0"), ("nvidia-nccl-cu12", "2.29.7")]
+    assert gpu_kernels.judge_libraries(locked(dists=dists), GPUS, TABLE) == [
+        "compat.nccl: torch 2.9.1 requires NCCL ==2.27.5, here is 2.29.7",
+        "compat.torchvision: torchvision 0.24.0 requires torch ==2.9.0, here is 2.9.1",
+    ]
+    accepted = locked(dists=[("torchvision", "0.23.0")], policy={"compat.torchvision": "info"})
+    assert gpu_kernels.judge_libraries(accepted, GPUS, TABLE) == []
+
+
+def test_without_gpus_or_cuda_nothing_is_judged():
+    wrong = [("torchvision", "0.23.0")]
+    assert gpu_kernels.judge_libraries(locked(dists=wrong), dataclasses.replace(GPUS, gpus_per_node=0), TABLE) == []
+    assert gpu_kernels.judge_libraries(locked(dists=wrong, cuda="none"), GPUS, TABLE) == []
