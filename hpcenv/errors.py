@@ -36,6 +36,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- SignatureInvalid     46   a lockfile or bundle was not signed by the expected person, or changed since
+    |- HashesUnproved       47   a package's wheel is not proved, and hashes are required
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -339,6 +340,13 @@ class PinsDiffer(HpcenvError):
 
     code = "pins-differ"
     exit_status = 21
+
+
+class HashesUnproved(HpcenvError):
+    """The sha256 of a wheel is not proved, and `lock --require-hashes` or [policy] asks for it."""
+
+    code = "hashes-unproved"
+    exit_status = 47
 
 
 class LintFailed(HpcenvError):

@@ -38,6 +38,8 @@ from hpcenv.project.workspace import Workspace
     metavar="FILE",
     help="A pylock.toml, requirements.txt or uv.lock that the installed packages must agree with.",
 )
+@click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")
+@click.option("--require-hashes", is_flag=True, help="End with 47 where the sha256 of a package's wheel is not proved.")
 @click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
 @click.option(
     "--allow-floating",
@@ -47,23 +49,36 @@ from hpcenv.project.workspace import Workspace
 @_conversion.plain_http
 @_accept.option
 @_render.json_option
-def command(name: str, check: bool, as_json: bool, pins: str | None, accept: str | None, **options: Any) -> int:
+def command(
+    name: str,
+    check: bool,
+    as_json: bool,
+    pins: str | None,
+    accept: str | None,
+    spec_only: bool,
+    require_hashes: bool,
+    **options: Any,
+) -> int:
     """Resolve the environment and write its lockfile.
 
     Resolves the image's tag to digests, makes the SIF, and reads Python, torch, libraries
     and every package inside. For image = "host" it reads the Python environment of this
     machine. With --check it writes nothing, and ends with 7 when the lockfile is stale, or
-    with 21 when the installed packages differ from those in --from FILE.
+    with 21 when the installed packages differ from those in --from FILE. In a fresh clone,
+    add --spec-only.
     """
     path = None if pins is None else Path(os.path.abspath(_render.cwd() / pins))
     if check:
         _refuse_with_check(options)
+    elif spec_only:
+        raise UsageError("`--spec-only` goes with `--check` only", hint="add --check, or leave it out")
     workspace = _render.open_project()
-    # Both start the Python of `image = "host"`.
-    _accept.require(workspace, accept, as_json=as_json)
+    if not spec_only:
+        # Both start the Python of `image = "host"`.
+        _accept.require(workspace, accept, as_json=as_json)
     if check:
-        return _check(workspace, name, as_json, path)
-    return _lock(workspace, name, as_json, pins=path, **options)
+        return _check(workspace, name, as_json, path, spec_only=spec_only, require_hashes=require_hashes)
+    return _lock(workspace, name, as_json, pins=path, require_hashes=require_hashes, **options)
 
 
 def _refuse_with_check(options: dict[str, Any]) -> None:
@@ -73,7 +88,7 @@ def _refuse_with_check(options: dict[str, Any]) -> None:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
             why="--check only compares: it writes nothing, and asks no registry and no index",
-            hint="leave out one of the two; --check goes with --lock, --from and --json",
+            hint="leave out one of the two; --check goes with --lock, --from, --spec-only, --require-hashes and --json",
         )
 
 
@@ -88,6 +103,7 @@ def _lock(
     no_wheels: bool,
     allow_floating: bool,
     plain_http: tuple[str, ...],
+    require_hashes: bool,
 ) -> int:
     with _progress.shown(as_json=as_json) as on_event:
         result = lock(
@@ -102,6 +118,7 @@ def _lock(
             level="deep" if deep else "full",
             pins=pins,
             wheels_cache=None if no_wheels else _render.cache_folder() / "wheels",
+            require_hashes=require_hashes,
         )
     locked = result.lockfile
     if as_json:
@@ -129,8 +146,12 @@ def _lock(
     return 0
 
 
-def _check(workspace: Workspace, name: str, as_json: bool, pins: Path | None) -> int:
-    result = check_lock(workspace, environ=os.environ, name=name, pins=pins)
+def _check(
+    workspace: Workspace, name: str, as_json: bool, pins: Path | None, *, spec_only: bool, require_hashes: bool
+) -> int:
+    result = check_lock(
+        workspace, environ=os.environ, name=name, pins=pins, spec_only=spec_only, require_hashes=require_hashes
+    )
     problem = None
     if not result.fresh:
         # `ubuntu` names no image: another lock would be refused, too.

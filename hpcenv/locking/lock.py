@@ -28,7 +28,7 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
-from hpcenv.locking import compatibility_notes
+from hpcenv.locking import compatibility_notes, required_hashes
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.pins import (
@@ -121,6 +121,7 @@ def lock(
     level: Level = "full",
     pins: Path | None = None,
     wheels_cache: Path | None = None,
+    require_hashes: bool = False,
 ) -> LockResult:
     """Lock the project's environment.
 
@@ -137,8 +138,10 @@ def lock(
         level: `full`, or `deep` to import torch and record what the loader really maps.
         pins: pylock.toml, requirements.txt or uv.lock that the environment must agree with.
         wheels_cache: where proofs of wheels are kept; None looks for no wheels.
+        require_hashes: the wheel of every package must be proved.
 
     Raises:
+        HashesUnproved: a hash that is required is not proved.
         PinsDiffer: the installed packages differ from the pins.
         FileUnusable: the pins cannot be read.
         HpcenvError: the image is not available, the SIF cannot be made, or the environment
@@ -160,6 +163,8 @@ def lock(
     image = None if container is None else Path(environment.sif)
     proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image)
     locked = _compose(workspace, container, answer, proofs, before, binds)
+    reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
+    required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
     changed, aside = _write(locked, path, name=name, unreadable=unreadable)
     if container is not None:
         need(workspace, path, container)
@@ -176,6 +181,11 @@ def lock(
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
         ),
     )
+
+
+_TO_PROVE = (
+    "install these packages from wheels of an index that pip is configured for (`pip config list`), then lock again"
+)
 
 
 def _made(
@@ -622,7 +632,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
         for dist in before.packages.dist
         if dist.wheel is not None
         and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
-        and (dist.record_sha256 is not None or dist.wheel.proof in _WEAK)
+        and (dist.record_sha256 is not None or dist.wheel.proof in required_hashes.WEAK)
     }
 
 
@@ -641,12 +651,8 @@ def _proved_now(
             reason=(proof.reason or None) if proof.proof != "none" else None,
         )
         for name, proof in proofs.items()
-        if proof.proof not in _WEAK or name not in before or before[name].proof in _WEAK
+        if proof.proof not in required_hashes.WEAK or name not in before or before[name].proof in required_hashes.WEAK
     }
-
-
-# Not compared with the installed files: what is found today may say more than these.
-_WEAK = ("index-only", "none")
 
 
 def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
@@ -735,7 +741,13 @@ def _version(dist: DistTable | None) -> str:
 
 
 def check_lock(
-    workspace: Workspace, *, environ: Mapping[str, str], name: str = DEFAULT_LOCK, pins: Path | None = None
+    workspace: Workspace,
+    *,
+    environ: Mapping[str, str],
+    name: str = DEFAULT_LOCK,
+    pins: Path | None = None,
+    spec_only: bool = False,
+    require_hashes: bool = False,
 ) -> CheckResult:
     """Return whether a lockfile is stale, and why. Contacts no registry and no index.
 
@@ -743,11 +755,14 @@ def check_lock(
     with the lockfile.
 
     Args:
+        spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
+        require_hashes: the wheel of every package must be proved.
         pins: pylock.toml, requirements.txt or uv.lock that a fresh lockfile must agree with too.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
         PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
+        HashesUnproved: the lockfile is fresh, and a hash that is required is not proved.
         FileUnusable: the pins cannot be read.
     """
     if pins is not None:
@@ -755,10 +770,14 @@ def check_lock(
     path = workspace.lockfile_path(name)
     locked = read_lockfile(path)
     reasons = list(stale.compare_spec(workspace.project, locked))
-    if not reasons:
+    if not reasons and not spec_only:
         reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
     unsure = () if reasons or pins is None else _check_pins(pins, locked)
-    return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure))
+    if not reasons:
+        required_hashes.require(locked, every=require_hashes, reasons={}, hint=_TO_PROVE)
+    what = "the SIF" if locked.container else "the environment"
+    alone = (f"only hpcenv.toml was compared: {what} was not looked at",) if spec_only else ()
+    return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure, *alone))
 
 
 def _check_pins(pins: Path, locked: Lockfile) -> tuple[str, ...]:

@@ -853,6 +853,16 @@ FIELDS: tuple[Field, ...] = (
         fixed=_ORIGIN,
     ),
     _field(
+        "packages.*.wheel-proof",
+        "info",
+        "note",
+        what="whether the sha256 of the wheel that a package came from is proved",
+        source="`hpcenv lock`: the installed RECORD against that of the wheel, or a lockfile in the image",
+        why="without a proved hash the very same file cannot be installed again",
+        remedy="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
+        judged_by=("rule",),
+    ),
+    _field(
         "packages.*.wheel-sha256",
         "info",
         "note",

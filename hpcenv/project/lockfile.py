@@ -478,6 +478,7 @@ _PACKAGE_PARTS = (
     "dirty",
     "diff-sha256",
     "files-sha256",
+    "wheel-proof",
 )
 
 

@@ -184,6 +184,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "would-overwrite": lambda s: s.typed("init"),
     "record-invalid": lambda s: with_file(s, "runs/a/submission.json", "{", "status", "a"),
     "file-unusable": lambda s: s.typed("export", "requirements", "-o", "/proc/x/requirements.txt"),
+    "hashes-unproved": lambda s: s.typed("lock", "--require-hashes", "--no-wheels"),
     "pins-differ": lambda s: with_file(s, "requirements.txt", "torch==1.0\n", "lock", "--from", "requirements.txt"),
     "lint-failed": lambda s: with_file(
         s, "Dockerfile", "FROM ubuntu:latest\nENV NVIDIA_VISIBLE_DEVICES=none\n", "image", "lint", "Dockerfile"

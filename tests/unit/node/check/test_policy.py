@@ -22,7 +22,10 @@ from hpcenv.submission.locked import gate_severities, gpu_needs, host_expectatio
 TESTS = Path(__file__).resolve().parents[3]
 SEEDS = TESTS / "fuzz" / "seeds" / "lockfile"
 # The command that judges it is tested with that command.
-ELSEWHERE = {"container.sif.tree": "cluster/test_policy.py"}
+ELSEWHERE = {
+    "container.sif.tree": "cluster/test_policy.py",
+    "packages.*.wheel-proof": "unit/locking/test_required_hashes.py",
+}
 FREE = [field for field in FIELDS if not field.fixed and field.name not in ELSEWHERE]
 GATE = [field for field in FREE if field.judged_by]
 DIFF = [field for field in FREE if not field.judged_by]

@@ -1,0 +1,58 @@
+"""`hpcenv lock --require-hashes`: every package has a proved wheel, or nothing is written. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcenv.errors import HashesUnproved, Hint
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project.lockfile import DistTable, Lockfile
+
+# Not compared with the installed files: the index has one file of that name, or nothing is known.
+WEAK = ("index-only", "none")
+
+_NAMED = 20
+
+
+def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: Hint) -> None:
+    """Refuse a lockfile in which a required hash is not proved.
+
+    Args:
+        locked: the lockfile.
+        every: every package needs one (`--require-hashes`), not only those of [policy] `packages.*.wheel-proof`.
+        reasons: package -> why nothing was proved now.
+        hint: what to do.
+
+    Raises:
+        HashesUnproved: with the packages, each with the reason.
+    """
+    missing = unproved(locked, every=every)
+    if not missing:
+        return
+    lines = [f"{dist.name} {dist.version}: {_reason(dist, reasons)}" for dist in missing[:_NAMED]]
+    lines += [f"and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
+    many = "1 package has" if len(missing) == 1 else f"{len(missing)} packages have"
+    raise HashesUnproved(f"{many} no proved sha256 of a wheel", why="\n".join(lines), hint=hint)
+
+
+def unproved(locked: Lockfile, *, every: bool) -> tuple[DistTable, ...]:
+    """Return the packages whose hash is required and not proved."""
+    severities = lock_model.severities_of(locked)
+    return tuple(
+        dist
+        for dist in locked.packages.dist
+        if (dist.wheel is None or dist.wheel.proof in WEAK)
+        and (every or severities.of(f"packages.{dist.name}.wheel-proof") == "must")
+    )
+
+
+def _reason(dist: DistTable, reasons: Mapping[str, str]) -> str:
+    if dist.source == "editable":
+        return "an editable install has no wheel"
+    wheel = dist.wheel
+    if wheel is not None and wheel.proof == "index-only":
+        return wheel.reason or "the index has one file of this name, which was not compared"
+    return reasons.get(dist.name) or (wheel.reason if wheel else None) or dist.reason or "no wheel was looked for"
