@@ -20,6 +20,7 @@ from hpcenv.errors import NodeRejected, NodesUnknown, Status
 from hpcenv.node.launch import processes
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.node.manifest import open_manifest
+from hpcenv.node.preflight import inside
 from hpcenv.node.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.run_folder import RunFolder
 
@@ -71,10 +72,21 @@ def _steps(tasks: _Tasks, *, launches: bool) -> int:
     if status != 0:
         # Any other end, for example lack of memory, means that the nodes could not be checked.
         return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
-    status = _smoke(tasks)
+    status = _inside(tasks) or _smoke(tasks)
     if status != 0:
         return status
     return tasks.all("task", end_together=True) if launches else 0
+
+
+def _inside(tasks: _Tasks) -> int:
+    """Run the checks inside the environment, if the run asks for them; return 0 when training may start."""
+    if not tasks.inside_asked():
+        return 0
+    tasks.all("inside", end_together=False)
+    status = tasks.stopped or tasks.one("inside-judge")
+    if tasks.stopped or status == 0:
+        return tasks.stopped
+    return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
 
 
 def _smoke(tasks: _Tasks) -> int:
@@ -102,6 +114,10 @@ class _Tasks:
         self._kill_at: float | None = None
         self.stopped = 0
         """128 + number of the signal that asked this run to end; 0 without one."""
+
+    def inside_asked(self) -> bool:
+        """Whether the run asks for checks inside the environment."""
+        return bool(inside.asked(open_manifest(self._run)))
 
     def smoke_planned(self) -> bool:
         """Whether the decide step planned a smoke test."""

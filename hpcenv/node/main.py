@@ -36,6 +36,7 @@ from hpcenv.node.launch import current_attempt, first_failure, launch, requeue, 
 from hpcenv.node.launch.previous_job import number_in_chain, read_previous_job
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.network.rendezvous import Choice
+from hpcenv.node.preflight import judge as preflight
 from hpcenv.node.smoke import conclude
 from hpcenv.node.stage import stage
 from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode, find_this_node
@@ -115,6 +116,8 @@ def _run_step(arguments: list[str]) -> int:
         "check": check,
         "stopped": stopped,
         "decide": decide_run,
+        "inside": check_inside,
+        "inside-judge": judge_inside,
         "smoke": smoke_test,
         "smoke-pairs": smoke_pairs,
         "smoke-judge": smoke_judge,
@@ -358,6 +361,37 @@ def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict
     if verdict.result != concluded.before.result:
         print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
     return verdict
+
+
+def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Run the checks inside the environment of this node. Ends with 0 whatever was found: the judge step judges."""
+    from hpcenv.node.preflight import inside
+
+    _end_in_order()
+    manifest = open_manifest(run)
+    place = _place(run, manifest, environ)
+    path = run.checks_of(inside.FAMILY, place.node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_record(inside.run(manifest, place, environ), path)
+    return 0
+
+
+def judge_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Add what the checks inside the environments found to the verdict.
+
+    Returns 0 when training may start, 90 when a check failed, 91 when it could not be told.
+    """
+    from hpcenv.node.preflight import inside
+
+    manifest = open_manifest(run)
+    place = _place(run, manifest, environ)
+    before = load_record(Verdict, run.verdict)
+    nodes = before.launched or place.nodes
+    found = inside.reports(manifest, nodes, wait=_SECONDS_FOR_FILES)
+    verdict = preflight.add_reports(before, manifest, nodes, {inside.FAMILY: found})
+    save_record(verdict, run.verdict)
+    print(verdict_table.render(verdict, lockfile=manifest.lockfile, settings=False), flush=True)
+    return exit_status(verdict)
 
 
 def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:

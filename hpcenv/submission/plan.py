@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import UsageError
+from hpcenv.node.preflight.table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
@@ -192,6 +193,9 @@ def render_script(
     if manifest.stage is not None:
         parts.append("stage")
         values["stage_options"] = batch_script.options(_stage_options(manifest, request))
+    if at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("container",)):
+        parts.append("inside")
+        values["inside_options"] = batch_script.options(_inside_options(manifest, request))
     if manifest.smoke is not None:
         parts.append("smoke")
         values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
@@ -297,6 +301,24 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         f"--wait={_SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
+        *native_options.options_of(request.srun),
+    ]
+
+
+def _inside_options(manifest: Manifest, request: Request) -> list[str]:
+    minutes = -(-manifest.check_seconds // 60) + 10
+    return [
+        f"--nodes={request.nodes}",
+        f"--ntasks={request.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
+        *_cpus(request),
+        # The launch step may be waiting for its release already.
+        "--overlap",
+        "--kill-on-bad-exit=0",
+        f"--time={minutes}",
+        "--job-name=inside",
+        # As for the launch step: the cores that a rank gets are checked.
         *native_options.options_of(request.srun),
     ]
 

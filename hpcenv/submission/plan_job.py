@@ -182,7 +182,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         script="" if cluster == "local" else _render(template, manifest, request, context),
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         command=recorded_command(context.command),
-        notes=(*notes, *_credential_notes(manifest)),
+        notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
         requested=merged.requested(),
         source=started.code.source,
         template=template,
@@ -190,6 +190,15 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         files=started.files,
         secret_values=values,
     )
+
+
+def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
+    chosen = "preflight" in origins or manifest.preflight.level != "quick"
+    if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
+        return ()
+    what = "the network between the nodes is not tested before the training"
+    return (f"{what}: --preflight full does that, and keeps the result (or `preflight` under [submit])",)
 
 
 def _credential_notes(manifest: Manifest) -> tuple[str, ...]:

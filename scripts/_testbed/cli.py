@@ -98,6 +98,7 @@ def _up(instance: Instance, runner: Runner, options: argparse.Namespace) -> int:
             nodes=options.nodes,
             slurm=options.slurm,
             proctrack=options.proctrack,
+            task=options.task,
             accounting=options.accounting,
             preempt_signal=options.preempt_signal,
         )
@@ -193,6 +194,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("linuxproc", "cgroup"),
         help="how Slurm follows a job's processes (default linuxproc); cgroup needs cgroup v1 on this machine, "
         "and holds jobs to their memory too",
+    )
+    one.add_argument(
+        "--task",
+        choices=("none", "affinity"),
+        help="affinity: Slurm binds each task to the cores that it was given (task/affinity, default none)",
     )
     one.add_argument(
         "--accounting",

@@ -32,6 +32,7 @@ class Wanted:
     nodes: int | None = None
     slurm: str | None = None
     proctrack: str | None = None
+    task: str | None = None
     accounting: bool | None = None
     preempt_signal: bool | None = None
 
@@ -82,6 +83,7 @@ def _plan(shop: Workshop, wanted: Wanted) -> Layout:
         store=str(store.result()),
         hostenv=str(host.result()),
         proctrack=proctrack,
+        task=wanted.task or "none",
         accounting=wanted.accounting is not False,
         preempt_signal=wanted.preempt_signal is not False,
     )
@@ -92,6 +94,7 @@ def _refuse_change(layout: Layout, wanted: Wanted) -> None:
         "nodes": (wanted.nodes, lambda value: f"--nodes {value}"),
         "slurm": (wanted.slurm, lambda value: f"--slurm {value}"),
         "proctrack": (wanted.proctrack, lambda value: f"--proctrack {value}"),
+        "task": (wanted.task, lambda value: f"--task {value}"),
         "accounting": (wanted.accounting, lambda value: "--accounting" if value else "--no-accounting"),
         "preempt_signal": (wanted.preempt_signal, lambda value: "--preempt-signal" if value else "--no-preempt-signal"),
     }
@@ -226,6 +229,7 @@ class Report:
                 "healthy": self.healthy,
                 "slurm": self.layout.slurm,
                 "proctrack": self.layout.proctrack,
+                "task": self.layout.task,
                 "accounting": self.layout.accounting,
                 "preempt_signal": self.layout.preempt_signal,
                 "apptainer": rootfs.has_apptainer(self.layout.slurm),

@@ -89,6 +89,7 @@ class Layout:
     store: str
     hostenv: str
     proctrack: str = "linuxproc"
+    task: str = "none"
     accounting: bool = True
     preempt_signal: bool = True
 

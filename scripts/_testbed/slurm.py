@@ -34,7 +34,7 @@ SlurmctldPidFile=/run/slurm/slurmctld.pid
 SlurmdPidFile=/run/slurm/slurmd.pid
 # linuxproc: Slurm follows processes by their parents. cgroup: by their group (freezer).
 ProctrackType=proctrack/{proctrack}
-TaskPlugin=task/{task}
+TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=5
 {accounting}
@@ -110,7 +110,7 @@ def files(layout: Layout) -> dict[str, str]:
         cpus=_CPUS,
         gpus=GPUS,
         proctrack=layout.proctrack,
-        task="cgroup" if cgroup.limits_memory(layout) else "none",
+        task=_task_plugins(layout),
         select=_WITH_MEMORY if cgroup.limits_memory(layout) else _WITHOUT_MEMORY,
         accounting=_WITH_ACCOUNTING if layout.accounting else _WITHOUT_ACCOUNTING,
         preempt_parameters=_preempt_parameters(layout),
@@ -123,6 +123,13 @@ def files(layout: Layout) -> dict[str, str]:
         "registry.yml": _REGISTRY_CONF,
         "hosts": "\n".join(["127.0.0.1 localhost", *hosts]) + "\n",
     }
+
+
+def _task_plugins(layout: Layout) -> str:
+    """Return TaskPlugin: several are listed, task/affinity first (slurm.conf(5))."""
+    plugins = ["task/affinity"] if layout.task == "affinity" else []
+    plugins += ["task/cgroup"] if cgroup.limits_memory(layout) else []
+    return ",".join(plugins) or "task/none"
 
 
 def _preempt_parameters(layout: Layout) -> str:

@@ -396,7 +396,9 @@ def _start_agent(
             passed=manifest.pass_env,
         )
     else:
-        start = _in_container(node, argv, variables, [gate.bind, *_binds(manifest, tmp), *binds], sif[0], stack)
+        start = _in_container(
+            node, argv, variables, [gate.bind, *container_binds(manifest, tmp), *binds], sif[0], stack
+        )
         start = _outliving(start, Path(outside))
     before = process.below(os.getpid())
     child = _start(start, () if sif is None else (sif[0],), stack, output)
@@ -569,6 +571,20 @@ def _checked_sif(node: _Node) -> CheckedSif:
 
 
 @contextmanager
+def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int, CheckedSif]]:
+    """Open the SIF and prove that it is the file that the check step verified; yield descriptor and check record.
+
+    Raises:
+        NodeRejected, NodesUnknown: it is another file, or cannot be opened.
+    """
+    ranks = RunFolder(Path(manifest.run_folder)).ranks
+    node = _Node(manifest=manifest, this_node=this_node, environ={}, say=lambda _line: None, ranks=ranks)
+    checked = _checked_sif(node)
+    with _opened_sif(node, checked) as descriptor:
+        yield descriptor, checked
+
+
+@contextmanager
 def _opened_sif(node: _Node, checked: CheckedSif) -> Iterator[int]:
     """Open the SIF and prove that it is the file that the check step verified; yield the descriptor."""
     try:
@@ -616,7 +632,7 @@ def _is_checked_file(descriptor: int, checked: CheckedSif) -> bool:
         return False
 
 
-def _binds(manifest: Manifest, tmp: str) -> list[Bind]:
+def container_binds(manifest: Manifest, tmp: str) -> list[Bind]:
     """Return the binds of every container: the run's folders at their own paths, and a private /tmp."""
     private_tmp = Bind(source=tmp, target="/tmp")  # noqa: S108  (a path in the container)
     return [private_tmp, *own_folders(manifest)]

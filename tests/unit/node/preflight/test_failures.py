@@ -1,0 +1,455 @@
+"""Every quick check fails once, on real processes and files, with the right severity, owner and remedy.
+
+GPUs are those of the testbed's stub NVML (scripts/_testbed/stub_nvml.c), compiled here and read by the real pynvml in
+the real child process. Cases that need root, a C compiler or a kernel feature say loudly that they did not run.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hpcenv.node.check import gpus
+from hpcenv.node.preflight import fabric_checks, gpu_checks, judge, limits, net_checks, places
+from hpcenv.node.preflight.table import BY_ID, CHECKS
+from hpcenv.node.this_node import ThisNode
+from hpcenv.project.severities import severities
+from hpcenv.records.checks import CheckOutcome, NodeChecks
+from hpcenv.records.facts import Network
+from hpcenv.records.manifest import Environment, PreflightOptions, RecordedData, Setting
+from hpcenv.records.network import Fabric, RdmaPort
+
+ROOT = Path(__file__).resolve().parents[4]
+GCC = shutil.which("gcc") or shutil.which("cc")
+needs_gcc = pytest.mark.skipif(GCC is None, reason="NOT RUN: NO C COMPILER for the stub NVML")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: mounting a file system needs root")
+QUICK = PreflightOptions(level="quick")
+FIRST = ThisNode(node="n1", nodes=("n1", "n2"), attempt=0, job_id="7")
+SECOND = ThisNode(node="n2", nodes=("n1", "n2"), attempt=0, job_id="7")
+
+
+def assert_failed(outcome, word, *, state="failed"):
+    """The outcome is a failure that names what was found, and its finding has what the table says."""
+    assert outcome.state == state and word in f"{outcome.found} {outcome.note}", outcome
+    (finding,) = judge.findings("n1", [outcome], severities({}))
+    check = BY_ID[outcome.id]
+    assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.remedy)
+    assert check.remedy and check.source
+
+
+def of(outcomes, name):
+    (one,) = [one for one in outcomes if one.id == name]
+    return one
+
+
+# -- GPUs -----------------------------------------------------------------------------------
+
+HEALTHY = {
+    "name": "NVIDIA H100 80GB HBM3", "bus": "00000000:{n}:00.0", "uuid": "GPU-0000000{n}-1111-2222-3333-444444444444",
+    "minor": "9{n}", "compute-capability": "9.0", "cores": "16896", "brand": "14", "memory-mib": "81559 0", "mig": "0",
+    "ecc": "1", "ecc-corrected": "0", "ecc-uncorrected": "0", "remapped-rows": "0 0 0 0", "retired-pending": "0",
+    "persistence": "1", "compute-mode": "0", "throttle": "0", "pcie-width": "16", "pcie-width-max": "16",
+    "nvlink": "1", "fabric": "3 0 0 0", "field-230": "0",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvml")
+    source = ROOT / "scripts" / "_testbed" / "stub_nvml.c"
+    subprocess.run([GCC, "-shared", "-fPIC", "-O1", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+@pytest.fixture
+def look(stub, tmp_path):
+    """Look at two GPUs of which the second has other values, as a node does."""
+
+    def _look(*, wanted=2, gpus_listed=2, kmsg="", environ=None, second=None):
+        conf, dev = tmp_path / "nvml.conf", tmp_path / "dev"
+        text = "driver = 580.95.05\ncuda = 13000\n"
+        for number in range(1, gpus_listed + 1):
+            rows = HEALTHY | (second or {} if number == 2 else {})
+            text += "[gpu]\n" + "".join(f"{key} = {value.format(n=number)}\n" for key, value in rows.items())
+        conf.write_text(text)
+        dev.mkdir(exist_ok=True)
+        (dev / "nvidiactl").touch()
+        (tmp_path / "kmsg").write_text(kmsg)
+        env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(stub), "STUB_NVML": str(conf)} | (environ or {})
+        found = gpus.read(environ=env, dev=dev, seconds=20)
+        node = gpu_checks.GpuNode(found=found, wanted=wanted, environ=env, kmsg=tmp_path / "kmsg")
+        return list(gpu_checks.check_gpus(node))
+
+    return _look
+
+
+@needs_gcc
+def test_healthy_gpus_fail_no_check(look):
+    states = {one.id: one.state for one in look()}
+    assert set(states.values()) == {"fine"}, states
+    assert set(states) == {check.id for check in CHECKS if check.id.startswith("gpu.")}
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("name", "changed", "word"),
+    [
+        ("gpu.recovery", {"field-230": "2"}, "reboot the node"),
+        ("gpu.ecc.uncorrected", {"ecc-uncorrected": "3"}, "3 uncorrected"),
+        ("gpu.ecc.corrected", {"ecc-corrected": "2000000"}, "2000000 corrected"),
+        ("gpu.remap.failed", {"remapped-rows": "0 2 0 1"}, "could not be replaced"),
+        ("gpu.remap.pending", {"remapped-rows": "0 2 1 0"}, "at the next reset"),
+        ("gpu.retired", {"retired-pending": "1"}, "retired"),
+        ("gpu.throttle", {"throttle": "0x48"}, "hardware slowdown, too hot"),
+        ("gpu.pcie.width", {"pcie-width": "8"}, "x8 instead of x16"),
+        ("gpu.nvlink", {"nvlink": "1 1 1 0"}, "3 links"),
+        ("gpu.fabric", {"fabric": "2 0 0 0"}, "state 2"),
+        ("gpu.compute-mode", {"compute-mode": "2"}, "prohibited"),
+        ("gpu.persistence", {"persistence": "0"}, "is off"),
+    ],
+)
+def test_a_sick_gpu_is_named(look, name, changed, word):
+    outcomes = look(second=changed)
+    assert_failed(of(outcomes, name), word)
+    assert "GPU 1 (0000:02:00.0" in of(outcomes, name).note and "GPU 0" not in of(outcomes, name).note
+    assert [one.id for one in outcomes if one.state != "fine"] == [name]
+
+
+@needs_gcc
+def test_a_query_that_fails_is_unknown_and_one_that_is_not_supported_is_not_run(look):
+    assert_failed(of(look(second={"ecc-uncorrected": "!999"}), "gpu.ecc.uncorrected"), "Unknown", state="unknown")
+    one = of(look(gpus_listed=1, wanted=1), "gpu.nvlink")
+    assert (one.state, one.found) == ("not-run", "one GPU")
+
+
+@needs_gcc
+def test_a_missing_and_a_lost_gpu(look):
+    assert_failed(of(look(wanted=3), "gpu.count"), "2")
+    outcomes = look(second={"handle": "!15"})
+    assert_failed(of(outcomes, "gpu.lost"), "GPU is lost")
+    assert_failed(of(outcomes, "gpu.recovery"), "GPU is lost", state="unknown")
+
+
+@needs_gcc
+@pytest.mark.parametrize(("mib", "name"), [("4096", "gpu.stray"), ("100", "gpu.shared")])
+def test_a_stray_process_is_named(look, mib, name):
+    stray = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
+    try:
+        outcomes = look(second={"process": f"{stray.pid} {mib}"}, environ={"SLURM_JOB_ID": "7"})
+    finally:
+        stray.kill()
+        stray.wait()
+    assert_failed(of(outcomes, name), f"pid {stray.pid} (sleep): {mib} MiB")
+
+
+@needs_gcc
+def test_a_process_of_this_job_is_no_stray_one(look):
+    own = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"})
+    try:
+        outcomes = look(second={"process": f"{own.pid} 4096"}, environ={"SLURM_JOB_ID": "7"})
+    finally:
+        own.kill()
+        own.wait()
+    assert of(outcomes, "gpu.stray").state == "fine"
+
+
+@needs_gcc
+def test_an_xid_that_needs_a_reset(look):
+    line = "4,1,2,-;NVRM: Xid (PCI:0000:02:00): {}, pid=1, name=python\n"
+    assert_failed(of(look(kmsg=line.format(79)), "gpu.xid"), "Xid 79")
+    assert of(look(kmsg=line.format(31)), "gpu.xid").state == "fine"  # a fault of the program
+
+
+# -- limits, in a process that has them -------------------------------------------------------
+
+
+def in_process(code, **limits_of_it):
+    """Run code in a Python with these limits; return the JSON that it prints."""
+
+    def apply():
+        for name, value in limits_of_it.items():
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+    program = "import json, sys; sys.path[:0] = json.loads(sys.argv[1])\n" + textwrap.dedent(code)
+    argv = [sys.executable, "-c", program, json.dumps([str(ROOT), *sys.path])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, preexec_fn=apply)
+    return CheckOutcome(**json.loads(done.stdout))
+
+
+MANIFEST = """
+from types import SimpleNamespace
+import dataclasses
+def show(one): print(json.dumps(dataclasses.asdict(one)))
+manifest = SimpleNamespace(nodes=2, nproc_per_node=4, backend="nccl")
+"""
+
+
+def test_few_open_files():
+    code = MANIFEST + "from hpcenv.node.preflight import limits; show(limits.check_open_files(manifest))"
+    assert_failed(of([in_process(code, RLIMIT_NOFILE=256)], "sys.nofile"), "256")
+    assert in_process(code, RLIMIT_NOFILE=4096).state == "fine"
+
+
+def test_one_core_for_all_ranks():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + MANIFEST
+    code += "from hpcenv.node.preflight import limits; show(limits.check_affinity(manifest))"
+    assert_failed(of([in_process(code)], "sys.affinity"), "1 for 4")
+
+
+def test_little_locked_memory_with_rdma():
+    code = (
+        MANIFEST
+        + """
+from hpcenv.node.preflight import fabric_checks
+from hpcenv.records.network import Fabric, RdmaPort
+port = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", layer="InfiniBand", rate_gbit=400)
+show([one for one in fabric_checks.check_fabric(manifest, Fabric(ports=(port,))) if one.id == "ib.memlock"][0])
+"""
+    )
+    assert_failed(in_process(code, RLIMIT_MEMLOCK=64 * 1024), "64 KiB")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=200", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@needs_root
+def test_small_shared_memory(small, make_manifest):
+    outcomes = list(limits.check_shm(make_manifest(backend="nccl"), small))
+    for name in ("sys.shm", "sys.shm.ranks"):
+        assert_failed(of(outcomes, name), "MiB")
+
+
+def test_little_memory(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 4096000 kB\nMemAvailable:    1024000 kB\n")
+    one = limits.check_memory({"SLURM_MEM_PER_NODE": "4000"}, tmp_path)
+    assert_failed(of([one], "sys.memory"), "1000 MiB")
+
+
+# -- folders and clocks -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(make_manifest, tmp_path):
+    """Look at the folders of a run."""
+
+    def _folders(*, environ=None, **changes):
+        run = tmp_path / "run"
+        run.mkdir(exist_ok=True)
+        environment = Environment(kind="host", python=sys.executable)
+        manifest = make_manifest(
+            run_folder=str(run), workdir=str(tmp_path), environment=environment, preflight=QUICK, **changes
+        )
+        env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)} | (environ or {})
+        names, _ = places.folders_of(manifest, env)
+        found = places.start(manifest, env)
+        return list(places.check_places(found, names)), found
+
+    return _folders
+
+
+def test_good_folders_fail_no_check(folders, tmp_path):
+    outcomes, _ = folders()
+    assert {one.state for one in outcomes} == {"fine"}, outcomes
+    assert os.listdir(tmp_path / "run") == []
+
+
+@needs_root
+def test_a_full_disk(folders, small):
+    outcomes, _ = folders(environ={"TMPDIR": str(small)})
+    assert_failed(of(outcomes, "fs.full"), str(small))
+
+
+@needs_root
+def test_little_space(folders, tmp_path):
+    place = tmp_path / "little"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", place], check=True)
+    try:
+        outcomes, _ = folders(environ={"TMPDIR": str(place)})
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+    assert_failed(of(outcomes, "fs.space"), "200 MiB")
+
+
+def test_a_folder_that_cannot_be_written(folders, tmp_path):
+    (tmp_path / "file").touch()
+    outcomes, _ = folders(environ={"TMPDIR": str(tmp_path / "file")})
+    assert_failed(of(outcomes, "fs.usable"), "Not a directory")
+
+
+@contextlib.contextmanager
+def hanging_file_system(place):
+    """A FUSE file system whose server never answers: every process that touches it waits (fuse(4))."""
+    place.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"hpcenv-test", str(place).encode(), b"fuse", 0, options) != 0:
+        os.close(server)
+        pytest.skip(f"NOT RUN: no FUSE here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.close(server)  # every waiting process gets an error now
+        libc.umount2(str(place).encode(), 2)
+
+
+@needs_root
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="NOT RUN: NO /dev/fuse for a file system that hangs")
+def test_a_file_system_that_hangs_is_named_and_not_touched_again(folders, tmp_path):
+    data = RecordedData(name="set", path=str(tmp_path / "hangs"), compare="list", state="")
+    with hanging_file_system(tmp_path / "hangs"):
+        outcomes, found = folders(data=(data,))
+        assert_failed(of(outcomes, "fs.answers"), f"data set {tmp_path}/hangs")
+        assert of(outcomes, "fs.usable").state == "fine"
+        assert found.hanging(str(tmp_path / "hangs" / "train.bin")) == str(tmp_path / "hangs")
+        assert found.hanging(str(tmp_path / "run")) == ""
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+/* As libfaketime with NO_FAKE_STAT: the clock is an hour ahead, and times of files stay as they are. */
+int clock_gettime(clockid_t id, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, now);
+    if (id == CLOCK_REALTIME) now->tv_sec += 3600;
+    return status;
+}
+"""
+
+
+@needs_gcc
+def test_a_wrong_clock_in_the_process_of_the_check(folders, tmp_path):
+    (tmp_path / "clock.c").write_text(CLOCK)
+    argv = [GCC, "-shared", "-fPIC", "-o", tmp_path / "clock.so", tmp_path / "clock.c", "-ldl"]
+    subprocess.run(argv, check=True)
+    outcomes, _ = folders(environ={"LD_PRELOAD": str(tmp_path / "clock.so")})
+    assert_failed(of(outcomes, "time.filesystem"), "+3600")
+    assert places.clock_offset(outcomes) == pytest.approx(3600, abs=5)
+
+
+def test_clocks_of_nodes_that_differ(make_manifest, make_facts):
+    def facts(node, clock, written=100.0):
+        return make_facts(node, checks=NodeChecks(clock=clock), written=written)
+
+    manifest = make_manifest(preflight=QUICK)
+    by_files = judge.compare_clocks(manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 3600.0)}, (99.0, 101.0))
+    assert by_files["n1"].state == "fine"
+    assert_failed(of([by_files["n2"]], "time.nodes"), "3600")
+    by_batch = judge.compare_clocks(manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 0.0, 9000.0)}, (99.0, 101.0))
+    assert_failed(by_batch["n2"], "8899")
+
+
+# -- network ----------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_name_that_leads_to_loopback(tmp_path):
+    code = (
+        MANIFEST
+        + """
+import socket
+from hpcenv.node.preflight import net_checks
+manifest.cluster, manifest.spare = "slurm", 0
+show(net_checks._own_name(manifest))
+"""
+    )
+    program = "import json, sys; sys.path[:0] = json.loads(sys.argv[1])\n" + code
+    (tmp_path / "hosts").write_text("127.0.1.1 hpcenv-node\n")
+    (tmp_path / "run.sh").write_text('mount --bind "$1" /etc/hosts; hostname hpcenv-node; shift; exec "$@"\n')
+    argv = ["unshare", "--mount", "--uts", "sh", tmp_path / "run.sh", tmp_path / "hosts"]
+    argv += [sys.executable, "-c", program, json.dumps([str(ROOT), *sys.path])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert_failed(of([CheckOutcome(**json.loads(done.stdout))], "net.loopback"), "127.0.1.1")
+
+
+def test_a_busy_port(make_manifest):
+    with socket.socket() as busy:
+        busy.bind(("0.0.0.0", 0))  # noqa: S104
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        manifest = make_manifest(settings=(Setting(name="MASTER_PORT", value=port, origin="--env"),))
+        outcomes = list(net_checks.check_network(manifest, FIRST, Network(first_node="n1")))
+    assert_failed(of(outcomes, "net.port"), f"port {port} is in use")
+    outcomes = list(net_checks.check_network(manifest, SECOND, Network(first_node="n1")))
+    assert of(outcomes, "net.port").state == "not-run"
+
+
+def test_the_port_of_ras_is_busy(make_manifest):
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        busy.bind(("0.0.0.0", 28028))  # noqa: S104
+        busy.listen()
+        outcomes = list(net_checks.check_network(make_manifest(backend="nccl"), FIRST, Network(first_node="n1")))
+    assert_failed(of(outcomes, "net.ras-port"), "28028")
+
+
+@needs_root
+def test_a_first_node_that_does_not_answer():
+    # In a network namespace without any interface but loopback.
+    code = (
+        MANIFEST
+        + """
+from hpcenv.node.preflight import net_checks
+from hpcenv.node.this_node import ThisNode
+from hpcenv.records.facts import Network, Route
+manifest.cluster, manifest.spare, manifest.settings = "slurm", 0, ()
+place = ThisNode(node="n2", nodes=("n1", "n2"), attempt=0, job_id="7")
+network = Network(first_node="n1", routes=(Route(target="10.9.0.2", source="10.9.0.1", interface="d0"),))
+show(net_checks._first_node_answers(manifest, place, network))
+"""
+    )
+    program = "import json, sys; sys.path[:0] = json.loads(sys.argv[1])\n" + code
+    argv = ["unshare", "--net", sys.executable, "-c", program, json.dumps([str(ROOT), *sys.path])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert_failed(of([CheckOutcome(**json.loads(done.stdout))], "net.reach"), "ENETUNREACH")
+
+
+def test_a_refusal_is_an_answer():
+    assert net_checks.connect_all(["127.0.0.1"], 9, seconds=1) == (("127.0.0.1",), {})
+
+
+# -- RDMA -------------------------------------------------------------------------------------
+
+
+def port(number, **changes):
+    usual = {"state": "ACTIVE", "layer": "InfiniBand", "rate_gbit": 400.0, "driver": "mlx5_core"}
+    return RdmaPort(device=f"mlx5_{number}", port=1, **(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [("ib.ports", {"state": "DOWN"}, "mlx5_1:1 DOWN"), ("ib.rate", {"rate_gbit": 100.0}, "mlx5_1:1 100")],
+)
+def test_a_bad_port(make_manifest, name, changes, word):
+    fabric = Fabric(ports=(port(0), port(1, **changes)))
+    assert_failed(of(fabric_checks.check_fabric(make_manifest(), fabric), name), word)
+    good = fabric_checks.check_fabric(make_manifest(), Fabric(ports=(port(0), port(1))))
+    assert of(good, name).state == "fine"
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+
+def test_every_quick_check_fails_in_this_file():
+    text = Path(__file__).read_text()
+    missing = [check.id for check in CHECKS if check.level == "quick" and f'"{check.id}"' not in text]
+    assert missing == []
