@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from hpcenv.node.check import loaded
-from hpcenv.records.manifest import Expectation, FieldSeverity
+from hpcenv.project import severities
+from hpcenv.records.manifest import Expectation
 
 PATH = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
 LOCKED = {
@@ -91,12 +92,14 @@ def test_what_was_not_read_is_unknown(manifest, found):
     assert (one.difference.unknown, one.severity) == (True, "must")
 
 
-def test_policy_decides_how_much_it_matters(manifest):
-    lenient = FieldSeverity(field="loaded.nccl", severity="warn")
-    manifest = dataclasses.replace(manifest, severities=(lenient, *manifest.severities))
+@pytest.mark.parametrize("key", ["loaded.*", "loaded.nccl"])
+@pytest.mark.parametrize("severity", ["must", "warn", "info"])
+def test_policy_decides_how_much_it_matters(manifest, key, severity):
+    assert severities.problems([key]) == ()
+    manifest = dataclasses.replace(manifest, severities=severities.resolve({key: severity}))
     found = loaded.compare(manifest, report(nccl=({**NCCL, "numbers": [22800]},)))
-    assert [one.severity for one in found] == ["warn"]
-    assert loaded.blocking(found) == ()
+    assert [one.severity for one in found] == [severity]
+    assert len(loaded.blocking(found)) == (severity == "must")
 
 
 def test_a_lockfile_without_libraries_compares_none(make_manifest):

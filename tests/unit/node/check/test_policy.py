@@ -24,6 +24,8 @@ SEEDS = TESTS / "fuzz" / "seeds" / "lockfile"
 # The command that judges it is tested with that command.
 ELSEWHERE = {
     "container.sif.tree": "cluster/test_policy.py",
+    # Judged when the launch step has started torchrun's process, after the decision.
+    "loaded.*": "unit/node/check/test_loaded.py",
     "packages.*.wheel-proof": "unit/locking/test_required_hashes.py",
 }
 FREE = [field for field in FIELDS if not field.fixed and field.name not in ELSEWHERE]
