@@ -44,7 +44,7 @@ def locked(field: Field, policy: dict[str, str]) -> Lockfile:
     kind = "sif" if field.name.startswith("container") else "host"
     base = read_lockfile(SEEDS / f"{kind}.lock.toml")
     facts = {"torch.cuda": "12.8", "torch.arch-list": ("sm_90",), "torch.version": "2.8", "python.version": "3.11"}
-    if field.judged_by == ("lockfile",) and field.name.partition(".")[0] in lockfile.FACT_TABLES:
+    if "lockfile" in field.judged_by and field.name.partition(".")[0] in lockfile.FACT_TABLES:
         facts[name_of(field)] = "locked"
     source = DirectUrlTable(commit_id="a", dirty=False, diff_sha256="none", files_sha256="a")
     dist = dataclasses.replace(base.packages.dist[0], name="numpy", direct_url=source)
