@@ -144,6 +144,11 @@ class RunFolder:
         return self.smoke / "plan.json"
 
     @property
+    def smoke_ended(self) -> Path:
+        """Report of a node that could not go on with the smoke test: the other nodes end theirs."""
+        return self.smoke / "ended.json"
+
+    @property
     def smoke_result(self) -> Path:
         return self.path / "smoke.json"
 

@@ -11,6 +11,9 @@ from typing import Literal
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.verdict import Result
 
+# How the smoke test ended on a node: SmokeReport says what each word means.
+SmokeEnd = Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped", "other-ended"]
+
 # The checks of the smoke test, in the order in which they run.
 SMOKE_PHASES = ("init", "correct", "second-group", "bandwidth")
 
@@ -145,7 +148,8 @@ class SmokeReport:
     Attributes:
         ended: `done`: every rank ended well; `failed`: one did not; `timeout`: a phase took longer than its limit, and
             the ranks were killed; `unreachable`: no packet came back from the first node; `not-started`: the container
-            or torch did not start; `stopped`: a signal asked this step to end.
+            or torch did not start; `stopped`: a signal asked this step to end; `other-ended`: the ranks waited for
+            those of a node that could not go on.
         problem: why, for all but `done`.
         moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
             that is unknown.
@@ -157,7 +161,7 @@ class SmokeReport:
     run: str
     node: str
     attempt: int
-    ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"]
+    ended: SmokeEnd
     problem: str = ""
     ranks: tuple[SmokeRank, ...] = ()
     moved_bytes: int | None = None

@@ -97,15 +97,23 @@ def _names(plan: SmokePlan) -> tuple[str, ...]:
 
 
 def _rows(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+    failed = [report for report in reports.values() if report.ended != "done"]
+    named = set()
+    # It names a pair. The other nodes may have waited in vain and have no more to say.
+    if any(report.ended == "unreachable" for report in failed):
+        for row in _failure(plan, reports, failed, pairs):
+            named.add(row[0])
+            yield row
     silent = [node.name for node in plan.nodes if node.name not in reports]
     for name in silent:
-        yield _row(name, "smoke.init", "a report", "this node reported nothing", state="unknown")
+        if name not in named:
+            yield _row(name, "smoke.init", "a report", "this node reported nothing", state="unknown")
     unusable = [report for report in reports.values() if report.ended in ("not-started", "stopped")]
     for report in unusable:
-        yield _row(report.node, "smoke.init", "a start like the training's", report.problem, state="unknown")
-    if silent or unusable:
+        if report.node not in named:
+            yield _row(report.node, "smoke.init", "a start like the training's", report.problem, state="unknown")
+    if named or silent or unusable:
         return
-    failed = [report for report in reports.values() if report.ended != "done"]
     if failed:
         yield from _failure(plan, reports, failed, pairs)
         return

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from hpcenv.errors import HpcenvError, NodesUnknown
 from hpcenv.node.container.start_gate import StartGate
@@ -24,14 +23,14 @@ from hpcenv.node.launch.supervise import Signals, caught_signals
 from hpcenv.node.smoke import ras
 from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds
 from hpcenv.node.smoke.reach import Reach
-from hpcenv.node.smoke.watch import Counter, Watch
+from hpcenv.node.smoke.watch import Counter, Others, Watch
 from hpcenv.node.this_node import ThisNode
 from hpcenv.process import below
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, read_end, save_record, write_text
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.smoke import SmokePlan, SmokeReport
+from hpcenv.records.smoke import SmokeEnd, SmokePlan, SmokeReport
 from hpcenv.records.verdict import NodeSettings
 
 _LOOK_SECONDS = 0.05
@@ -67,6 +66,9 @@ def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, 
             report = test.report("not-started", problem=str(error))
     report = replace(report, seconds=round(time.monotonic() - started, 3))
     save_record(report, folder.smoke_of(this_node.node, pairs=pairs))
+    # Pairs go on without one that failed: each has its own limit.
+    if not pairs and report.ended not in ("done", "other-ended"):
+        save_record(replace(report, ranks=()), folder.smoke_ended)
     return report
 
 
@@ -74,7 +76,7 @@ def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, 
 class _End:
     """How the watch over the ranks ended."""
 
-    ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"]
+    ended: SmokeEnd
     problem: str = ""
 
 
@@ -104,6 +106,7 @@ class _Test:
         seconds = PAIR_SECONDS * (len(rounds(len(plan.nodes))) + 1) if pairs else plan.seconds
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
+        self._others = Others(folder.smoke_ended, run=plan.run, attempt=plan.attempt, node=this_node.node)
 
     @property
     def _per_node(self) -> int:
@@ -187,12 +190,16 @@ class _Test:
         if signals.asked_to_end is not None or signals.warned:
             number = signals.asked_to_end or signal.SIGUSR2
             return _End(ended="stopped", problem=f"got {signal.Signals(number).name}")
-        if reach is not None and reach.silent_for() > self._plan.seconds:
+        ranks_run = self._watch.begun()
+        if reach is not None and ranks_run:
+            reach.close()  # The agents have met: from here on the limits of the phases hold.
+        elif reach is not None and reach.silent_for() > self._plan.seconds:
             target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
             return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
         late = self._watch.late()
         if late is None:
-            return None
+            other = None if self._pairs else self._others.ended(ranks_run=ranks_run)
+            return None if other is None else _End(ended="other-ended", problem=f"{other.node}: {other.problem}")
         if late.phase == "start":
             return _End(ended="not-started", problem=f"rank {late.rank} did not start within {late.seconds:.0f} s")
         return _End(ended="timeout", problem=f"rank {late.rank}: {late.phase} did not end within {late.seconds:.0f} s")
@@ -225,7 +232,7 @@ class _Test:
 
     def report(
         self,
-        ended: Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped"],
+        ended: SmokeEnd,
         *,
         problem: str = "",
     ) -> SmokeReport:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcenv.errors import RecordInvalid
 from hpcenv.node.smoke.nccl_log import read_transport
-from hpcenv.records.files import open_regular, read_file
-from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank
+from hpcenv.records.files import load_record, open_regular, read_file
+from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank, SmokeReport
 
 # Files of the ranks: what runs in the image writes them, so their size is limited.
 _MOST_BYTES = 1 << 20
@@ -26,6 +27,7 @@ _LONGEST = 2000
 
 # A rank ends a collective itself after the limit, and its message often names the peer: it gets time to write it.
 _SECONDS_FOR_MESSAGE = 5.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,9 @@ class Watch:
         """Whether all ranks have imported torch."""
         return all(self._place(rank) not in (("start", "begin"), ("start", "failed")) for rank in self._ranks)
 
-    def phase(self) -> tuple[tuple[str, str], ...]:
-        """Return where each rank is."""
-        return tuple(self._place(rank) for rank in self._ranks)
+    def begun(self) -> bool:
+        """Whether a rank runs: the agents of all nodes have met by then."""
+        return any(read_lines(self._file(rank)) for rank in self._ranks)
 
     def _place(self, rank: int) -> tuple[str, str]:
         lines = read_lines(self._file(rank))
@@ -173,6 +175,45 @@ def _transport(folder: Path, rank: int) -> NcclTransport | None:
     except OSError:
         return None
     return read_transport(text.splitlines())
+
+
+# -- other nodes --------------------------------------------------------------------------------
+
+
+class Others:
+    """Tells whether another node could not go on: its ranks will not come, or will not answer any more.
+
+    The nodes share one file, which the first of them writes: what each node reads does not grow with their number.
+    """
+
+    def __init__(self, path: Path, *, run: str, attempt: int, node: str) -> None:
+        """Read `path`; the file of another run or attempt, and what this node wrote itself, count for nothing."""
+        self._path = path
+        self._run = (run, attempt)
+        self._node = node
+        self._ended: SmokeReport | None = None
+        self._seen = 0.0
+        self._next = 0.0
+
+    def ended(self, *, ranks_run: bool) -> SmokeReport | None:
+        """Return the report of a node that could not go on.
+
+        Args:
+            ranks_run: ranks of this node run. They get some seconds to end by themselves: their messages often name
+                the peer.
+        """
+        now = time.monotonic()
+        if self._ended is None and now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LOOKS
+            self._ended, self._seen = self._read(), now
+        return self._ended if not ranks_run or now - self._seen > _SECONDS_FOR_MESSAGE else None
+
+    def _read(self) -> SmokeReport | None:
+        try:
+            report = load_record(SmokeReport, self._path)
+        except RecordInvalid:
+            return None
+        return report if (report.run, report.attempt) == self._run and report.node != self._node else None
 
 
 # -- the interface ---------------------------------------------------------------------------

@@ -124,6 +124,44 @@ def test_a_silent_node_is_unknown_and_not_fine() -> None:
     assert {name: outcome.state for name, outcome in found.items()} == {"n2 smoke.init": "unknown"}
 
 
+def _unreachable(number: int) -> SmokeReport:
+    problem = "nothing came back from 10.0.0.1, port 20000: Connection timed out"
+    return replace(_report(number, "unreachable", until="start"), problem=problem, ranks=())
+
+
+@pytest.mark.parametrize("ended", ["other-ended", "not-started", None])
+def test_a_node_that_waited_in_vain_does_not_hide_the_pair(ended: str | None) -> None:
+    waited = [] if ended is None else [replace(_report(1, ended, until="start"), ranks=())]
+    found = _bad(_plan(), *waited, _unreachable(2))
+    assert {name: outcome.state for name, outcome in found.items()} == {
+        "n1 smoke.init": "failed",
+        "n2 smoke.init": "failed",
+    }
+    text = found["n1 smoke.init"].found
+    assert "between n1 (10.0.0.1, eth0) and n2 (10.0.0.2, eth0): the ranks could not meet: nothing came back" in text
+
+
+def test_nodes_beside_an_unreachable_pair_stay_unknown() -> None:
+    found = _bad(
+        _plan(4), _report(1, "other-ended", until="init"), _unreachable(2), _report(3, "not-started", until="init")
+    )
+    states = {name: outcome.state for name, outcome in found.items()}
+    assert states == {
+        "n1 smoke.init": "failed",
+        "n2 smoke.init": "failed",
+        "n3 smoke.init": "unknown",
+        "n4 smoke.init": "unknown",
+    }
+
+
+def test_the_end_of_another_node_is_no_failure_of_its_own() -> None:
+    late = replace(_report(1, "timeout", until="correct"), moved_bytes=100)
+    found = _bad(_plan(), late, _report(2, "other-ended", until="correct"))
+    assert set(found) == {"n1 smoke.correct", "n2 smoke.correct"}
+    not_started = _report(1, "not-started", until="init")
+    assert set(_bad(_plan(), not_started, _report(2, "other-ended", until="init"))) == {"n1 smoke.init"}
+
+
 def test_a_connection_over_another_interface_is_named() -> None:
     wrong = _report(1, connections=(("10.9.0.1", "10.9.0.2"),))
     found = _bad(_plan(), wrong, _report(2))["n1 smoke.transport"]

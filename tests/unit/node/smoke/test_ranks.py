@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import pytest
 from hpcenv.node.smoke import ras
 from hpcenv.node.smoke.reach import Reach
 from hpcenv.node.smoke.watch import Watch, read_lines, read_rank
+
+from .silent import silent_listener
 
 PROGRAM = Path(__file__).resolve().parents[4] / "hpcenv" / "incontainer" / "smoke.py"
 
@@ -61,11 +65,28 @@ def test_a_rank_without_progress_is_late(tmp_path: Path) -> None:
     assert late is not None and late.phase == "second-group"
 
 
-def test_a_port_without_a_listener_answers() -> None:
-    reach = Reach("127.0.0.1", _free_port())
+def test_an_answer_today_does_not_hide_a_link_that_is_cut_later() -> None:
+    port = _free_port()
+    reach = Reach("127.0.0.1", port)
     reach.start()
-    reach.join(timeout=10)
-    assert reach.answered and reach.silent_for() == 0
+    try:
+        time.sleep(1)
+        assert reach.silent_for() == 0, "a port without a listener answers with a reset"
+        with silent_listener(port):
+            _wait(lambda: reach.silent_for() > 3)
+            assert "timed out" in reach.problem
+        _wait(lambda: reach.silent_for() == 0)
+    finally:
+        reach.close()
+        reach.join(timeout=10)
+    assert not reach.is_alive()
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 15
+    while not is_so():
+        assert time.monotonic() < until, "it did not happen within 15 s"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("version", "words"), [("", "unknown"), ("2.23.4", "no RAS service")])
