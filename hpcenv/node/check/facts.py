@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
-from hpcenv.node.check import bare_image, bind_content, code, data, host, mounts, sif_check
+from hpcenv.node.check import bare_image, bind_content, code, host, mounts, sif_check
 from hpcenv.node.container.start_command import (
     build_start_command,
     is_compared_as_variable,
@@ -268,6 +268,8 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
 
 
 def _read_data(one: RecordedData, found: _Gathered) -> None:
+    from hpcenv.node.check import data  # its pool of threads is slow to load, and few runs name data
+
     found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare))
 
 

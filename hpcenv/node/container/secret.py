@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcenv.errors import NodesUnknown
 from hpcenv.records import secret_file
-from hpcenv.records.manifest import Secret
+from hpcenv.records.manifest import Manifest, Secret
 
 _MAX_BYTES = 64 * 1024
 
@@ -87,3 +87,10 @@ def _from_file(path: Path) -> str:
         return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+
+
+def forget(manifest: Manifest) -> None:
+    """Remove the file with the values of the run's secrets."""
+    path = Path(manifest.secret_values)
+    if manifest.secret_values:
+        secret_file.remove(path.parents[1], [manifest.run_folder])

@@ -19,7 +19,7 @@ from typing import IO
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
-from hpcenv.node.check import loaded, second_look, sif_check
+from hpcenv.node.check import loaded, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
 from hpcenv.node.container.start_gate import Release, StartGate
@@ -153,6 +153,8 @@ def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> N
     ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
     _record(ended, run, this_node, say)  # first of all: Slurm may end this step soon
     asked = bool(stop.stopped) or signals.asked_to_end is not None
+    from hpcenv.node.check import second_look  # slow to load; nothing waits for it here
+
     again = second_look.look_again(node.manifest, _facts(run, this_node), node.environ, asked=asked)
     if again.changed or again.skipped:
         ended = replace(ended, changed=again.changed, not_looked_again=again.skipped)

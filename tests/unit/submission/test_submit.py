@@ -568,7 +568,7 @@ def test_staging_needs_something_to_stage(plan: Make, words: Any, says: str) -> 
 def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -> None:
     """A node with this Python compiles nothing; a source that was changed since counts, not what was compiled."""
     run = RunFolder(tmp_path / "run")
-    importing = "import sys; sys.path.insert(0, sys.argv[1]); import hpcenv.node.main, hpcenv.node.launch.launch, hpcenv.version"
+    importing = "import sys; sys.path.insert(0, sys.argv[1]); import hpcenv.node.steps.check, hpcenv.node.steps.launch, hpcenv.version"
 
     def loaded(folder: Path) -> list[str]:
         argv = [sys.executable, "-I", "-v", "-c", importing, str(folder)]

@@ -1,0 +1,70 @@
+"""The steps `smoke`, `smoke-pairs` and `smoke-judge`: all ranks together, before the training.
+
+Runs on: COMPUTE NODE.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+
+from hpcenv.errors import Status
+from hpcenv.node.check import verdict_table
+from hpcenv.node.manifest import open_manifest
+from hpcenv.node.smoke import conclude
+from hpcenv.node.smoke import run as smoke
+from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+
+
+def plan(
+    manifest: Manifest, run: RunFolder, verdict: Verdict, reported: Mapping[str, Facts], *, job_id: str
+) -> Verdict:
+    """Plan the smoke test where none on these nodes holds still; return the verdict that holds now."""
+    planned = conclude.prepare(manifest, run, verdict, reported, job_id=job_id, now=time.time())
+    return _say_concluded(planned, manifest)
+
+
+def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Run the smoke test on this node. Ends with 0 whatever was found: the judge step judges."""
+    return _smoke(run, environ, pairs=False)
+
+
+def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Test pairs of nodes, with this node in some of them."""
+    return _smoke(run, environ, pairs=True)
+
+
+def _smoke(run: RunFolder, environ: Mapping[str, str], *, pairs: bool) -> int:
+    manifest = open_manifest(run)
+    report = smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs)
+    if report.ended != "stopped":
+        return 0
+    number = next((n for n in REQUESTS if report.problem.endswith(n.name)), signal.SIGTERM)
+    return 128 + number
+
+
+def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Join what all nodes saw in the smoke test; a failure changes the verdict.
+
+    Returns 0 when training may start, 90 or 91 when it may not, Status.TEST_PAIRS when pairs have to be tested first.
+    """
+    manifest = open_manifest(run)
+    place = find_place(run, manifest, environ)
+    concluded = conclude.conclude(manifest, place, wait=SECONDS_FOR_FILES, now=time.time())
+    verdict = _say_concluded(concluded, manifest)
+    return exit_status(verdict) if concluded.verdict is not None else Status.TEST_PAIRS
+
+
+def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:
+    """Print what the smoke test gave; return the verdict that holds now."""
+    for line in concluded.lines:
+        print(line, flush=True)
+    verdict = concluded.verdict or concluded.before
+    if verdict.result != concluded.before.result:
+        print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    return verdict
