@@ -25,6 +25,7 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_json, save_record
 from hpcenv.records.manifest import Setting
 from hpcenv.records.network import NetworkDecision
+from hpcenv.records.variables import is_tuning
 
 
 def record_this_machine(environ: Mapping[str, str], *, name: str, date: str) -> MachineRecording:
@@ -90,7 +91,7 @@ def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Se
     found = {
         name: Setting(name=name, value=value, origin="environment")
         for name, value in environ.items()
-        if reach.is_tuning(name)
+        if is_tuning(name)
     }
     for pair in pairs:
         name, separator, value = pair.partition("=")

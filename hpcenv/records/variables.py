@@ -1,4 +1,4 @@
-"""How a variable of the ranks is written into a record: its value, or only its name.
+"""What the name of a variable says, and how the variable is written into a record: its value, or only its name.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
@@ -20,6 +20,9 @@ _CREDENTIAL = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNOR
 # `http_proxy=http://user:password@proxy:3128`
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
+# Variables of the libraries with which ranks communicate. If the user sets one anywhere, it wins over a detected one.
+_TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
+
 
 def looks_like_credential(name: str) -> bool:
     """Return whether the name of a variable looks like that of a credential."""
@@ -40,3 +43,8 @@ def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
         name, _, value = pair.partition("=")
         shown.append(f"{flag}{name}={recorded_value(name, value)}" if is_pair else word)
     return tuple(shown)
+
+
+def is_tuning(name: str) -> bool:
+    """Return whether a variable tunes the communication of the ranks."""
+    return _TUNING.match(name) is not None

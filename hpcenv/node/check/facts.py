@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
 from hpcenv.node.check import bare_image, bind_content, code, host, mounts, sif_check
+from hpcenv.node.container.job_variables import is_compared_as_variable
 from hpcenv.node.container.start_command import (
     build_start_command,
-    is_compared_as_variable,
     needed_binds,
     own_folders,
     record_variables,
@@ -43,7 +43,7 @@ from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, N
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
 from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.variables import recorded_value
+from hpcenv.records.variables import is_tuning, recorded_value
 
 if TYPE_CHECKING:
     from hpcenv.node.check.gpus import GpuFacts
@@ -348,7 +348,7 @@ def _probe(
         seconds=manifest.check_seconds,
         # The ranks get the job's tuning too (node/network/decision.py).
         variables={
-            **{name: value for name, value in environ.items() if reach.is_tuning(name)},
+            **{name: value for name, value in environ.items() if is_tuning(name)},
             **{setting.name: setting.value for setting in manifest.settings},
         },
         passed=manifest.pass_env,

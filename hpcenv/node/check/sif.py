@@ -23,7 +23,6 @@ import json
 import os
 import stat
 import struct
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,13 +206,19 @@ def read_header(source: Source) -> Header:
         return Header(
             launch=_text(launch),
             architecture=_architecture(arch),
-            uuid=str(uuid.UUID(bytes=identity)),
+            uuid=_as_uuid(identity),
             created=created,
             modified=modified,
             file_size=file_size,
             objects=objects,
             runs=_primary(name, objects),
         )
+
+
+def _as_uuid(identity: bytes) -> str:
+    """Return 16 bytes as a UUID is written (RFC 9562, section 4)."""
+    digits = identity.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _begins_as_sif(fd: int, name: str, file_size: int) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.node.container import apptainer
+from hpcenv.node.container.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
 from hpcenv.records.variables import WITHHELD, recorded_value
 
@@ -24,50 +25,9 @@ from hpcenv.records.variables import WITHHELD, recorded_value
 # collide with a bind below the user's real home.
 CONTAINER_HOME = "/hpcenv/home"
 
-# Variables of the job that the ranks get.
-_FROM_THE_JOB = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "SLURMD_NODENAME",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_ARRAY_TASK_ID",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_JOB_ACCOUNT",
-    "SLURM_JOB_END_TIME",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_JOB_PARTITION",
-    "SLURM_JOB_START_TIME",
-    "SLURM_NODEID",
-    "SLURM_RESTART_COUNT",
-)
-
-# Further variables that the ranks get on the host, where programs are found through variables: those
-# of a login, environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are
-# not among them: with them, Lightning and accelerate assume that each process is a task of srun, and set its rank
-# (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
-_OF_LOGIN = re.compile(
-    r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
-    r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
-    r"KRB5CCNAME|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|"
-    r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
-)
-
 # On the host they also get the settings of libraries for GPUs, networks and mathematics. These can change results.
 _OF_LIBRARIES = re.compile(
     r"(LD_LIBRARY_PATH|(CUDA|NCCL|RCCL|UCX|FI|OFI|GLOO|HSA|MIOPEN|MKL|KMP|GOMP|OMP|TORCH)_\w+)\Z"
-)
-
-# Another field covers each of these: the probe reads it inside the environment.
-_HAS_FIELD = re.compile(
-    r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
-    r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
 )
 
 # A user's pattern does not match these variables: they decide which Python code is loaded (the
@@ -150,12 +110,12 @@ def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host:
     return {
         name: value
         for name, value in inherited.items()
-        if name in _FROM_THE_JOB or (on_host and _is_let_through_on_host(name)) or _is_passed(name, passed)
+        if name in FROM_THE_JOB or (on_host and _is_let_through_on_host(name)) or _is_passed(name, passed)
     }
 
 
 def _is_let_through_on_host(name: str) -> bool:
-    return _OF_LOGIN.match(name) is not None or _OF_LIBRARIES.match(name) is not None
+    return OF_LOGIN.match(name) is not None or _OF_LIBRARIES.match(name) is not None
 
 
 def record_variables(manifest: Manifest, inherited: Mapping[str, str]) -> tuple[Setting, ...]:
@@ -190,19 +150,9 @@ def record_variables(manifest: Manifest, inherited: Mapping[str, str]) -> tuple[
 def _origin(name: str, *, on_host: bool) -> str:
     if on_host and name == "PYTHONNOUSERSITE":
         return "set by hpcenv on the host"
-    if name in _FROM_THE_JOB or (on_host and _is_let_through_on_host(name)):
+    if name in FROM_THE_JOB or (on_host and _is_let_through_on_host(name)):
         return "environment of the job"
     return "environment of the job, by --pass-env"
-
-
-def changes_results(name: str) -> bool:
-    """Return whether a variable of the job can change numbers or code: it is not one of a login, or of Slurm itself."""
-    return not (name in _FROM_THE_JOB or name.startswith("SLURM_") or _OF_LOGIN.match(name))
-
-
-def is_compared_as_variable(name: str) -> bool:
-    """Return whether nodes are compared in this variable: it can change results, and no other field covers it."""
-    return changes_results(name) and not _HAS_FIELD.match(name)
 
 
 def _is_passed(name: str, passed: Sequence[str]) -> bool:

@@ -16,14 +16,13 @@ from pathlib import Path
 from hpcenv.node.network.effect import read_back
 from hpcenv.node.network.lint import lint
 from hpcenv.node.network.profiles import NetworkProfile
-from hpcenv.node.network.reach import is_tuning
 from hpcenv.node.network.rules import RULES, NetworkRule, Proposal, Situation, step_options
 from hpcenv.node.network.troubles import warn
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import ExplainedBind, Fabric, NetworkDecision, NetworkRow
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.variables import recorded_value
+from hpcenv.records.variables import is_tuning, recorded_value
 
 DETECTED = "detected"
 

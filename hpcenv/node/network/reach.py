@@ -22,19 +22,12 @@ from hpcenv import process
 from hpcenv.errors import HpcenvError
 from hpcenv.records.facts import Interface, Network, Route
 from hpcenv.records.manifest import Setting
-
-# Variables that the user set anywhere: they win over detected ones.
-_TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
+from hpcenv.records.variables import is_tuning
 
 _COMMAND_SECONDS = 10.0
 
 # For the smoke test: one for all nodes together, one for pairs of nodes.
 _TEST_PORTS = 2
-
-
-def is_tuning(name: str) -> bool:
-    """Return whether a variable tunes the communication of the ranks."""
-    return _TUNING.match(name) is not None
 
 
 def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = ()) -> Network:
@@ -64,7 +57,7 @@ def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str
         variables=tuple(
             Setting(name=name, value=value, origin="environment of the job")
             for name, value in sorted(environ.items())
-            if _TUNING.match(name)
+            if is_tuning(name)
         ),
         problem=problem,
     )

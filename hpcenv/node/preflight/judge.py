@@ -5,7 +5,6 @@ Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -59,7 +58,8 @@ def compare_clocks(
         why = "all nodes are this machine" if manifest.cluster == "local" else "there is one node"
         return {node: CheckOutcome(id=name, state="not-run", found=why) for node in facts}
     offsets = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
-    usual = statistics.median_low(offsets.values()) if offsets else 0.0
+    # The lower median.
+    usual = sorted(offsets.values())[(len(offsets) - 1) // 2] if offsets else 0.0
     outcomes = {}
     for node, one in facts.items():
         by_files = abs(offsets.get(node, usual) - usual)

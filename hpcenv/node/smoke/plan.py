@@ -9,13 +9,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpcenv.node.network.reach import is_tuning
 from hpcenv.node.smoke.effect import READ
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest, SmokeOptions
 from hpcenv.records.network import Fabric
 from hpcenv.records.smoke import SmokeNode, SmokePlan
+from hpcenv.records.variables import is_tuning
 from hpcenv.records.verdict import NodeSettings, Verdict
 
 # Up to this number of nodes every pair is tested. With more, each node is tested with its two neighbours: a sick node

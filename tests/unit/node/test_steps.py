@@ -41,7 +41,13 @@ def loaded_by(name: str) -> set[str]:
 OTHERS = {
     "begin": {"subprocess", "hpcenv.records.facts", "hpcenv.records.verdict", "hpcenv.node.check.facts"},
     "check": {"hpcenv.node.check.decide", "hpcenv.node.launch.launch", "hpcenv.node.network.decision", "logging"},
-    "decide": {"hpcenv.node.check.facts", "hpcenv.node.launch.launch", "hpcenv.node.smoke.judge", "logging"},
+    "decide": {
+        "hpcenv.node.check.facts",
+        "hpcenv.node.launch.launch",
+        "hpcenv.node.smoke.judge",
+        "subprocess",
+        "statistics",
+    },
     "task-on-release": {"hpcenv.node.check.decide", "hpcenv.node.network.rules", "hpcenv.node.smoke.run", "logging"},
 }
 

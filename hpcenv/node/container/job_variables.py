@@ -1,0 +1,59 @@
+"""Which variables of a job the ranks get, and which of them can change results.
+
+Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Variables of the job that the ranks get.
+FROM_THE_JOB = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "SLURMD_NODENAME",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_START_TIME",
+    "SLURM_NODEID",
+    "SLURM_RESTART_COUNT",
+)
+
+# Further variables that the ranks get on the host, where programs are found through variables: those
+# of a login, environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are
+# not among them: with them, Lightning and accelerate assume that each process is a task of srun, and set its rank
+# (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
+OF_LOGIN = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
+    r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
+    r"KRB5CCNAME|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|"
+    r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
+)
+
+# Another field covers each of these: the probe reads it inside the environment.
+_HAS_FIELD = re.compile(
+    r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
+    r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
+)
+
+
+def changes_results(name: str) -> bool:
+    """Return whether a variable of the job can change numbers or code: it is not one of a login, or of Slurm itself."""
+    return not (name in FROM_THE_JOB or name.startswith("SLURM_") or OF_LOGIN.match(name))
+
+
+def is_compared_as_variable(name: str) -> bool:
+    """Return whether nodes are compared in this variable: it can change results, and no other field covers it."""
+    return changes_results(name) and not _HAS_FIELD.match(name)
