@@ -50,6 +50,18 @@ def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def table_option(name: str, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives another command one option of the table.
+
+    Args:
+        name: of the row.
+        note: a sentence for the help, about this command.
+    """
+    row = next(row for row in in_place("command") if row.name == name)
+    words = _words(row)
+    return click.option(*_spelling(row), row.name, cls=GroupedOption, **{**words, "help": f"{row.help} {note}".strip()})
+
+
 def _spelling(row: options.Option) -> tuple[str, ...]:
     if row.kind == "switch":
         return (f"{row.flag}/--no-{row.key}",)

@@ -11,6 +11,7 @@ import click
 
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._complete import lockfile_names
+from hpcenv.cli._submit_options import table_option
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
@@ -50,6 +51,7 @@ from hpcenv.submission.verify import outcome, verify, with_notes
 @click.option("--partition", help="Slurm partition of the job, with --nodes.")
 @click.option("--account", help="Slurm account of the job, with --nodes.")
 @click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
+@table_option("preflight", "With --nodes; nothing is trained.")
 @click.option("--signature", metavar="FILE", help="Verify who signed this lockfile or bundle, and nothing else.")
 @click.option("--signers", metavar="FILE", help="With --signature: OpenSSH's file of allowed signers.")
 @click.option("--identity", metavar="WHO", default="", help="With --signature: who must have signed.")
@@ -123,7 +125,7 @@ def _refuse_without_effect(nodes: int | None, options: dict[str, Any]) -> None:
             why="nodes are checked with the project's own SIF, as for a job",
             hint="leave out --nodes to verify that SIF on this machine",
         )
-    of_jobs = {"--partition": "partition", "--account": "account", "--time": "time_limit"}
+    of_jobs = {"--partition": "partition", "--account": "account", "--time": "time_limit", "--preflight": "preflight"}
     given = [flag for flag, name in of_jobs.items() if options[name] is not None]
     if nodes is None and given:
         raise UsageError(
@@ -156,6 +158,14 @@ def _cancelled(result: SubmitResult) -> Interrupted:
     return Interrupted(f"interrupted; {job} is cancelled")
 
 
+def _ranks_per_node(workspace: Workspace, options: dict[str, Any]) -> int | None:
+    """Return how many ranks a smoke test starts on each node; None for as many as a submission without --nproc."""
+    usual = workspace.project.submit
+    tested = (options["preflight"] or usual.preflight) in ("full", "deep")
+    gpus = usual.gpus if options["gpus"] is None else options["gpus"]
+    return None if tested and (gpus or usual.nproc) else 1
+
+
 def _verify_nodes(
     workspace: Workspace, nodes: int, options: dict[str, Any], level: Level | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
@@ -166,7 +176,8 @@ def _verify_nodes(
         level=level,
         nodes=nodes,
         gpus=options["gpus"],
-        nproc=1,
+        nproc=_ranks_per_node(workspace, options),
+        preflight=options["preflight"],
         partition=options["partition"],
         account=options["account"],
         time=options["time_limit"],

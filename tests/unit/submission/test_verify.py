@@ -162,6 +162,7 @@ def test_the_policy_loosens_it(own: Path) -> None:
         (("--nodes", "2", "--sif", "other.sif"), "`--sif` does not go with `--nodes`"),
         (("--partition", "gpu"), "`--partition` goes with `--nodes` only"),
         (("--time", "5"), "`--time` goes with `--nodes` only"),
+        (("--preflight", "full"), "`--preflight` goes with `--nodes` only"),
     ],
 )
 def test_a_flag_that_would_not_be_heeded_is_refused(words: tuple[str, ...], said: str, hpcenv: Any, own: Path) -> None:
