@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
-from hpcenv.node.check import bare_image, bind_content, code, host, mounts, sif_check
+from hpcenv.node.check import bare_image, bind_content, mounts, sif_check
 from hpcenv.node.container.job_variables import is_compared_as_variable
 from hpcenv.node.container.start_command import (
     build_start_command,
@@ -31,9 +31,6 @@ from hpcenv.node.container.start_command import (
     record_variables,
 )
 from hpcenv.node.container.start_gate import leads_to
-from hpcenv.node.network import reach
-from hpcenv.node.network.detect import detect
-from hpcenv.node.network.tree import HostTree
 from hpcenv.node.preflight import places
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
@@ -172,6 +169,8 @@ def _cause_in(stderr: str) -> str:
 class _Outside(threading.Thread):
     """Reads host and network while the container is started and read: a driver may take seconds to answer.
 
+    The modules for it are loaded in this thread: the launch step waits for the proof of the SIF, not for them.
+
     Attributes:
         found, network, fabric, checks: the results; not to be read before the thread has ended.
     """
@@ -205,27 +204,32 @@ class _Outside(threading.Thread):
         self._gpus = _read_host(self.found, self._environ, self._manifest.environment.apptainer)
 
     def _observe(self) -> None:
+        from hpcenv.node.network import reach
+
         # If nodes at the front are left out, one of these is the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others)
 
     def _run_checks(self) -> None:
-        from hpcenv.node.preflight import host_checks  # slow to load; here it loads while the container starts
+        from hpcenv.node.preflight import host_checks
 
         seen = host_checks.AlreadyRead(gpus=self._gpus, network=self.network, fabric=self.fabric, look=self._look)
         self.checks = host_checks.run(self._manifest, self._place, self._environ, seen)
 
     def _detect(self) -> None:
+        from hpcenv.node.network.detect import detect
+        from hpcenv.node.network.tree import HostTree
+
         self.fabric = detect(HostTree(), self._environ, gpus=() if self._gpus is None else self._gpus.places)
 
 
 def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> GpuFacts:
     """Read what the host is, and return what is known of its GPUs."""
+    from hpcenv.node.check import gpus, host
+
     found.values["host.hostname"] = os.uname().nodename
     found.values["host.machine"] = os.uname().machine
     found.values["host.cpus"] = len(os.sched_getaffinity(0))
-    from hpcenv.node.check import gpus  # slow to load; here it loads while the container starts
-
     of_gpus = gpus.read(environ=environ)
     for part in (of_gpus, host.read(host.Host(environ=environ, apptainer=apptainer or "apptainer"))):
         found.values.update(part.values)
@@ -256,6 +260,8 @@ def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Netw
 
 def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.FolderLook) -> None:
     """Read the run's copy of the code, and the data that it names."""
+    from hpcenv.node.check import code
+
     source = manifest.source
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
