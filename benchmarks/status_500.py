@@ -100,8 +100,8 @@ def _write(folder: Path, job_ids: list[str]) -> None:
     from hpcenv.records.codec import encode_record
     from hpcenv.records.files import load_record
     from hpcenv.records.manifest import Manifest
-    from hpcenv.records.outcome import Submission
     from hpcenv.records.run_folder import RunFolder
+    from hpcenv.records.submission import Submission
 
     seed = load_record(Manifest, next((SEEDS / "manifest").iterdir()))
     for number, job_id in enumerate(job_ids):

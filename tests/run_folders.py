@@ -9,8 +9,9 @@ from typing import Any
 
 from hpcenv.records.files import save_record, write_text
 from hpcenv.records.manifest import Environment, Manifest
-from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.sweep import SweepElement, SweepRecord
 from hpcenv.records.verdict import NodeSettings, NodeVerdict, Rendezvous, Verdict
 

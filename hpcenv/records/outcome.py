@@ -1,4 +1,4 @@
-"""How a run was submitted, and how its ranks and nodes ended.
+"""How the ranks and nodes of a run ended.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -108,21 +108,3 @@ class StopRequest:
     reason: Literal["time-limit", "preemption", "cancelled", "unknown"]
     asked: float
     ends: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """How a run came to be (`submission.json`): written once, by the login node."""
-
-    schema: int
-    run: str
-    cluster: Literal["slurm", "local"]
-    job_id: str
-    submitted: float
-    command: tuple[str, ...]
-    chain: tuple[str, ...] = ()
-    """Job ids of a chain, the first one first."""
-    nodes: int = 0
-    """How many nodes were asked for; 0 where that was not recorded."""
-    verifies: bool = False
-    """The job is one of `hpcenv verify --nodes`: it checks its nodes and trains nothing."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.runs.attempts import attempt_number, nodes_started, read_exits, read_finished, read_record, read_verdict
 
 _MOST_ATTEMPTS = 1000

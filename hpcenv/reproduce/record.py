@@ -17,8 +17,8 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest, RecordedData, Value
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.variables import WITHHELD, looks_like_credential, recorded_command, recorded_value
 from hpcenv.reproduce.attempt_record import AttemptRecord, Timings, read_attempts, timings_of
 from hpcenv.reproduce.measured import Measured, read_measured

@@ -15,8 +15,8 @@ from hpcenv.errors import Command, HpcenvError, RecordInvalid, RunNotFound
 from hpcenv.records import sweep as sweep_model
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.sweep import SweepRecord
 
 # A folder with this file is a sweep or an array. Its runs are the subfolders.

@@ -31,8 +31,8 @@ from hpcenv.errors import (
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.submission import kept_secrets, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan

@@ -28,8 +28,8 @@ from hpcenv.records import sweep as sweep_model
 from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Bind, Manifest, Setting, Source
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.sweep import Elements, SweepElement, SweepRecord
 from hpcenv.records.variables import recorded_command
 from hpcenv.runs.entries import Submitted, Sweep, open_folder, problem_of_element, read_sweep_record

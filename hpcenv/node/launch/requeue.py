@@ -18,8 +18,9 @@ from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, read_json, write_text
 from hpcenv.records.manifest import Manifest
-from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import Verdict
 
 Stopped = Literal["", "time-limit", "preemption", "unknown"]

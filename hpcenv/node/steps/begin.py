@@ -77,7 +77,7 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, envi
     """
     if manifest.chain:
         return
-    from hpcenv.records.outcome import Submission  # not needed if the login node was faster, as it usually is
+    from hpcenv.records.submission import Submission  # not needed if the login node was faster, as it usually is
 
     submission = Submission(
         schema=SCHEMA,

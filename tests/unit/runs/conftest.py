@@ -10,8 +10,8 @@ import pytest
 
 from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Environment, Manifest
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 
 Make = Callable[..., RunFolder]
 

@@ -12,8 +12,9 @@ import run_folders as folders
 
 from hpcenv.records.files import save_record, write_text
 from hpcenv.records.manifest import Environment, Manifest
-from hpcenv.records.outcome import NodeExit, RankExit, Submission
+from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import NodeVerdict, Verdict
 from hpcenv.runs.report import report
 from hpcenv.runs.report_text import RunReport

@@ -15,8 +15,8 @@ import pytest
 from hpcenv.node.check import code
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from hpcenv.project.workspace import open_workspace
 from hpcenv.records.codec import encode_record
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.records.sweep import SweepRecord
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find, find_run

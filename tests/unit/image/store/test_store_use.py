@@ -27,8 +27,8 @@ from hpcenv.project.lockfile import AskedTable, ContainerTable, Lockfile, Packag
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Environment, Manifest
-from hpcenv.records.outcome import Submission
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 from hpcenv.runs.prune import PrunePlan, PruneRequest, plan_prune, prune
 from hpcenv.runs.store_listing import list_images
 from hpcenv.submission.plan import Plan, Request

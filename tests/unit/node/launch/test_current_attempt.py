@@ -9,7 +9,8 @@ import pytest
 from hpcenv.node.launch import current_attempt
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.outcome import NodeExit, Submission
+from hpcenv.records.outcome import NodeExit
+from hpcenv.records.submission import Submission
 
 PLACE = ThisNode(node="n1", nodes=("n1", "n2"), attempt=0, job_id="77")
 
