@@ -23,6 +23,20 @@ from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text
 
 '''
 
+_SITE_TYPES_HEAD = '''"""The table [submit] of a site profile: one attribute for each row of options.py with this place.
+
+Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most submissions have no site profile, so this
+table is not in option_types.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.project.document import Document
+from hpcenv.project.option_values import @names
+
+'''
+
 _VALUES = {
     "count": "int | None = None",
     "flag": "bool = False",
@@ -34,6 +48,8 @@ _VALUES = {
     "secrets": "Mapping[str, str] = field(default_factory=dict)",
     "native": "Mapping[str, str | None] = field(default_factory=dict)",
 }
+# The types of keys in option_values.py.
+_KINDS = ("Count", "CountOrNone", "Seconds", "Size", "Text", "Time", "Word")
 _KEYS = {
     "text": "Text | None = None",
     "word": "Word | None = None",
@@ -62,13 +78,28 @@ _KEYWORDS = {
 def option_types() -> str:
     """Return the text of hpcenv/project/option_types.py."""
     classes = (
-        _class("OptionValues", "", "The values of all options, as hpcenv keeps them.", _value, OPTIONS),
-        _class("WrittenOptions", "", "The options whose values are `#SBATCH` lines as they are.", _value, WRITTEN),
-        _class("SubmitTable", "Document", "[submit] of hpcenv.toml: defaults for submissions.", _key, _keys("project")),
-        _class("SiteSubmitTable", "Document", "[submit] of a site profile: defaults.", _key, _keys("site")),
+        _class("OptionValues", _OF_ALL, _value, OPTIONS, methods=_INHERITED),
+        _class("WrittenOptions", _OF_SBATCH, _value, WRITTEN, methods=_INHERITED),
+        _class("SubmitTable(Document)", "[submit] of hpcenv.toml: defaults for submissions.", _key, _keys("project")),
         _keywords(),
     )
     return _TYPES_HEAD + "\n".join(classes)
+
+
+def site_option_types() -> str:
+    """Return the text of hpcenv/project/site_option_types.py."""
+    text = "[submit] of a site profile: defaults."
+    written = _class("SiteSubmitTable(Document)", text, _key, _keys("site"))
+    names = (name for name in _KINDS if f": {name} |" in written)
+    return _SITE_TYPES_HEAD.replace("@names", ", ".join(names)) + written
+
+
+_OF_ALL = "The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."
+_OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."
+# Python compiles the methods of a dataclass from text. Nobody uses those of a base class: its subclasses have others.
+_INHERITED = "init=False, eq=False, repr=False"
+# `Document` compares and shows all tables.
+_OF_A_TABLE = "eq=False, repr=False"
 
 
 def _keys(place: str) -> list[Option]:
@@ -76,10 +107,12 @@ def _keys(place: str) -> list[Option]:
     return [option for option in OPTIONS if place in option.places and option.kind != "native"]
 
 
-def _class(name: str, base: str, text: str, line: Callable[[Option], str], rows: Iterable[Option]) -> str:
-    head = f"class {name}({base}):" if base else f"class {name}:"
+def _class(
+    head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option], *, methods: str = _OF_A_TABLE
+) -> str:
     lines = [f"    {option.name}: {line(option)}" for option in rows]
-    return "\n".join(("", "@dataclass(frozen=True, kw_only=True)", head, f'    """{text}"""', "", *lines, ""))
+    decorator = f"@dataclass(frozen=True, kw_only=True, {methods})"
+    return "\n".join(("", decorator, f"class {head}:", f'    """{text}"""', "", *lines, ""))
 
 
 def _keywords() -> str:

@@ -44,12 +44,12 @@ ADDED_IN_REVISION = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LockTable(Document):
     """A table of the lockfile. hpcenv writes it; users do not edit it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AskedTable(LockTable):
     """[asked]: the part of hpcenv.toml that this lockfile was made from; decides whether it is stale."""
 
@@ -58,7 +58,7 @@ class AskedTable(LockTable):
     platform: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LayerTable(LockTable):
     """One layer: compressed digest as pulled, and `diff-id` of its content."""
 
@@ -68,7 +68,7 @@ class LayerTable(LockTable):
     media_type: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SifTable(LockTable):
     """[container.sif]: the file that the nodes run, and how it was made."""
 
@@ -84,7 +84,7 @@ class SifTable(LockTable):
     source_date_epoch: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ContainerTable(LockTable):
     """[container]: the image's identity chain, tag to content.
 
@@ -115,7 +115,7 @@ class ContainerTable(LockTable):
         return self.manifest_digest or f"sha256:{self.sif.sha256}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WheelTable(LockTable):
     """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
 
@@ -126,7 +126,7 @@ class WheelTable(LockTable):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DirectUrlTable(LockTable):
     """[packages.dist.direct-url]: where a distribution came from, if not from an index.
 
@@ -143,7 +143,7 @@ class DirectUrlTable(LockTable):
     hash: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
@@ -164,7 +164,7 @@ class DistTable(LockTable):
     wheel: WheelTable | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PackagesTable(LockTable):
     """[packages]: every installed distribution; `env-digest` is their hpcenv-env-v1 root."""
 
@@ -180,7 +180,7 @@ class PackagesTable(LockTable):
     dist: tuple[DistTable, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LockedHostTable(LockTable):
     """[host]: what the nodes must offer; expectations, not identity.
 
@@ -197,7 +197,7 @@ class LockedHostTable(LockTable):
     nvidia_require: dict[str, str] = declared(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LockedBindTable(LockTable):
     """[[bind]]: a bind of hpcenv.toml. Its source is not locked: it differs from cluster to cluster.
 
@@ -212,14 +212,14 @@ class LockedBindTable(LockTable):
     content: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LockedDeterminismTable(LockTable):
     """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
     profile: Annotated[Profile, Before(renew_profile)] = "off"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CodeTable(LockTable):
     """[code]: state of the code, in the lockfile copy of a run."""
 
@@ -232,7 +232,7 @@ class CodeTable(LockTable):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LockedDataTable(LockTable):
     """[data.NAME]: data as they were at submission, in the lockfile copy of a run."""
 
@@ -241,7 +241,7 @@ class LockedDataTable(LockTable):
     state: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunTable(LockTable):
     """[run]: command and shape, in the lockfile copy of a run."""
 
@@ -253,7 +253,7 @@ class RunTable(LockTable):
     env: dict[str, str] = declared(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Lockfile(LockTable):
     """A lockfile as a whole.
 

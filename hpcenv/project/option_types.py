@@ -11,9 +11,9 @@ from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class OptionValues:
-    """The values of all options, as hpcenv keeps them."""
+    """The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."""
 
     nodes: int | None = None
     gpus: int | None = None
@@ -82,9 +82,9 @@ class OptionValues:
     template: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class WrittenOptions:
-    """The options whose values are `#SBATCH` lines as they are."""
+    """The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."""
 
     mem: str | None = None
     time: str | None = None
@@ -99,7 +99,7 @@ class WrittenOptions:
     licenses: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SubmitTable(Document):
     """[submit] of hpcenv.toml: defaults for submissions."""
 
@@ -138,31 +138,6 @@ class SubmitTable(Document):
     include: tuple[str, ...] = ()
     stage_limit: Size | None = None
     template: Text | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteSubmitTable(Document):
-    """[submit] of a site profile: defaults."""
-
-    gpu_type: Word | None = None
-    gpu_request: Literal["gpus-per-node", "gres"] | None = None
-    cpus: Count | None = None
-    cpus_per_gpu: Count | None = None
-    mem: Word | None = None
-    spare: CountOrNone | None = None
-    time: Time | None = None
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    reservation: Word | None = None
-    exclude: Word | None = None
-    comment: Text | None = None
-    licenses: Word | None = None
-    launch_step: Literal["beside-check", "after-check"] | None = None
-    preflight: Literal["quick", "full", "deep", "off"] | None = None
-    skip_check: tuple[str, ...] = ()
-    smoke_limit: Seconds | None = None
 
 
 class SubmitKeywords(TypedDict, total=False):

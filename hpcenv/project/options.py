@@ -4,14 +4,15 @@ Runs on: LOGIN NODE. Data only.
 
 From this table follow the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
 hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
-the reference page (docs/reference/options.md) and the typed classes in option_types.py. It lives in
-project/ because hpcenv.toml and site profiles are read here, and project/ may not import submission/.
+the reference page (docs/reference/options.md) and the typed classes in option_types.py and
+site_option_types.py. It lives in project/ because hpcenv.toml and site profiles are read here, and
+project/ may not import submission/.
 
 To add an option, write one row and run
 
     scripts/reference-docs
 
-which writes option_types.py, the reference page and the recorded help pages again. A row made with
+which writes these classes, the reference page and the recorded help pages again. A row made with
 `_directive` needs nothing else: its value becomes the `#SBATCH` line. An option that hpcenv acts on
 itself also needs that code.
 """

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from hpcenv.project import document
 from hpcenv.project.document import Document
-from hpcenv.project.option_types import SiteSubmitTable
 from hpcenv.project.option_values import Count, CountOrNone, OptionValue, SbatchTable, SrunTable, Text, Word
+from hpcenv.project.site_option_types import SiteSubmitTable
 from hpcenv.project.table_schema import After
 from hpcenv.records.manifest import Bind, Setting
 
@@ -63,7 +63,7 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
 AbsolutePath = Annotated[Text, After(_absolute)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MatchTable(Document):
     """[match]: which cluster the profile is for.
 
@@ -74,7 +74,7 @@ class MatchTable(Document):
     cluster: Word
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SiteBindTable(Document):
     """[[bind]] of a site: a folder or file of the nodes that containers see."""
 
@@ -83,7 +83,7 @@ class SiteBindTable(Document):
     read_only: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VariableTable(Document):
     """[env.NAME] of a site: one variable for the ranks.
 
@@ -101,7 +101,7 @@ class VariableTable(Document):
     min_nodes: Count = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PartitionTable(Document):
     """[[slurm.partition]]: what `doctor` reports about a partition. Times as Slurm writes them."""
 
@@ -119,7 +119,7 @@ class PartitionTable(Document):
     grace_time: CountOrNone | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SlurmTable(Document):
     """[slurm]: what `doctor` found; a key that is not there is unknown.
 
@@ -150,7 +150,7 @@ class SlurmTable(Document):
     partition: tuple[PartitionTable, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SiteFile(Document):
     """The content of a site profile's file.
 

@@ -32,7 +32,7 @@ def _absolute(value: str) -> str:
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BindTable(Document):
     """[[bind]]: a host folder that the container sees."""
 
@@ -48,7 +48,7 @@ def _inside(value: str) -> str:
     return "/".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CodeFilesTable(Document):
     """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
 
@@ -61,7 +61,7 @@ class CodeFilesTable(Document):
     ignore: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DataTable(Document):
     """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
 
@@ -74,7 +74,7 @@ class DataTable(Document):
     compare: DataCompare = "size-and-time"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class HostTable(Document):
     """[host]: what the nodes have. With it, a mismatch is found before the job waits.
 
@@ -87,7 +87,7 @@ class HostTable(Document):
     gpu_memory: Annotated[str, After(memory)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
@@ -101,7 +101,7 @@ class DeterminismTable(Document):
     hash_parameters_every: CountOrNone = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReproduceTable(Document):
     """[reproduce]: how somebody else repeats a run with less hardware.
 
@@ -113,7 +113,7 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -128,7 +128,7 @@ class PathsTable(Document):
     lockfiles: Text = "lockfiles"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Project(Document):
     """hpcenv.toml as a whole.
 

@@ -11,9 +11,9 @@ import pytest
 from hpcenv.errors import NotAccepted
 from hpcenv.project import acceptance
 from hpcenv.project.init import init
-from hpcenv.project.option_types import OptionValues
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, open_workspace
+from hpcenv.submission.request import SubmitOptions
 
 IMAGE = 'image = "docker://registry.example/team/torch:2.13.0"\n'
 
@@ -134,8 +134,8 @@ def test_init_accepts_what_it_wrote_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_a_record_of_a_run_asks() -> None:
-    options = OptionValues(
-        secret={"A": "file:~/a"}, sbatch={"exclusive": None}, pass_env=("B",), env={"LD_AUDIT": "x", "C": "1"},
+    options = SubmitOptions(
+        script="train.py", secret={"A": "file:~/a"}, sbatch={"exclusive": None}, pass_env=("B",), env={"LD_AUDIT": "x", "C": "1"},
         runs_dir="/elsewhere", nodes=2, site="here",
     )  # fmt: skip
     found = acceptance.asked_by_options(options, "request.json")

@@ -9,11 +9,12 @@ import click
 import pytest
 
 from hpcenv.cli import rerun, submit
-from hpcenv.project import option_types, option_values
+from hpcenv.project import option_types, option_values, site_option_types
 from hpcenv.project.document import keys
 from hpcenv.project.options import GROUPS, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.site import SiteFile
 from hpcenv.project.spec import Project
+from hpcenv.submission.request import SubmitOptions
 
 IDS = [option.name for option in OPTIONS]
 
@@ -51,7 +52,7 @@ def test_the_tables_of_hpcenv_toml_and_of_a_site_profile_have_their_keys() -> No
     tables = [row for row in in_place("project") if row.kind != "native"]
     assert keys(option_types.SubmitTable) == tuple(row.key for row in tables)
     site = [row for row in in_place("site") if row.kind != "native"]
-    assert keys(option_types.SiteSubmitTable) == tuple(row.key for row in site)
+    assert keys(site_option_types.SiteSubmitTable) == tuple(row.key for row in site)
     for row in OPTIONS:
         if row.kind == "native":
             assert row.key in keys(Project)
@@ -63,8 +64,8 @@ def test_python_has_a_keyword_for_each_option() -> None:
 
 
 def test_each_option_has_a_value_that_is_not_given_at_first() -> None:
-    values = option_types.OptionValues()
-    assert [field.name for field in dataclasses.fields(values)] == IDS
+    values = SubmitOptions(script=None)
+    assert [field.name for field in dataclasses.fields(option_types.OptionValues)] == IDS
     assert {row.name: getattr(values, row.name) for row in OPTIONS} == {row.name: row.absent for row in OPTIONS}
     written = dataclasses.fields(option_types.WrittenOptions)
     assert [field.name for field in written] == [row.name for row in WRITTEN]

@@ -1,0 +1,36 @@
+"""The table [submit] of a site profile: one attribute for each row of options.py with this place.
+
+Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most submissions have no site profile, so this
+table is not in option_types.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv.project.document import Document
+from hpcenv.project.option_values import Count, CountOrNone, Seconds, Text, Time, Word
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SiteSubmitTable(Document):
+    """[submit] of a site profile: defaults."""
+
+    gpu_type: Word | None = None
+    gpu_request: Literal["gpus-per-node", "gres"] | None = None
+    cpus: Count | None = None
+    cpus_per_gpu: Count | None = None
+    mem: Word | None = None
+    spare: CountOrNone | None = None
+    time: Time | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    reservation: Word | None = None
+    exclude: Word | None = None
+    comment: Text | None = None
+    licenses: Word | None = None
+    launch_step: Literal["beside-check", "after-check"] | None = None
+    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    skip_check: tuple[str, ...] = ()
+    smoke_limit: Seconds | None = None
