@@ -110,27 +110,35 @@ def load_record(kind: type[Record], path: Path) -> Record:
     return decode_record(kind, text, origin=str(path))
 
 
-def save_record(record: object, path: Path) -> None:
+def save_record(record: object, path: Path, *, durable: bool = True) -> None:
     """Write `record` to `path`: aside, then renamed, so that readers never see half of it.
+
+    Args:
+        durable: as for `write_text`.
 
     Raises:
         OSError: it could not be written; what was there before is still there.
     """
-    write_text(encode_record(record), path)
+    write_text(encode_record(record), path, durable=durable)
 
 
-def write_text(text: str, path: Path, *, mode: int | None = None) -> None:
+def write_text(text: str, path: Path, *, mode: int | None = None, durable: bool = True) -> None:
     """Write `text` to `path` through a temporary file in the same folder and a rename.
 
     The temporary name holds the process id: two nodes may write into one folder.
+
+    Args:
+        durable: wait until it is on the disk: some milliseconds for each file. Not needed for what is of no use after
+            this machine has failed. Other nodes see the file in both cases: closing it sends it to a file server.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with open(aside, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if mode is not None:
             os.chmod(aside, mode)
         os.replace(aside, path)

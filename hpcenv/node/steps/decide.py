@@ -54,7 +54,8 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
-    write_text("\n".join(verdict.launched) + "\n", run.launched)
+    # Not durable: they are made anew for each attempt, and a large job has a thousand of them.
+    write_text("\n".join(verdict.launched) + "\n", run.launched, durable=False)
     if any(setting.value.startswith(f"{run.flight}/") for settings in choice.settings.values() for setting in settings):
         run.flight_of(place.attempt).mkdir(parents=True, exist_ok=True)
     for rank, node in enumerate(verdict.launched):
@@ -69,7 +70,7 @@ def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict
             settings=choice.settings[node],
             binds=choice.binds.get(node, ()),
         )
-        save_record(settings, run.env_of(node))
+        save_record(settings, run.env_of(node), durable=False)
 
 
 def _collect(run: RunFolder, place: ThisNode) -> tuple[dict[str, Facts], dict[str, str]]:

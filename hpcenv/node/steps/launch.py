@@ -27,5 +27,5 @@ def task_on_release(run: RunFolder, environ: Mapping[str, str]) -> int:
     place = find_place(run, manifest, environ)
     if place.rank == 0:
         # The batch script, on this node, sees by this file that the step has started.
-        write_text(f"{place.node}\n", run.launch_waits)
+        write_text(f"{place.node}\n", run.launch_waits, durable=False)
     return launch.launch(manifest, place, environ, say=say, release=sys.stdin.fileno())
