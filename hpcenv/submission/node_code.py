@@ -77,6 +77,11 @@ def copy_node_code(run: RunFolder) -> None:
         inside = run.inside / "hpcenv" / name
         inside.parent.mkdir(parents=True, exist_ok=True)
         _copy(f"{package}/{name}", str(inside))
+    copy_start_hook(run)
+
+
+def copy_start_hook(run: RunFolder) -> None:
+    """Copy what Python runs at the start of every rank."""
     for name, source in start_hook_files().items():
         place = run.start_hook / name
         place.parent.mkdir(parents=True, exist_ok=True)

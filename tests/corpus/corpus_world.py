@@ -48,7 +48,9 @@ from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
 from hpcenv.records.facts import Facts, Interface, Network, Route
 from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Finding, Verdict
+from hpcenv.submission.node_code import copy_start_hook
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.verify import verify
@@ -638,7 +640,10 @@ class Case:
         # The copy of the code has separate tests (tests/unit/node/check/test_code.py): here the script stays in place.
         usual = {"script": "train.py", "cluster": "local", "name": "corpus", "workdir": "live"}
         options = SubmitOptions(**{**usual, **self.options, **words})
-        return plan_job(open_workspace(self.root), options, context).manifest
+        manifest = plan_job(open_workspace(self.root), options, context).manifest
+        # A node finds the run folder with the start hook in it.
+        copy_start_hook(RunFolder(Path(manifest.run_folder)))
+        return manifest
 
     def gate(self) -> list[Seen]:
         """What a job of one node does before it starts: plan, check, decide."""
@@ -655,7 +660,9 @@ class Case:
         (self.root / "slurm").mkdir(exist_ok=True)
         slurm = {"PATH": f"{TESTS / 'fakes/bin'}:/usr/bin:/bin", "FAKE_SLURM": str(self.root / "slurm")}
         words = {name: value for name, value in self.options.items() if name != "nproc"}
-        wanted = {"cluster": "slurm", "nodes": 2, "gpus": 2, "nproc": None, "assume_shared": True, **words}
+        # The preflight checks would look at this machine, which has no GPU; tests/unit/node/preflight has theirs.
+        played = {"cluster": "slurm", "nodes": 2, "gpus": 2, "nproc": None, "assume_shared": True, "preflight": "off"}
+        wanted = {**played, **words}
         return self.plan(environ={**self.environ, **slurm}, **wanted)
 
     def nodes(self) -> list[Seen]:
