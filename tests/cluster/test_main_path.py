@@ -234,8 +234,9 @@ def test_nothing_of_the_users_home_or_environment_leaks_into_the_container(
     import json
 
     seen = json.loads(re.search(r"SEEN (.*)", done.stdout)[1])  # type: ignore[index]
-    # The run's own folder, where `hpcenv.training` is, and nothing of the caller's.
-    assert seen["names"] == {"PYTHONPATH": f"{sif_project.folder}/runs/leak/inside"}
+    # The run's own folders, with the start hook and `hpcenv.training`, and nothing of the caller's.
+    run = f"{sif_project.folder}/runs/leak"
+    assert seen["names"] == {"PYTHONPATH": f"{run}/start-hook:{run}/inside"}
     assert seen["home"] == "/hpcenv/home"
     assert not [entry for entry in seen["path"] if entry.startswith(("/home/alice/.local", "/tmp"))]
 

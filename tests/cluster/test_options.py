@@ -42,13 +42,13 @@ def test_sbatch_gets_the_options_that_are_passed_on(host_project: Project, clust
 def test_slurm_knows_the_lockfile_of_a_job(host_project: Project, cluster: Cluster, passed_on: Any) -> None:
     assert passed_on.status == 0, passed_on.text
     job = job_of(host_project, "passed")
-    fingerprint = host_project.json("report", "passed")["fingerprint"]
+    fingerprint = host_project.json("report", "passed")["data"]["fingerprint"]
     comment = f"a b hpcenv:{fingerprint}"
     assert f" Comment={comment}\n" in cluster.must("scontrol", "show", "job", job)
     assert cluster.must("sacct", "-n", "-P", "-X", "-j", job, "-o", "jobid,comment").strip() == f"{job}|{comment}"
     found = host_project.json("list", "--fingerprint", f"hpcenv:{fingerprint}")
-    assert "passed" in [run["run"] for run in found["runs"]]
-    assert host_project.json("list", "--fingerprint", "hpc1-000000000000")["total"] == 0
+    assert "passed" in [run["run"] for run in found["data"]["runs"]]
+    assert host_project.json("list", "--fingerprint", "hpc1-000000000000")["data"]["total"] == 0
 
 
 def test_the_launch_step_gets_the_options_of_srun_and_the_check_does_not(

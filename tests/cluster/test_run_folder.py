@@ -112,7 +112,7 @@ def test_a_full_disk_is_named_first_and_the_end_is_recorded(
     folder = small_disk(*options)
     trial.cluster.must("cp", "-r", f"{trial.project.folder}/lockfiles", f"{trial.project.folder}/steps.py", folder)
     spec = trial.cluster.must("cat", f"{trial.project.folder}/hpcenv.toml")
-    trial.cluster.write(f"{folder}/hpcenv.toml", f"{spec}[submit]\nassume-shared = true\n")
+    trial.cluster.write(f"{folder}/hpcenv.toml", f'{spec}[submit]\nassume-shared = true\npreflight = "off"\n')
     there = Trial(Project(trial.cluster, folder), trial.cluster)
     run = there.start()
     there.until_it_trains(run)

@@ -1053,7 +1053,10 @@ def _second(case: Case) -> Case:
     return other
 
 
-@mutation("nodes", "libs.nccl.version", "libs.nccl.*", *CONTENT, "packages.nvidia-nccl.content-sha256", needs=("gcc",))
+@mutation(
+    "nodes", "libs.nccl.version", "libs.nccl.*", "compat.nccl", *CONTENT, "packages.nvidia-nccl.content-sha256",
+    needs=("gcc",),
+)  # fmt: skip
 def node_with_another_library(case: Case) -> None:
     nccl_of_another_version_in_its_place(_second(case))
 
@@ -1064,7 +1067,7 @@ def node_with_another_package(case: Case) -> None:
     other.edit("purepkg-1.0.dist-info/METADATA", "Version: 1.0", "Version: 1.1")
 
 
-@mutation("nodes", "libs.nccl.origin", "libs.*", needs=("gcc",))
+@mutation("nodes", "libs.nccl.origin", "libs.*", "compat.nccl", needs=("gcc",))
 def node_where_a_module_is_loaded(case: Case) -> None:
     other = _second(case)
     other.environ["LD_LIBRARY_PATH"] = str(_module(other))

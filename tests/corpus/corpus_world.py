@@ -280,7 +280,7 @@ class World:
         self.trash = folder / "trash"
         self.trash.mkdir()
         self._removing: list[subprocess.Popen[bytes]] = []
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[tuple[object, ...], Facts] = {}
         self._build()
         self._lock()
 
@@ -410,11 +410,12 @@ class World:
             process.wait()
 
     def base_facts(self, manifest: Manifest) -> Facts:
-        """What a node with the locked environment finds; looked up once for each level."""
-        if manifest.probe_level not in self._facts:
+        """What a node with the locked environment finds; looked up once for each level and set of variables."""
+        key = (manifest.probe_level, manifest.settings)
+        if key not in self._facts:
             place = ThisNode(node="n1", nodes=("n1", "n2"), attempt=0, job_id="1")
-            self._facts[manifest.probe_level] = gather(manifest, place, self.environ, probe=probe_source())
-        return self._facts[manifest.probe_level]
+            self._facts[key] = gather(manifest, place, self.environ, probe=probe_source())
+        return self._facts[key]
 
     @functools.cached_property
     def driver(self) -> Path:
