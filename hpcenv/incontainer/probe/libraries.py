@@ -16,7 +16,8 @@ from hpcenv.incontainer.probe.system import glibc_version
 from hpcenv.incontainer.probe.table import HASHING, Probe
 from hpcenv.incontainer.probe.values import Unknown
 from hpcenv.incontainer.probe.text import describe_error, printable
-from hpcenv.incontainer.probe.torch_libraries import HEAVY, LIBRARIES, find_torch_libraries, has_stem, with_needs
+from hpcenv.incontainer.probe.library_versions import HEAVY, LIBRARIES, version_in_words
+from hpcenv.incontainer.probe.torch_libraries import find_torch_libraries, has_stem, with_needs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,25 +181,6 @@ def _library_version(name: str, answer: dict[str, Any]) -> Value:
     if "problem" in answer:
         return Unknown(printable(str(answer["problem"])))
     return version_in_words(name, [int(number) for number in answer["numbers"]])
-
-
-def version_in_words(name: str, numbers: list[int]) -> Value:
-    """Return a version from the numbers that a library reports."""
-    if len(numbers) > 1:
-        plausible = any(numbers) and all(0 <= n < 1_000_000 for n in numbers)
-        return ".".join(map(str, numbers)) if plausible else Unknown(f"the library reports {numbers}, not a version")
-    return _dotted(name, numbers[0])
-
-
-def _dotted(name: str, number: int) -> Value:
-    """Return a version that a library packs into one integer. The packing differs by library and by version."""
-    if number < 1000:
-        return Unknown(f"the library reports {number}, which is not a version")
-    if name == "cudart":  # 13000 is 13.0, 12080 is 12.8
-        return f"{number // 1000}.{number % 1000 // 10}"
-    # NCCL until 2.8 and cuDNN until 8 used thousands: 2708 is 2.7.8, 8902 is 8.9.2; then 22907, 92000.
-    unit = 1000 if number < 10000 else 10000
-    return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
 def _library_fact(env: ProbedEnvironment, name: str, part: str) -> Value:

@@ -12,7 +12,8 @@ from hpcenv.incontainer.probe.libraries import describe_origin
 from hpcenv.incontainer.probe.table import DEEP, Probe
 from hpcenv.incontainer.probe.values import Unknown
 from hpcenv.incontainer.probe.text import printable
-from hpcenv.incontainer.probe.torch_libraries import LIBRARIES, has_stem
+from hpcenv.incontainer.probe.library_versions import LIBRARIES
+from hpcenv.incontainer.probe.torch_libraries import has_stem
 from hpcenv.incontainer.probe.torch_version import build_fact
 
 TYPE_CHECKING = False

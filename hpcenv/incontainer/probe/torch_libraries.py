@@ -9,33 +9,13 @@ import os
 
 from hpcenv.incontainer.probe.files import read_small
 from hpcenv.incontainer.probe.paths import list_folder
+from hpcenv.incontainer.probe.library_versions import LIBRARIES
 from hpcenv.incontainer.probe.loader import Loader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.library import Library
-
-# Library -> stem of the file name, how its C function returns the version, the function. None of them needs a GPU.
-LIBRARIES = {
-    "cudart": ("libcudart", "packed", "cudaRuntimeGetVersion"),
-    "cublas": ("libcublas", "property", "cublasGetProperty"),
-    "cublaslt": ("libcublasLt", "property", "cublasLtGetProperty"),
-    "cudnn": ("libcudnn", "size_t", "cudnnGetVersion"),
-    "nccl": ("libnccl", "packed", "ncclGetVersion"),
-    "cufft": ("libcufft", "property", "cufftGetProperty"),
-    "cusparse": ("libcusparse", "property", "cusparseGetProperty"),
-    "cusparselt": ("libcusparseLt", "property", "cusparseLtGetProperty"),
-    "nvrtc": ("libnvrtc", "pair", "nvrtcVersion"),
-    "nvjitlink": ("libnvJitLink", "pair", "nvJitLinkVersion"),
-    "nvshmem": ("libnvshmem_host", "triple", "nvshmemx_vendor_get_version_info"),
-    # The version of torch's own libraries is torch.version and torch.git-version.
-    "libtorch": ("libtorch", "", ""),
-    "libtorch_cpu": ("libtorch_cpu", "", ""),
-    "libtorch_cuda": ("libtorch_cuda", "", ""),
-}
-# Level record identifies these by build-id and origin only: loading libcublasLt takes 150 MiB and 70 ms.
-HEAVY = ("cublas", "cublaslt")
 
 
 def find_torch_libraries(env: ProbedEnvironment, folder: str) -> None:

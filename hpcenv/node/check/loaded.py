@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcenv.incontainer.probe.libraries import version_in_words
-from hpcenv.incontainer.probe.torch_libraries import LIBRARIES
+from hpcenv.incontainer.probe.library_versions import LIBRARIES, version_in_words
 from hpcenv.incontainer.probe.values import Unknown
 from hpcenv.records.facts import Difference
 from hpcenv.records.manifest import Manifest, Severity

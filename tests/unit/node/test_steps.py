@@ -49,7 +49,12 @@ OTHERS = {
         "subprocess",
         "statistics",
     },
-    "task-on-release": {"hpcenv.node.check.decide", "hpcenv.node.network.rules", "hpcenv.node.smoke.run", "logging"},
+    "task-on-release": {
+        "hpcenv.incontainer.probe.loader",
+        "hpcenv.node.network.rules",
+        "hpcenv.node.smoke.run",
+        "logging",
+    },
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from probe_world import SITE, Venv, altered
 from torch_world import ANSWERS, build_library, install_cuda_torch, install_torch
 
-from hpcenv.incontainer.probe.torch_libraries import LIBRARIES
+from hpcenv.incontainer.probe.library_versions import LIBRARIES
 
 VENDOR = [name for name, (_, _, function) in LIBRARIES.items() if function]
 
