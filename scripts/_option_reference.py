@@ -20,6 +20,7 @@ from typing import Literal, TypedDict
 
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
+from hpcenv.records.frozen import Frozen
 
 '''
 
@@ -78,8 +79,8 @@ _KEYWORDS = {
 def option_types() -> str:
     """Return the text of hpcenv/project/option_types.py."""
     classes = (
-        _class("OptionValues", _OF_ALL, _value, OPTIONS, methods=_INHERITED),
-        _class("WrittenOptions", _OF_SBATCH, _value, WRITTEN, methods=_INHERITED),
+        _class("OptionValues(Frozen)", _OF_ALL, _value, OPTIONS, methods=_INHERITED),
+        _class("WrittenOptions(Frozen)", _OF_SBATCH, _value, WRITTEN, methods=_INHERITED),
         _class("SubmitTable(Document)", "[submit] of hpcenv.toml: defaults for submissions.", _key, _keys("project")),
         _keywords(),
     )
@@ -98,7 +99,7 @@ _OF_ALL = "The values of all options, as hpcenv keeps them. A base class: it can
 _OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."
 # Python compiles the methods of a dataclass from text. Nobody uses those of a base class: its subclasses have others.
 _INHERITED = "init=False, eq=False, repr=False"
-# `Document` compares and shows all tables.
+# `Document` inherits from `Frozen`, which compares and shows all tables.
 _OF_A_TABLE = "eq=False, repr=False"
 
 

@@ -23,6 +23,7 @@ from hpcenv.cluster import slurm
 from hpcenv.errors import HpcenvError, SubmitRejected, ToolFailed
 from hpcenv.project.duration import time_minutes
 from hpcenv.records.files import write_text
+from hpcenv.records.frozen import Frozen
 
 # A check before submission does not wait longer for a busy slurmctld; its answer is then unknown.
 QUICK_SECONDS = 5.0
@@ -36,8 +37,8 @@ _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE
 # -- its name -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourcedValue:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SourcedValue(Frozen):
     """A value and its source; if the value is unknown, it is empty and `how` is the reason."""
 
     value: str
@@ -133,8 +134,8 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 # -- its nodes ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Offer(Frozen):
     """Equal nodes of one partition; None is a value that could not be read.
 
     Attributes:
@@ -253,8 +254,8 @@ def parse_gpus(gres: str) -> dict[str, int]:
 # -- when a job would start ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Estimate(Frozen):
     """Slurm's estimate of when a job would start if it were submitted now.
 
     Attributes:

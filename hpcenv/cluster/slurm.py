@@ -18,6 +18,7 @@ from typing import Literal
 from hpcenv import process
 from hpcenv.cluster import munge
 from hpcenv.errors import HpcenvError, ToolFailed
+from hpcenv.records.frozen import Frozen
 
 State = Literal[
     "pending", "running", "completing", "suspended", "completed", "failed", "cancelled", "timeout",
@@ -93,8 +94,8 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobState:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class JobState(Frozen):
     """The state of a job as Slurm reports it.
 
     Attributes:
@@ -400,8 +401,8 @@ def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[
     return [srun, *where, *(("--pty",) if tty else ()), *command]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Found(Frozen):
     """A job that waits or runs, found by its name and working directory.
 
     Attributes:
@@ -441,8 +442,8 @@ def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnJob:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OwnJob(Frozen):
     """A job of this user that squeue still knows.
 
     Attributes:

@@ -26,6 +26,7 @@ from hpcenv.project.options import BY_NAME
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
+from hpcenv.records.frozen import Frozen
 
 if TYPE_CHECKING:
     from hpcenv.project.site import SiteFile
@@ -45,8 +46,8 @@ _LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PY
 _Row: TypeAlias = tuple[str, str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Asked(Frozen):
     """One value of a project that reaches outside the project.
 
     Attributes:
@@ -230,8 +231,8 @@ def _sha256(path: Path) -> str:
 # -- what is accepted -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Review:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Review(Frozen):
     """What a project asks, and whether the user has accepted it, for a dry run.
 
     Attributes:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.records.frozen import Frozen
 
-@dataclass(frozen=True, kw_only=True)
-class Context:
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Context(Frozen):
     """The values that a command reads from its surroundings, once.
 
     Attributes:

@@ -23,6 +23,7 @@ from pydantic_core import SchemaValidator, ValidationError
 
 from hpcenv.project import toml_lines
 from hpcenv.project.table_schema import table_schema
+from hpcenv.records.frozen import Frozen
 
 
 def kebab(name: str) -> str:
@@ -31,25 +32,12 @@ def kebab(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Document:
+class Document(Frozen):
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
-    The constructor checks nothing. `parse` does, where bytes enter. Comparison, hash and text are written once
-    here, so each table is a dataclass with `eq=False, repr=False`: Python would compile them for every table, and
-    that took 3 % of a submission (docs/decisions/0021).
+    The constructor checks nothing. `parse` does, where bytes enter. Each table is a dataclass with
+    `eq=False, repr=False`: `Frozen` has these methods.
     """
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return _values(self) == _values(other)
-
-    def __hash__(self) -> int:
-        return hash(_values(self))
-
-    def __repr__(self) -> str:
-        values = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
-        return f"{type(self).__qualname__}({', '.join(values)})"
 
     def check(self) -> None:
         """Judge the document as a whole, after all its tables are valid.
@@ -57,10 +45,6 @@ class Document:
         Raises:
             ValueError: what is wrong with it.
         """
-
-
-def _values(table: Any) -> tuple[Any, ...]:
-    return tuple(getattr(table, field.name) for field in fields(table))
 
 
 Model = TypeVar("Model", bound=Document)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.node.preflight.table import CHECKS
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
 
@@ -50,8 +51,8 @@ UNKNOWN_WHEN_LOCKED: Severity = "warn"
 WITHOUT_GPUS: Severity = "info"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Field(Frozen):
     """One field, or a family of fields (`*` stands for one part of the name).
 
     Attributes:

@@ -9,10 +9,11 @@ from typing import Literal, TypedDict
 
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
+from hpcenv.records.frozen import Frozen
 
 
 @dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
-class OptionValues:
+class OptionValues(Frozen):
     """The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."""
 
     nodes: int | None = None
@@ -83,7 +84,7 @@ class OptionValues:
 
 
 @dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
-class WrittenOptions:
+class WrittenOptions(Frozen):
     """The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."""
 
     mem: str | None = None

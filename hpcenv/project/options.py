@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import DETERMINISM_PROFILES
 
 Kind = Literal[
@@ -58,8 +59,8 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Option(Frozen):
     """One row of the table.
 
     Attributes:

@@ -16,6 +16,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
 from hpcenv.project.spec import Project
 from hpcenv.project.workspace import DEFAULT_LOCK, to_restore
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.variables import recorded_value
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ Name = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaleReason:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StaleReason(Frozen):
     """One reason: the locked value, and the value now."""
 
     name: Name

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.records.frozen import Frozen
 
-@dataclass(frozen=True, kw_only=True)
-class StorePlace:
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StorePlace(Frozen):
     """The folder of a store, and the users who are trusted to own it; see `open_store`."""
 
     root: Path

@@ -15,6 +15,7 @@ from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.spec import Project
 from hpcenv.project.store_config import StorePlace
+from hpcenv.records.frozen import Frozen
 
 SPEC_NAME = "hpcenv.toml"
 DEFAULT_LOCK = "default"
@@ -23,8 +24,8 @@ DEFAULT_LOCK = "default"
 _LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workspace:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Workspace(Frozen):
     """A project folder with its parsed hpcenv.toml.
 
     Attributes:

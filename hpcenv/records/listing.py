@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcenv.records.frozen import Frozen
+
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
 
@@ -20,8 +22,8 @@ BYTECODE = "__pycache__"
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Listing(Frozen):
     """What the copy held when it was made (`source.json`).
 
     Attributes:
@@ -34,8 +36,8 @@ class Listing:
     live: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyAfterAttempt:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CopyAfterAttempt(Frozen):
     """How the copy differed from its listing when an attempt of the job ended (`source-after.json`).
 
     Attributes:

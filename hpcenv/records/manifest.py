@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpcenv.records.frozen import Frozen
+
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
 DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
 Value = str | int | float | bool | tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Setting(Frozen):
     """One environment variable for the ranks, with where it comes from and why it is set."""
 
     name: str
@@ -24,8 +26,8 @@ class Setting:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bind:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Bind(Frozen):
     """A host folder that the container sees."""
 
     source: str
@@ -33,8 +35,8 @@ class Bind:
     read_only: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Environment(Frozen):
     """What the ranks run in: a SIF, or an environment of the host.
 
     Attributes:
@@ -54,8 +56,8 @@ class Environment:
     gpus: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class FieldSeverity:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FieldSeverity(Frozen):
     """The severity of one field in this run, or of a family of fields.
 
     Attributes:
@@ -71,8 +73,8 @@ class FieldSeverity:
     between_nodes: Severity | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Expectation(Frozen):
     """What one field must be on every node.
 
     `rule` is `equal`, or `at-least` for versions that only have a floor; `note` is printed with a difference.
@@ -88,8 +90,8 @@ class Expectation:
     if_unknown: Severity | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageExpectation:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PackageExpectation(Frozen):
     """One installed distribution as locked; empty digests were unknown at lock time.
 
     `programs_sha256` is the word `none` for a distribution without programs.
@@ -102,8 +104,8 @@ class PackageExpectation:
     programs_sha256: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuNeeds:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GpuNeeds(Frozen):
     """What a CUDA build of torch needs from every node's driver and GPUs.
 
     Attributes:
@@ -123,8 +125,8 @@ class GpuNeeds:
     gpu_memory_gb: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SifIdentity:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SifIdentity(Frozen):
     """The identity of a SIF at the time when the whole file was hashed.
 
     A file with these `stat` fields and this header has the same bytes, so a node need not read all
@@ -148,8 +150,8 @@ class SifIdentity:
     partition_size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataFolder:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataFolder(Frozen):
     """A folder of data that the nodes get a copy of, packed into one file.
 
     Attributes:
@@ -168,8 +170,8 @@ class DataFolder:
     unpacked: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRequest:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StageRequest(Frozen):
     """What is copied to the disk of every node before it is used.
 
     Attributes:
@@ -186,8 +188,8 @@ class StageRequest:
     data: tuple[DataFolder, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LaunchOptions(Frozen):
     """How the ranks are started, beyond the shape of the run.
 
     Attributes:
@@ -208,8 +210,8 @@ class LaunchOptions:
 PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PreflightOptions(Frozen):
     """Which checks of the nodes run before the training (node/preflight/table.py).
 
     Attributes:
@@ -222,8 +224,8 @@ class PreflightOptions:
     skipped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmokeOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SmokeOptions(Frozen):
     """The smoke test over all nodes, after the verdict.
 
     Attributes:
@@ -235,8 +237,8 @@ class SmokeOptions:
     kept: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StopOptions(Frozen):
     """What happens when the job must end before the training does.
 
     Attributes:
@@ -253,8 +255,8 @@ class StopOptions:
     max_requeues: int = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Secret:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Secret(Frozen):
     """A variable whose value is read on the node, and written into no file of the run.
 
     Attributes:
@@ -270,8 +272,8 @@ class Secret:
     kept: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Source(Frozen):
     """The copy of the code that a run uses and works in.
 
     Attributes:
@@ -302,8 +304,8 @@ class Source:
 DataCompare = Literal["sha256", "size-and-time", "list"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedData:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RecordedData(Frozen):
     """Data that the run reads, as they were at submission: one `[[data]]` of hpcenv.toml.
 
     Attributes:
@@ -319,8 +321,8 @@ class RecordedData:
     state: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeterminismOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DeterminismOptions(Frozen):
     """How strictly the run must repeat.
 
     Attributes:
@@ -334,8 +336,8 @@ class DeterminismOptions:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordingOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RecordingOptions(Frozen):
     """What the ranks record about the training.
 
     Attributes:
@@ -349,8 +351,8 @@ class RecordingOptions:
     stop_after_steps: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Manifest(Frozen):
     """Everything the nodes need to check, decide and launch one run.
 
     Attributes:

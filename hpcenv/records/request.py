@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcenv.records.frozen import Frozen
 
-@dataclass(frozen=True, kw_only=True)
-class RequestRecord:
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RequestRecord(Frozen):
     """One submission (`request.json`): written once, by the login node.
 
     It holds what was typed, before hpcenv.toml, the environment and the site profile added to it. Of

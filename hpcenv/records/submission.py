@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcenv.records.frozen import Frozen
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Submission(Frozen):
     """How a run came to be (`submission.json`): written once, by the login node."""
 
     schema: int

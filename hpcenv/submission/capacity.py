@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import SubmitRejected
 from hpcenv.node.this_node import expand_hostlist
+from hpcenv.records.frozen import Frozen
 from hpcenv.submission.plan import Request
 
 # How many partitions or nodes an error lists.
 _LISTED = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fault:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Fault(Frozen):
     """Why one partition cannot run the job, as the parts of an error."""
 
     what: str

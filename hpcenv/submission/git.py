@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hpcenv import process
 from hpcenv.errors import ToolFailed
 from hpcenv.incontainer.probe import git_folder
+from hpcenv.records.frozen import Frozen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unfiltered:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Unfiltered(Frozen):
     """A changed file whose filter was not started, because only the repository's own configuration names it."""
 
     path: str
     filter: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submodule:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Submodule(Frozen):
     """An initialised submodule.
 
     Attributes:
@@ -47,8 +48,8 @@ class Submodule:
     commit: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkTree:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WorkTree(Frozen):
     """A work tree as it was when git looked at it. Paths are relative to `root`, undecodable bytes escaped.
 
     Attributes:
@@ -69,8 +70,8 @@ class WorkTree:
     submodules: tuple[Submodule, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tracked:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Tracked(Frozen):
     """The tracked files of a work tree, those of its initialised submodules among them.
 
     Attributes:
@@ -292,8 +293,8 @@ def read_status(status: StatusQuery) -> WorkTree:
     return status.read()[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Status:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Status(Frozen):
     commit: str
     changed: tuple[str, ...]
     untracked: tuple[str, ...]

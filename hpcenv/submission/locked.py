@@ -21,6 +21,7 @@ from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import (
     Bind,
     DeterminismProfile,
@@ -101,8 +102,8 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
     return tuple(sorted(targets - known))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockedSif:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LockedSif(Frozen):
     """The SIF that a run uses.
 
     Attributes:

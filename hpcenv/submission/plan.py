@@ -16,6 +16,7 @@ from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
 from hpcenv.project.options import WRITTEN
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
@@ -23,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Request(WrittenOptions):
     """What Slurm is asked for. With None, Slurm decides.
 
@@ -69,8 +70,8 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Plan(Frozen):
     """A run that can be submitted.
 
     Attributes:
@@ -102,8 +103,8 @@ class Plan:
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedSource:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PlannedSource(Frozen):
     """The copy of the code that `submit` will make.
 
     Attributes:
@@ -131,8 +132,8 @@ class PlannedSource:
     has_submodules: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Call(Frozen):
     """A Python function that every rank or task calls, instead of a script.
 
     Attributes:

@@ -30,6 +30,7 @@ from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_
 from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import read_file
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import (
     Bind,
     DataFolder,
@@ -85,8 +86,8 @@ _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Wanted(Frozen):
     """What is requested, merged from all places, for which project and where."""
 
     workspace: Workspace
@@ -95,8 +96,8 @@ class _Wanted:
     cluster: Cluster
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Shape(Frozen):
     """What Slurm is asked for, with the origin of every value, and the site profile that had a part in it."""
 
     request: Request
@@ -104,8 +105,8 @@ class _Shape:
     profile: Profile | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Locked:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Locked(Frozen):
     """The lockfile of a run as it was read."""
 
     path: Path
@@ -113,8 +114,8 @@ class _Locked:
     lockfile: Lockfile
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Started:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Started(Frozen):
     """What torchrun will start. `place` is its path for the ranks; None if it is `script`."""
 
     script: Path | None
@@ -125,8 +126,8 @@ class _Started:
     environment: Environment
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gate:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Gate(Frozen):
     """What the check compares on the nodes."""
 
     environment: Environment

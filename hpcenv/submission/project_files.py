@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hpcenv import size
 from hpcenv.errors import UsageError
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import BYTECODE, LINK, is_importable
 
 # Text up to this size is a configuration or a note, and is copied.
@@ -47,8 +48,8 @@ _CREDENTIALS = (
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyRules:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CopyRules(Frozen):
     """What is special in a project.
 
     Attributes:

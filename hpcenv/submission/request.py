@@ -24,6 +24,7 @@ from hpcenv.project.option_values import OptionValue
 from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Cluster = Literal["slurm", "local"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SubmitOptions(OptionValues):
     """The input of a submission: the options of the table, and what torchrun starts.
 
@@ -162,8 +163,8 @@ def detect_cluster(environ: Mapping[str, str]) -> Cluster:
     return "slurm" if shutil.which("sbatch", path=environ.get("PATH")) else "local"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergedOptions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MergedOptions(Frozen):
     """Options with the values that hold.
 
     Attributes:

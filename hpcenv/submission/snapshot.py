@@ -23,6 +23,7 @@ from hpcenv.project.lockfile import CodeTable
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
@@ -39,8 +40,8 @@ _SHOWN = 3
 LIVE: Literal["live"] = "live"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Code:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Code(Frozen):
     """What is known about the code of a run.
 
     Attributes:
@@ -107,8 +108,8 @@ class CodeQuery:
         return tree, None if self._git is None or tree is None or not tree.commit else self._git.files()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodePlace:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CodePlace(Frozen):
     """Where a submission takes its code from, and where its run will be.
 
     Attributes:
@@ -128,8 +129,8 @@ class CodePlace:
     skipped: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Committed:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Committed(Frozen):
     """The state of the code in git.
 
     Attributes:
@@ -248,8 +249,8 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 # -- what is copied -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CopiedFolder:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _CopiedFolder(Frozen):
     """One folder that is copied.
 
     Attributes:

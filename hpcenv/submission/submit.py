@@ -31,6 +31,7 @@ from hpcenv.errors import (
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.submission import kept_secrets, snapshot
@@ -40,8 +41,8 @@ from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SubmitResult(Frozen):
     """A submitted run."""
 
     run: str

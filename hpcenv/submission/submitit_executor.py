@@ -27,14 +27,15 @@ from submitit.core.core import PicklingExecutor
 from hpcenv import process
 from hpcenv.cluster import munge, slurm
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageError
+from hpcenv.records.frozen import Frozen
 
 # sbatch itself gives up on a silent slurmctld after MessageTimeout (10 s) and a few
 # retries; with a site's job_submit plugin a minute is not unheard of.
 _SECONDS = 180.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueuedJob:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class QueuedJob(Frozen):
     """A job in Slurm's queue, and the warnings of sbatch."""
 
     job_id: str

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from hpcenv import process
 from hpcenv.errors import Command, Hint, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, UsageError
+from hpcenv.records.frozen import Frozen
 
 __all__ = [
     "BindMount",
@@ -304,8 +305,8 @@ def _seconds(moment: str | None) -> int | None:
 # --- errors ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sign:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class _Sign(Frozen):
     """A pattern in Apptainer's output, and the error for the user."""
 
     text: str

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpcenv.node.container import apptainer
 from hpcenv.node.container.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
 from hpcenv.records.variables import WITHHELD, recorded_value
 
@@ -44,8 +45,8 @@ _BY_NAME_ONLY = re.compile(
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartCommand:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StartCommand(Frozen):
     """A command ready to be started: argv, complete environment, working directory."""
 
     argv: tuple[str, ...]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, Severity
 
 LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full", "deep")
@@ -26,8 +27,8 @@ Owner = Literal["node", "user"]
 CheckPlace = Literal["host", "nodes", "container", "smoke"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Check(Frozen):
     """One check.
 
     Attributes:
