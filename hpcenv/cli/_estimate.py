@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcenv.cli import _render
-from hpcenv.cluster.node_types import estimate_start
+from hpcenv.cluster.estimate import estimate_start
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace

@@ -528,6 +528,9 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
         env: [env] as hpcenv.toml has it now. What was added to it since then is expected to be absent.
         origin: path of the lockfile, for messages.
     """
+    names = sorted({*lockfile.env, *env})
+    if not names:
+        return ()
     severities = severities_of(lockfile)
     return tuple(
         Expectation(
@@ -536,7 +539,7 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
             severity=severities.of(f"env.{name}"),
             origin=origin,
         )
-        for name in sorted({*lockfile.env, *env})
+        for name in names
     )
 
 

@@ -40,7 +40,8 @@ def node_files() -> list[str]:
     for room in NODE_ROOMS:
         for folder, folders, _ in os.walk(package / room):
             folders[:] = [name for name in folders if name != listing.BYTECODE]
-            found += [os.path.join(os.path.relpath(folder, package), name) for name in _files_of(folder)]
+            inside = os.path.relpath(folder, package)
+            found += [f"{inside}/{name}" for name in _files_of(folder)]
     return sorted(found)
 
 
@@ -91,7 +92,7 @@ def copy_start_hook(run: RunFolder) -> None:
 def start_hook_files() -> dict[str, str]:
     """Return the files of the start hook: path in its folder -> path in this package."""
     folder = package_folder() / _HOOK_ROOM
-    names = sorted(path.name for path in folder.glob("*.py"))
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
     return {name if name == _HOOK_ENTRY else f"{_HOOK_PACKAGE}/{name}": str(folder / name) for name in names}
 
 

@@ -422,7 +422,6 @@ def _manifest(
         settings=settings(workspace, options.env, shape.profile),
         expectations=_expectations(workspace, lockfile, gate, gpus=gpus, origin=origin),
         packages=lock_model.package_expectations(lockfile),
-        severities=gate_severities(lockfile, gpus=gpus),
         probe_level=gate.level,
         lockfile=origin,
         lockfile_sha256=hashlib.sha256(locked.content).hexdigest(),
@@ -449,10 +448,10 @@ def _manifest(
 
 
 def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, notes: list[str]) -> Manifest:
-    """Return the manifest with what the ranks apply and record."""
-    if not manifest.launches:
-        return manifest
+    """Return the manifest with the severities of the gate, and with what the ranks apply and record."""
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
+    if not manifest.launches:
+        return replace(manifest, severities=gate_severities(locked, gpus=gpus))
     strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
     return replace(
         manifest,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.cluster import node_types, slurm
+from hpcenv.cluster import estimate, node_types, slurm
 from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
@@ -295,7 +295,7 @@ def read_states(data: bytes) -> None:
 def read_sinfo(data: bytes) -> None:
     node_types.parse_offers(_text(data))
     node_types.parse_configuration(_text(data))
-    node_types.parse_estimate(_text(data))
+    estimate.parse_estimate(_text(data))
 
 
 def _record_seeds() -> tuple[bytes, ...]:

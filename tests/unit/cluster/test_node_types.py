@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcenv.cluster import node_types
+from hpcenv.cluster import estimate, node_types
 from hpcenv.errors import SubmitRejected, ToolFailed
 
 RECORDED = Path(__file__).resolve().parents[2] / "fakes" / "outputs"
@@ -56,7 +56,7 @@ def test_damage_is_never_a_crash(text: str) -> None:
     node_types.parse_offers(text)
     node_types.parse_configuration(text)
     node_types.parse_partition_rules(text)
-    node_types.parse_estimate(text)
+    estimate.parse_estimate(text)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_name_that_cannot_be_found_has_its_reason(fake_slurm: Any) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_estimate(fake_slurm: Any, version: str) -> None:
     fake_slurm.replays("sbatch---test-only", "sbatch-test-only", version)
-    found = node_types.estimate_start(SCRIPT, fake_slurm.environ)
+    found = estimate.estimate_start(SCRIPT, fake_slurm.environ)
     assert found.start == "2026-11-20T15:55:59"
     assert (found.processors, found.nodes, found.partition) == (2, "n[1-2]", "batch")
     (call,) = fake_slurm.calls("sbatch")
@@ -124,14 +124,14 @@ def test_an_estimate(fake_slurm: Any, version: str) -> None:
 def test_no_estimate_for_what_slurm_refuses(fake_slurm: Any, version: str) -> None:
     fake_slurm.replays("sbatch---test-only", "sbatch-test-only-refused", version)
     with pytest.raises(SubmitRejected, match="would not start") as caught:
-        node_types.estimate_start(SCRIPT, fake_slurm.environ)
+        estimate.estimate_start(SCRIPT, fake_slurm.environ)
     assert "Node count specification invalid" in str(caught.value.why)
 
 
 def test_silence_is_no_estimate(fake_slurm: Any) -> None:
     fake_slurm.answers("sbatch---test-only", "")
     with pytest.raises(SubmitRejected, match="gave no estimate"):
-        node_types.estimate_start(SCRIPT, fake_slurm.environ)
+        estimate.estimate_start(SCRIPT, fake_slurm.environ)
 
 
 def test_a_slurm_that_hangs_is_given_up(fake_slurm: Any) -> None:

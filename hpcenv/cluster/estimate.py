@@ -1,0 +1,84 @@
+"""When a job would start, as `sbatch --test-only` estimates it.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcenv import process
+from hpcenv.cluster import slurm
+from hpcenv.errors import SubmitRejected
+from hpcenv.records.frozen import Frozen
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Estimate(Frozen):
+    """Slurm's estimate of when a job would start if it were submitted now.
+
+    Attributes:
+        start: local time of the cluster, as Slurm writes it.
+        processors: CPUs of the job.
+        nodes: which nodes it would get, as a host list expression.
+        partition: empty where Slurm does not report it.
+        said: the line that Slurm printed.
+    """
+
+    start: str
+    processors: int
+    nodes: str
+    partition: str
+    said: str
+
+
+# Slurm 26.05 puts an `a` behind the time (seen with 26.05.5); 22.05 and 24.11 do not.
+_ESTIMATE = re.compile(
+    r"Job \d+ to start at (?P<start>\S+)(?: \w)? using (?P<processors>\d+) processors? "
+    r"on (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
+)
+
+
+def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 60.0) -> Estimate:
+    """Ask `sbatch --test-only` when a script would start; nothing is queued, no file is written.
+
+    Args:
+        script: text of the batch script.
+
+    Raises:
+        ToolMissing, ToolFailed: no sbatch, or it did not answer.
+        SubmitRejected: Slurm would refuse the job, or has no estimate.
+    """
+    sbatch = process.find_tool("sbatch", needed_for="ask Slurm when a job would start", path=environ.get("PATH"))
+    argv = [sbatch, "--test-only"]
+    done = process.run(
+        argv, timeout=seconds, env=slurm.clean_environment(environ), stdin=script, accept=tuple(range(256))
+    )
+    said = f"{done.stderr}\n{done.stdout}"
+    found = parse_estimate(said)
+    if found is not None:
+        return found
+    if done.status == 0:
+        raise SubmitRejected("Slurm gave no estimate", why=said.strip()[:500] or "`sbatch --test-only` said nothing")
+    reason, hint = slurm.rejection(said.strip())
+    raise SubmitRejected(
+        "Slurm would not start this job",
+        why=f"{reason}; nodes that are down or drained now do not count here, in the queue a job waits for them",
+        hint=hint,
+    )
+
+
+def parse_estimate(text: str) -> Estimate | None:
+    """Parse the line of `sbatch --test-only` (it writes to standard error), None without one."""
+    found = _ESTIMATE.search(text)
+    if found is None:
+        return None
+    return Estimate(
+        start=found["start"],
+        processors=int(found["processors"][:12]),
+        nodes=found["nodes"],
+        partition=found["partition"] or "",
+        said=found[0],
+    )
