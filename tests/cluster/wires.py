@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of alice, who starts the jobs: srun, the launch step and the ranks. Slurm's daemons are root's.
+# Of alice, who starts the jobs: srun, the launch step and the ranks.
 _ALICE = "2001"
 # The kernel takes ports of this range for a listener without a fixed port, as Gloo's are.
 _PORTS = "32768:60999"
+# Slurm's daemons, and srun's own listeners (SrunPortRange in scripts/_testbed/slurm.py). A user's srun keeps these: a
+# test that cuts them shows what Slurm does, not what the ranks see.
+_SLURM_PORTS = "6817:6819,61000:63999"
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,10 @@ class Wires:
         for node in nodes:
             self._try(node, "iptables", "-F", "OUTPUT")
 
-    def cut(self, node: str, other: str, *, all_ports: bool = True) -> None:
-        """Drop the packets of the user's processes from one node to another.
-
-        srun's connections are the user's too, and use ports of the kernel's range: without `all_ports` they stay.
-        """
+    def cut(self, node: str, other: str) -> None:
+        """Drop the packets of the user's processes from one node to another, but for those of Slurm."""
         to = self.address(other, "eth0")
-        ports = () if all_ports else ("!", "--dport", _PORTS)
+        ports = ("-m", "multiport", "!", "--ports", _SLURM_PORTS)
         owner = ("-m", "owner", "--uid-owner", _ALICE)
         self.inside(node, "iptables", "-A", "OUTPUT", "-d", to, "-p", "tcp", *ports, *owner, "-j", "DROP")
 
