@@ -15,6 +15,7 @@ from hpcenv.project.fields import REPAIRS, Repair
 from hpcenv.project.lockfile import DistTable, Lockfile, LockTable, source_fields
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest, Severity, Value
+from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.verdict import Verdict
 
@@ -135,7 +136,7 @@ def of_lockfile(lockfile: Lockfile) -> dict[str, Value]:
         if value is not None:
             flat[f"packages.{name}"] = value
     for dist in packages.dist:
-        flat[f"packages.{dist.name}"] = dist.version
+        flat[package_field(dist.name)] = dist.version
         flat.update({f"packages.{dist.name}.{part}": value for part, value in _parts(dist) if value is not None})
     return flat
 

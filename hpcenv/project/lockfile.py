@@ -21,6 +21,7 @@ from hpcenv.project.document import Document, table_at
 from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
 from hpcenv.project.table_schema import Before
 from hpcenv.records.manifest import DataCompare, Expectation, PackageExpectation, Severity, Value
+from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import Severities
 from hpcenv.size import gigabytes
 
@@ -466,7 +467,7 @@ def policy_problems(lockfile: Lockfile) -> tuple[str, ...]:
     """Return which keys of [policy] cannot act on this environment, each with the reason."""
     names = set(lockfile.facts)
     for dist in lockfile.packages.dist:
-        names |= {f"packages.{dist.name}", *(f"packages.{dist.name}.{part}" for part in _PACKAGE_PARTS)}
+        names |= {package_field(dist.name), *(f"packages.{dist.name}.{part}" for part in _PACKAGE_PARTS)}
     return severity_model.problems(lockfile.policy, names)
 
 

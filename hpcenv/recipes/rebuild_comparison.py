@@ -24,6 +24,7 @@ from hpcenv.recipes import image_recipe
 from hpcenv.recipes.combination import CPU, Combination, Distribution
 from hpcenv.recipes.pinned_packages import PinnedPackage, can_be_pinned
 from hpcenv.records.manifest import Severity, Value
+from hpcenv.records.package_fields import package_field
 
 Prospect = Literal["same", "likely", "other", "lost"]
 Outcome = Literal["same", "differs", "unknown"]
@@ -237,7 +238,7 @@ _DIGESTS = ("packages.env-digest", "packages.content-digest", "packages.count")
 
 def announced(plan_: RebuildPlan, field: str) -> bool:
     """Say whether `plan` announced that a field will differ."""
-    gone = {f"packages.{one.name}" for one in plan_.missing}
+    gone = {package_field(one.name) for one in plan_.missing}
     return field in gone or _ANNOUNCED.fullmatch(field) is not None
 
 

@@ -298,6 +298,11 @@ def package_added_by_pip(case: Case) -> None:
     _pip(case, "install", str(_other_wheel(case, "newpkg", "1.0", {"newpkg.py": b"N = 1\n"})))
 
 
+@mutation("record", "packages.count (package)", *ENV)
+def package_added_with_the_name_of_a_key(case: Case) -> None:
+    _pip(case, "install", str(_other_wheel(case, "count", "1.0", {"count.py": b"N = 1\n"})))
+
+
 @mutation("record", "packages.purepkg.record-sha256", *ENV)
 def same_version_built_again_with_other_content(case: Case) -> None:
     files = PURE | {"purepkg/core.py": PURE["purepkg/core.py"].replace(b"100", b"200")}

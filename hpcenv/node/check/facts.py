@@ -39,6 +39,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
 from hpcenv.records.network import Fabric, ImageNetwork
+from hpcenv.records.package_fields import package_field
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import is_tuning, recorded_value
 
@@ -629,7 +630,7 @@ def compare_packages(
     differences = []
     for package in locked:
         found = installed.pop(package.name, None)
-        field_name = f"packages.{package.name}"
+        field_name = package_field(package.name)
         if found is None:
             differences.append(Difference(field=field_name, locked=package.version, found="absent"))
         elif found["version"] != package.version:
@@ -637,7 +638,7 @@ def compare_packages(
         else:
             differences.extend(_compare_digests(package, found, level=level))
     differences.extend(
-        Difference(field=f"packages.{name}", locked="absent", found=found["version"])
+        Difference(field=package_field(name), locked="absent", found=found["version"])
         for name, found in sorted(installed.items())
     )
     return differences

@@ -1,0 +1,24 @@
+"""The name of a package's field: `packages.NAME`, which must not be mistaken for a key of [packages].
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+# Keys of [packages] in a lockfile. Each has its own row in the table of fields, most of them with a lower severity
+# than that of a package; a test compares them with the lockfile's table. A package can have such a name, too.
+KEYS = frozenset(
+    {
+        *("count", "env-digest", "content-digest", "unlisted-count", "unlisted-digest"),
+        *("conda-count", "conda-digest", "conda-content-digest", "conda-modified", "dist"),
+    }
+)
+
+
+def package_field(name: str) -> str:
+    """Return the field of a package: `packages.numpy`, but `packages.count (package)`.
+
+    Args:
+        name: of the distribution, normalised; no such name has a blank.
+    """
+    return f"packages.{name} (package)" if name in KEYS else f"packages.{name}"
