@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hpcenv import process
-from hpcenv.cluster.slurm import clean_environment
+from hpcenv.cluster.slurm_command import clean_environment
 from hpcenv.errors import HpcenvError
 
 _SECONDS = 20.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm_command
 from hpcenv.errors import SubmitRejected
 from hpcenv.records.frozen import Frozen
 
@@ -54,7 +54,7 @@ def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 
     sbatch = process.find_tool("sbatch", needed_for="ask Slurm when a job would start", path=environ.get("PATH"))
     argv = [sbatch, "--test-only"]
     done = process.run(
-        argv, timeout=seconds, env=slurm.clean_environment(environ), stdin=script, accept=tuple(range(256))
+        argv, timeout=seconds, env=slurm_command.clean_environment(environ), stdin=script, accept=tuple(range(256))
     )
     said = f"{done.stderr}\n{done.stdout}"
     found = parse_estimate(said)
@@ -62,7 +62,7 @@ def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 
         return found
     if done.status == 0:
         raise SubmitRejected("Slurm gave no estimate", why=said.strip()[:500] or "`sbatch --test-only` said nothing")
-    reason, hint = slurm.rejection(said.strip())
+    reason, hint = slurm_command.rejection(said.strip())
     raise SubmitRejected(
         "Slurm would not start this job",
         why=f"{reason}; nodes that are down or drained now do not count here, in the queue a job waits for them",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.project.duration import time_minutes
 from hpcenv.records.files import write_text
@@ -258,7 +258,7 @@ def _ask(argv: list[str], environ: Mapping[str, str], seconds: float) -> str:
 
 def _begin(argv: list[str], environ: Mapping[str, str], seconds: float) -> process.BackgroundProcess:
     tool = process.find_tool(argv[0], needed_for="ask what the cluster has", path=environ.get("PATH"))
-    return slurm.begin([tool, *argv[1:]], slurm.clean_environment(environ), timeout=seconds)
+    return slurm_command.begin([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=seconds)
 
 
 def _output(query: process.BackgroundProcess, name: str) -> str:

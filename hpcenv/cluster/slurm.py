@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv import process
-from hpcenv.cluster import munge
+from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.records.frozen import Frozen
 
@@ -61,37 +61,6 @@ ENDED: frozenset[State] = frozenset(
 )
 
 _SECONDS = 30.0
-
-# Variables that would change what Slurm's commands do or print: SBATCH_*
-# override #SBATCH lines, SQUEUE_FORMAT and SACCT_FORMAT change the output, and those of an
-# outer job leak into a job submitted from inside it (inherited SLURM_CPU_BIND pinned eight
-# ranks to four cores, goodfire-ai/spd#955).
-_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|JWKS|SACK_\w+|DEBUG_FLAGS)\Z")
-_SCRUBBED = re.compile(r"(SLURM|SLURMD|SLURMSTEPD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|PMI|PMIX|OMPI|HPCENV)_")
-_LAUNCHER = re.compile(
-    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|"
-    r"(GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|PET_\w+|TORCHELASTIC_\w+|SUBMITIT_\w+|APPTAINER\w*|SINGULARITY\w*)\Z"
-)
-
-
-# In a rank, the gate and torchrun of that job have chosen these. In another job they would look like
-# the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
-_OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
-
-
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Slurm's commands and for the job. Pure.
-
-    `SLURM_CONF` and similar variables stay: they select the cluster.
-    """
-    in_a_rank = "TORCHELASTIC_RUN_ID" in environ
-    return {
-        name: value
-        for name, value in environ.items()
-        if (_KEPT.match(name) or not _SCRUBBED.match(name))
-        and not _LAUNCHER.match(name)
-        and not (in_a_rank and _OF_A_RANK.match(name))
-    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -149,7 +118,7 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     """
     asked = dict.fromkeys(job_ids)
     valid = [job_id for job_id in asked if _JOB_ID.fullmatch(job_id)]
-    env = clean_environment(environ)
+    env = slurm_command.clean_environment(environ)
     listed, no_squeue = _answers("squeue", _ask_squeue, valid, env)
     open_ids = [job_id for job_id in valid if job_id not in listed or listed[job_id].ended]
     # sacct needs munge, too.
@@ -360,7 +329,7 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
     scancel = _find("scancel", "cancel a job", environ)
     how = ("--signal=KILL", "--full") if kill else ()
     try:
-        _output([scancel, *how, *job_ids], clean_environment(environ))
+        _output([scancel, *how, *job_ids], slurm_command.clean_environment(environ))
     except ToolFailed as error:
         lines = [line for line in error.stderr.splitlines() if line.strip()]
         if not lines or not all(_OVER.search(line) for line in lines):
@@ -378,7 +347,9 @@ def kill_wait(environ: Mapping[str, str]) -> float:
     """
     try:
         scontrol = _find("scontrol", "ask for the cluster's settings", environ)
-        text = process.run([scontrol, "show", "config"], timeout=_SECONDS, env=clean_environment(environ)).stdout
+        text = process.run(
+            [scontrol, "show", "config"], timeout=_SECONDS, env=slurm_command.clean_environment(environ)
+        ).stdout
     except HpcenvError:
         return 30.0
     match = re.search(r"^KillWait\s*=\s*([0-9]{1,6})\b", text, re.MULTILINE)
@@ -469,7 +440,7 @@ def own_job(job_id: str, environ: Mapping[str, str]) -> OwnJob | None:
     squeue = _find("squeue", "look for the job", environ)
     argv = [squeue, "--noheader", "--states=all", "--me", f"--jobs={job_id}", "--format=%T|%N|%j|%o"]
     try:
-        lines = _output(argv, clean_environment(environ)).splitlines()
+        lines = _output(argv, slurm_command.clean_environment(environ)).splitlines()
     except ToolFailed as error:
         if "Invalid job id" in error.stderr:
             return None
@@ -498,7 +469,7 @@ def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
     squeue = _find("squeue", "look for the job", environ)
     # %F, unlike %i, is the number of the whole array; of other jobs it is the job id (squeue(1), 22.05 to 26.05).
     argv = [squeue, "--noheader", f"--name={names}", "--format=%F|%T|%Z"]
-    env = clean_environment(environ)
+    env = slurm_command.clean_environment(environ)
     for pause in _PAUSES:
         try:
             return _output(argv, env)
@@ -511,41 +482,9 @@ def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
 
 def _output(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Return what a command of Slurm prints; ask after some seconds whether munge is why it does not answer."""
-    with begin(argv, env, timeout=_SECONDS) as command:
+    with slurm_command.begin(argv, env, timeout=_SECONDS) as command:
         return command.finish().stdout
-
-
-def begin(argv: Sequence[str], env: Mapping[str, str], *, timeout: float) -> process.BackgroundProcess:
-    """Start a command of Slurm. If it is slow, and munge does not work here, the error names munge."""
-    return process.BackgroundProcess(
-        argv, timeout=timeout, env=env, slow=munge.SECONDS_UNTIL_ASKED, explain=lambda: munge.explain(env)
-    )
 
 
 def _find(tool: str, needed_for: str, environ: Mapping[str, str]) -> str:
     return process.find_tool(tool, needed_for=needed_for, path=environ.get("PATH"))
-
-
-def rejection(said: str) -> tuple[str, str | None]:
-    """Return sbatch's complaint in one line, and what to do about it."""
-    lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
-    reason = " / ".join(line.split("error:", 1)[-1].strip() for line in lines) or "no message"
-    for pattern, hint in _REJECTIONS:
-        if re.search(pattern, said, re.IGNORECASE):
-            return reason, hint
-    return reason, None
-
-
-_REJECTIONS: Sequence[tuple[str, str]] = (
-    (r"munge|authentication", "`munge -n` shows whether munge works on this machine; tell your site's support"),
-    (r"invalid partition|partition.*not (available|permit)", "`sinfo --summarize` lists the partitions"),
-    (r"invalid account", "`sacctmgr show associations user=$USER` lists your accounts"),
-    (r"invalid --mem", "--mem takes a number with K, M, G or T: --mem 64G"),
-    (r"reservation", "`scontrol show reservation` lists the reservations"),
-    (r"dependency", "--dependency names jobs that Slurm still knows: `squeue --me` lists yours"),
-    (r"invalid qos", "`sacctmgr show associations user=$USER format=qos` lists your QOS"),
-    (r"time limit is invalid|time limit", "`sinfo --format='%P %l'` shows each partition's limit"),
-    (r"gres.*(invalid|unavailable)|invalid generic resource", "`sinfo --format='%P %G'` shows each partition's GPUs"),
-    (r"node configuration is not available|more processors", "`sinfo --format='%P %D %c %G'` shows what nodes have"),
-    (r"unable to contact slurm controller|connection refused|timed out", "slurmctld does not answer: `scontrol ping`"),
-)  # fmt: skip

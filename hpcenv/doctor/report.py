@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcenv import filesystem, process
-from hpcenv.cluster import node_types, slurm
+from hpcenv.cluster import node_types, slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.node.container import apptainer as apptainer_tool
 from hpcenv.project.context import Context
@@ -217,7 +217,7 @@ def _version(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the version of Slurm's commands here, and how it was found or why not."""
     try:
         tool = process.find_tool("sbatch", needed_for="submit jobs", path=environ.get("PATH"))
-        said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm.clean_environment(environ)).stdout
+        said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm_command.clean_environment(environ)).stdout
     except HpcenvError as error:
         return "", _reason(error)
     match = re.search(r"\bslurm\S* ([0-9][\w.-]*)", said, re.IGNORECASE)
@@ -508,7 +508,7 @@ def _python(notes: _Notes, context: Context) -> None:
 
 def _ask(argv: list[str], environ: Mapping[str, str]) -> str:
     tool = process.find_tool(argv[0], needed_for="ask Slurm", path=environ.get("PATH"))
-    with slurm.begin([tool, *argv[1:]], slurm.clean_environment(environ), timeout=_SECONDS) as command:
+    with slurm_command.begin([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=_SECONDS) as command:
         return command.finish().stdout
 
 

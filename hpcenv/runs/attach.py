@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm, slurm_command
 from hpcenv.errors import Command, RunNotRunning, UsageError
 from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.files import read_file
@@ -76,7 +76,7 @@ def plan_attach(
     chosen = node or nodes[0]
     step = [_python(run), "-I", str(run.folder.step), "attach", str(run.folder.path)]
     step += ["with-secrets" if secrets else "without-secrets", *command]
-    env = slurm.clean_environment(environ)
+    env = slurm_command.clean_environment(environ)
     if run.submission.cluster == "slurm":
         argv = slurm.shell_argv(status.job_id, chosen, step, environ, tty=tty)
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv import filesystem, process
-from hpcenv.cluster import munge, node_types, slurm
+from hpcenv.cluster import munge, node_types, slurm_command
 from hpcenv.errors import (
     Command,
     FileUnusable,
@@ -279,7 +279,9 @@ def require_known_srun_options(request: Request, context: Context) -> list[str]:
         return []
     argv = ["srun", *native_options.options_of(request.srun), "--help"]
     try:
-        answer = process.run(argv, env=slurm.clean_environment(context.environ), timeout=20, accept=tuple(range(256)))
+        answer = process.run(
+            argv, env=slurm_command.clean_environment(context.environ), timeout=20, accept=tuple(range(256))
+        )
     except HpcenvError as error:
         return [f"not checked whether srun accepts the options of --srun: {error.what}"]
     if answer.status == 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm_command
 from hpcenv.errors import (
     Command,
     FileUnusable,
@@ -154,6 +154,8 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         if plan.manifest.cluster == "local":
             _stop_local(job_ids[0] if job_ids else None)
         else:
+            from hpcenv.cluster import slurm  # a submission that succeeds cancels nothing
+
             # The last job first: a job that waits for another one must not start when that one ends.
             for job_id in reversed(job_ids):
                 slurm.cancel(job_id, context.environ)
@@ -252,7 +254,7 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
     with open(run.log, "ab") as log:
         child = process.start(
             [sys.executable, "-I", str(run.step), "local", str(run.path)],
-            env=slurm.clean_environment(context.environ),
+            env=slurm_command.clean_environment(context.environ),
             cwd=run.path,
             stdout=log,
             stderr=log,

@@ -25,7 +25,7 @@ import submitit
 from submitit.core.core import PicklingExecutor
 
 from hpcenv import process
-from hpcenv.cluster import munge, slurm
+from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageError
 from hpcenv.records.frozen import Frozen
 
@@ -116,7 +116,7 @@ def _call_sbatch(
     argv: Sequence[str], environ: Mapping[str, str], while_waiting: Callable[[], object]
 ) -> process.Completed:
     try:
-        with slurm.begin(argv, slurm.clean_environment(environ), timeout=_SECONDS) as sbatch:
+        with slurm_command.begin(argv, slurm_command.clean_environment(environ), timeout=_SECONDS) as sbatch:
             while_waiting()
             return sbatch.finish()
     except ToolFailed as error:
@@ -125,7 +125,7 @@ def _call_sbatch(
             raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
         if error.status is None:
             raise SubmitUncertain(error.what, why=error.why) from error
-        reason, hint = slurm.rejection(error.stderr)
+        reason, hint = slurm_command.rejection(error.stderr)
         if re.search(r"timed out|zero bytes|connection reset|broken pipe", error.stderr, re.IGNORECASE):
             # The request was sent and no answer arrived: the job may be queued.
             raise SubmitUncertain("Slurm did not answer", why=reason, hint=hint) from error

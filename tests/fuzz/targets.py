@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.cluster import estimate, node_types, slurm
+from hpcenv.cluster import estimate, node_types, slurm, slurm_command
 from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
@@ -289,7 +289,7 @@ def read_states(data: bytes) -> None:
     ids = ("7", "120_3", "120_9")
     slurm._parse_squeue(_text(data), ids)
     slurm._parse_sacct(_text(data), ids)
-    slurm.rejection(_text(data))
+    slurm_command.rejection(_text(data))
 
 
 def read_sinfo(data: bytes) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcenv import process
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm_command
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, ToolMissing
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert, fetch, ready, stored_blobs
@@ -102,7 +102,7 @@ def _srun(words: list[str], allocation: Allocation, environ: Mapping[str, str], 
     listener = _Listener(on_event)
     on_event(Event(phase="wait", what="waiting for Slurm to allocate a node for the conversion"))
     try:
-        process.stream(argv, on_line=listener, timeout=_SECONDS, env=slurm.clean_environment(environ))
+        process.stream(argv, on_line=listener, timeout=_SECONDS, env=slurm_command.clean_environment(environ))
     except BaseException as error:
         # The allocation of a killed srun remains until its time limit. The job's name is unique.
         if not isinstance(error, ToolFailed) or error.status is None:
@@ -115,7 +115,7 @@ def _srun(words: list[str], allocation: Allocation, environ: Mapping[str, str], 
 def _end_job(name: str, environ: Mapping[str, str]) -> None:
     with contextlib.suppress(HpcenvError):
         scancel = process.find_tool("scancel", needed_for="end the job", path=environ.get("PATH"))
-        process.run([scancel, f"--name={name}"], timeout=60, env=slurm.clean_environment(environ))
+        process.run([scancel, f"--name={name}"], timeout=60, env=slurm_command.clean_environment(environ))
 
 
 class _Listener:

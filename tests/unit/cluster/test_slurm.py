@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcenv.cluster import slurm
+from hpcenv.cluster import slurm, slurm_command
 from hpcenv.errors import ToolFailed, ToolMissing
 
 RECORDED = Path(__file__).resolve().parents[2] / "fakes" / "outputs"
@@ -144,13 +144,13 @@ def test_a_submission_from_inside_a_job_does_not_inherit_that_job() -> None:
         "TORCHELASTIC_RUN_ID": "x", "SUBMITIT_EXECUTOR": "slurm", "APPTAINER_BIND": "/x", "SINGULARITYENV_X": "1",
         "HPCENV_LOCAL_NODE": "local0", "PET_NNODES": "2",
     }  # fmt: skip
-    assert slurm.clean_environment(outer) == {}
+    assert slurm_command.clean_environment(outer) == {}
 
 
 def test_what_an_outer_gate_chose_does_not_pass_for_the_users_wish() -> None:
     chosen = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "2"}
-    assert slurm.clean_environment({**chosen, "TORCHELASTIC_RUN_ID": "7.0"}) == {}
-    assert slurm.clean_environment(chosen) == chosen
+    assert slurm_command.clean_environment({**chosen, "TORCHELASTIC_RUN_ID": "7.0"}) == {}
+    assert slurm_command.clean_environment(chosen) == chosen
 
 
 def test_which_cluster_is_meant_and_what_is_the_users_stays() -> None:
@@ -158,7 +158,7 @@ def test_which_cluster_is_meant_and_what_is_the_users_stays() -> None:
         "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "t", "SLURM_CLUSTERS": "a", "PATH": "/bin", "HOME": "/h",
         "RANKING": "1", "MY_RANK": "1", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "WANDB_API_KEY": "k",
     }  # fmt: skip
-    assert slurm.clean_environment(own) == own
+    assert slurm_command.clean_environment(own) == own
 
 
 def test_commands_see_the_cleaned_environment(fake_slurm: Any) -> None:
@@ -226,7 +226,7 @@ def test_who_looks_for_no_job_asks_nobody_and_who_gets_no_answer_says_so(fake_sl
     ],
 )
 def test_a_refusal_comes_with_what_to_look_at(version: str, name: str, reason: str, hint: str) -> None:
-    said, advice = slurm.rejection((RECORDED / version / f"sbatch-{name}.err").read_text())
+    said, advice = slurm_command.rejection((RECORDED / version / f"sbatch-{name}.err").read_text())
     assert reason in said
     assert hint in str(advice)
 
@@ -240,12 +240,12 @@ def test_a_refusal_comes_with_what_to_look_at(version: str, name: str, reason: s
     ],
 )
 def test_what_slurm_24_11_says_of_other_words(said: str, hint: str) -> None:
-    assert hint in str(slurm.rejection(said)[1])
+    assert hint in str(slurm_command.rejection(said)[1])
 
 
 def test_an_unknown_refusal_is_quoted() -> None:
-    assert slurm.rejection("the site's plugin says no\n") == ("the site's plugin says no", None)
-    assert slurm.rejection("") == ("no message", None)
+    assert slurm_command.rejection("the site's plugin says no\n") == ("the site's plugin says no", None)
+    assert slurm_command.rejection("") == ("no message", None)
 
 
 # -- many jobs at once --------------------------------------------------------------------
