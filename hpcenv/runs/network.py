@@ -6,7 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, HpcenvError, RecordInvalid
@@ -94,7 +94,7 @@ def diff_networks(start: Path, left: str, right: str, *, runs: str | None = None
     decisions, missing = [], []
     for run in sides:
         try:
-            decisions.append(_decision(run))
+            decisions.append(_without_folder(_decision(run), run.manifest.run_folder))
         except HpcenvError as error:
             missing.append(f"settings of {run.manifest.run}: {error.why or error.what}")
     first, second = (_reported(run) for run in sides)
@@ -109,6 +109,12 @@ def diff_networks(start: Path, left: str, right: str, *, runs: str | None = None
     return NetworkDifferences(
         left=sides[0].manifest.run, right=sides[1].manifest.run, changes=tuple(changes), not_compared=tuple(missing)
     )
+
+
+def _without_folder(decision: NetworkDecision, folder: str) -> NetworkDecision:
+    """Name the run folder in a value by a word: its path differs between any two runs."""
+    rows = tuple(replace(row, value=row.value.replace(folder, "RUN_FOLDER")) for row in decision.rows)
+    return replace(decision, rows=rows)
 
 
 def _decided(left: NetworkDecision, right: NetworkDecision) -> Iterable[NetworkChange]:

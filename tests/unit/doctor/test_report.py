@@ -61,7 +61,7 @@ def test_what_a_release_says(fake_slurm: Any, tmp_path: Path, version: str, full
     assert path == tmp_path / ".config" / "hpcenv" / "sites" / "testbed.toml"
     assert refusal is None
     assert (site.name, site.match and site.match.cluster, site.accounting) == ("testbed", "testbed", True)
-    assert document.plain(site.submit) == {"gpu-request": "gpus-per-node"}
+    assert document.plain(site.submit, defaults=False) == {"gpu-request": "gpus-per-node"}
     slurm = site.slurm
     assert (slurm.version, slurm.send_user_signal, slurm.kill_on_bad_exit, slurm.job_requeue) == (
         full,
