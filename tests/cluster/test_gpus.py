@@ -62,10 +62,13 @@ def test_one_gpu_less_than_slurm_gave_is_a_mismatch(without_torch: Project, on_n
     assert {row[0] for row in rows} == {"n2"}
 
 
-def test_gpus_that_cannot_be_read_are_unknown(without_torch: Project, on_n2: Callable[[str], object]) -> None:
-    on_n2("0,/^uuid/s/^uuid/handle = !15\\nuuid/")
-    rows = blocking(verified(without_torch, status=91))
+def test_a_lost_gpu_is_named_and_what_it_hides_is_unknown(
+    without_torch: Project, on_n2: Callable[[str], object]
+) -> None:
+    on_n2(r"0,/^uuid/s/^uuid/handle = !15\nuuid/")
+    rows = blocking(verified(without_torch, status=90))
     assert ("n2", "host.gpu-count", "unknown", ">= 8", "GPU 0: GPU is lost") in rows
+    assert ("n2", "gpu.lost", "mismatch", "an answer from each", "GPU 0: GPU is lost") in rows
     assert {row[0] for row in rows} == {"n2"}
 
 

@@ -66,7 +66,36 @@ def _table_of(findings: Sequence[Finding]) -> str:
         else:
             more[finding.field] = more.get(finding.field, 0) + len(where)
     rest = [_wrap(f"and {visible(field)} on {number} more; verdict.json has all") for field, number in more.items()]
-    return "\n".join([_rows(shown), *rest])
+    single, alike = _apart(shown)
+    rows_of_one = [_rows(single)] if single else []
+    return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
+
+
+# As many fields of a node that are unknown for one reason are told together: where NVML does not answer, twenty are.
+_UNKNOWN_TOGETHER = 3
+
+
+def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Finding]]]:
+    """Return the findings that have a row each, and groups that are unknown on the same nodes for the same reason."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.result == "unknown":
+            groups.setdefault((finding.node, finding.found), []).append(finding)
+    alike = [group for group in groups.values() if len(group) >= _UNKNOWN_TOGETHER]
+    together = {finding for group in alike for finding in group}
+    return [finding for finding in findings if finding not in together], alike
+
+
+def _alike(group: Sequence[Finding]) -> str:
+    """Return several unknown fields with their one reason, and what to do about the first that says it."""
+    first = group[0]
+    fields = ", ".join(visible(finding.field) for finding in group)
+    lines = [
+        f"node {first.node}  UNKNOWN, {len(group)} fields for one reason",
+        _wrap(f"  fields  {fields}", indent=10),
+        _wrap(f"  found   {shorten(first.found)}", indent=10),
+    ]
+    return "\n".join([*lines, *next((_note(finding) for finding in group if finding.owner), [])])
 
 
 _WIDEST_NAMES = 44
@@ -161,10 +190,8 @@ def _checks(summary: PreflightSummary) -> str:
     parts += [
         f"{len(some)} {word}" for word, some in (("failed", summary.failed), ("unknown", summary.unknown)) if some
     ]
-    reasons: dict[str, list[str]] = {}
-    for name, reason in summary.not_run.items():
-        reasons.setdefault(reason, []).append(name)
-    parts += [f"not run: {', '.join(names)} ({visible(reason)})" for reason, names in reasons.items()]
+    reasons = sorted({visible(reason) for reason in summary.not_run.values()})
+    parts += [f"{len(summary.not_run)} not run ({', '.join(reasons)})"] if reasons else []
     parts += [f"skipped (--skip-check): {', '.join(summary.skipped)}"] if summary.skipped else []
     return _wrap(f"checks ({summary.level}): {'; '.join(parts)}")
 

@@ -187,6 +187,18 @@ def test_a_field_with_another_value_on_every_node_does_not_bury_the_others():
     assert len(text.splitlines()) < 24
 
 
+def test_many_fields_that_are_unknown_for_one_reason_are_told_together():
+    hidden = [
+        finding(f"gpu.{name}", "none", "GPU 0: GPU is lost", result="unknown", owner="node", remedy="tell the support")
+        for name in ("fabric", "stray", "retired")
+    ]
+    other = finding("host.os", "debian 12", "no /etc/os-release", result="unknown")
+    text = render(verdict(*hidden, other, result="unknown"))
+    assert text.count("GPU is lost") == text.count("tell the support") == 1
+    assert "node n2  UNKNOWN, 3 fields for one reason\n  fields  gpu.fabric, gpu.stray, gpu.retired\n" in text
+    assert "host.os" in text
+
+
 def test_names_that_make_no_range_are_cut_with_their_number():
     odd = {f"n{2 * number}": "match" for number in range(100)}
     (line,) = [line for line in render(verdict(nodes=odd, result="match")).splitlines() if " match " in line]

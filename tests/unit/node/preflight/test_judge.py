@@ -69,7 +69,7 @@ def test_the_verdict_says_what_was_skipped_and_what_did_not_run(judged):
     options = PreflightOptions(level="quick", skipped=("sys.affinity",))
     verdict = judged(CheckOutcome(id="sys.nofile", state="not-run", found="no such limit"), preflight=options)
     text = " ".join(verdict_table.render(verdict, lockfile="default.lock.toml").split())
-    assert "not run: sys.nofile (no such limit)" in text
+    assert "1 not run (no such limit)" in text
     assert "skipped (--skip-check): sys.affinity" in text
     assert verdict.preflight.fine == ("time.nodes",)
 
