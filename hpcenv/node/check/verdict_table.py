@@ -71,7 +71,7 @@ def _table_of(findings: Sequence[Finding]) -> str:
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
 
 
-# As many fields of a node that are unknown for one reason are told together: where NVML does not answer, twenty are.
+# As many fields of a node that are unknown for one reason stand in one paragraph: where NVML does not answer, twenty are.
 _UNKNOWN_TOGETHER = 3
 
 
