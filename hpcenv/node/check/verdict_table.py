@@ -71,7 +71,8 @@ def _table_of(findings: Sequence[Finding]) -> str:
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
 
 
-# As many fields of a node that are unknown for one reason stand in one paragraph: where NVML does not answer, twenty are.
+# So many fields of a node that are unknown for one reason stand in one paragraph. Where NVML does not answer, there
+# are twenty.
 _UNKNOWN_TOGETHER = 3
 
 
