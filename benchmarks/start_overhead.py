@@ -1,12 +1,15 @@
 """From the start of a job to the first line of its script: a verified run beside the sbatch script of a careful user.
 
-    python -m benchmarks.start_overhead [--json] [--rounds N] [--instance NAME]
+    python -m benchmarks.start_overhead [--json] [--rounds N] [--nodes N] [--instance NAME]
 
 Both run in the testbed, which `python -m benchmarks start_overhead` brings up: two nodes, two
 ranks each, the same SIF, the same folder bound, the same script, alternately, the first of the two in turn. A job
 starts when its batch script's first line runs (`date +%s.%N` in both); its script has started when the last of the
 four ranks wrote the time in its own first line. The peer is sbatch, srun, `apptainer exec` and torchrun with c10d,
 without a check. One pair goes before and is not counted: it reads the SIF from disk.
+
+The nodes of the testbed share the cores of one machine, and real nodes do not: two nodes that check and load torch at
+the same time wait for each other here. `--nodes 1` gives one node all cores.
 
 Must: the median over the rounds of ours at most 1.05 of the peer's, or at most 0.3 s more.
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -49,7 +53,7 @@ BEGAN = 'date +%s.%N > "{marks}/began"\n'
 PEER = """\
 #!/bin/bash
 #SBATCH --job-name=by-hand
-#SBATCH --nodes=2
+#SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
 #SBATCH --time=5
@@ -58,7 +62,7 @@ date +%s.%N > "{marks}/began"
 export MARKS={marks} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --cpus-per-task=2 --kill-on-bad-exit=1 apptainer exec --bind {folder} --pwd {folder} {sif} \\
-  python3 -m torch.distributed.run --nnodes=2 --nproc_per_node=2 \\
+  python3 -m torch.distributed.run --nnodes={nodes} --nproc_per_node=2 \\
   --rdzv_backend=c10d --rdzv_endpoint="$head:29400" --rdzv_id="$SLURM_JOB_ID" {folder}/train.py
 """
 # Runs where Slurm is, as alice: one job, and what it left. It asks Slurm twice a second, from the other half of the
@@ -66,7 +70,7 @@ srun --cpus-per-task=2 --kill-on-bad-exit=1 apptainer exec --bind {folder} --pwd
 ONE = """
 import glob, json, os, pathlib, re, subprocess, sys, time
 
-marks, argv = pathlib.Path(sys.argv[1]), sys.argv[2:]
+marks, ranks, argv = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 done = subprocess.run(argv, capture_output=True, text=True)
 found = re.search("(?:job |^)([0-9]+)$", done.stdout, re.MULTILINE)
 if done.returncode or not found:
@@ -74,17 +78,17 @@ if done.returncode or not found:
 def running():
     return subprocess.run(["squeue", "-h", "-j", found[1]], capture_output=True, text=True).stdout.strip()
 deadline, looked = time.monotonic() + 300, time.monotonic()
-while len(list(marks.glob("rank?"))) < 4:
+while len(list(marks.glob("rank?"))) < ranks:
     time.sleep(0.2)
     if time.monotonic() > looked + 30:
         looked = time.monotonic()
         if looked > deadline or not running():
-            sys.exit("job " + found[1] + " did not start its four ranks")
+            sys.exit("job " + found[1] + " did not start its ranks")
 while running():
     time.sleep(0.5)
 times = {path.name: float(path.read_text()) for path in marks.iterdir() if path.name != "log"}
-run = sys.argv[3:] and marks.parent / "runs" / marks.name
-if run and run.is_dir():
+run = marks.parent / "runs" / marks.name
+if run.is_dir():
     times["started"] = (run / "started.json").stat().st_mtime
     times["facts"] = max(path.stat().st_mtime for path in run.glob("facts/*.json"))
     times["verdict"] = (run / "verdict.json").stat().st_mtime
@@ -101,6 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS)
+    parser.add_argument("--nodes", type=int, choices=(1, 2), default=2)
     parser.add_argument("--instance", help="which testbed, if not this checkout's own")
     options = parser.parse_args()
     testbed = _Testbed(options.instance)
@@ -110,9 +115,9 @@ def main() -> int:
         ours = peer = None
         for kind in ("ours", "peer") if number % 2 else ("peer", "ours"):
             if kind == "ours":
-                ours = _one(testbed, f"ours-{number}", sif)
+                ours = _one(testbed, f"ours-{number}", sif, options.nodes)
             else:
-                peer = _one(testbed, f"peer-{number}", sif)
+                peer = _one(testbed, f"peer-{number}", sif, options.nodes)
         assert ours is not None
         assert peer is not None
         if number:
@@ -157,24 +162,24 @@ def _prepare(testbed: _Testbed) -> str:
     return f"{STORE}/images/{line.split(chr(34))[1].replace(':', '-')}.sif"
 
 
-def _one(testbed: _Testbed, name: str, sif: str) -> dict[str, Any]:
+def _one(testbed: _Testbed, name: str, sif: str, nodes: int) -> dict[str, Any]:
     """Run one job to its end; return its times."""
     marks = f"{FOLDER}/{name}"
     testbed.run("mkdir", marks)
     if name.startswith("peer"):
-        testbed.write(f"{marks}.sbatch", PEER.format(marks=marks, folder=FOLDER, sif=sif))
+        testbed.write(f"{marks}.sbatch", PEER.format(marks=marks, folder=FOLDER, sif=sif, nodes=nodes))
         argv = ["sbatch", "--parsable", f"{marks}.sbatch"]
     else:
         template = TEMPLATE.read_text(encoding="utf-8")
         first, directives, rest = template.partition("@{directives}\n")
         assert directives, "the template has no directives"
         testbed.write(f"{FOLDER}/sbatch_templates/job.sbatch", first + directives + BEGAN.format(marks=marks) + rest)
-        argv = [*HPCENV, "submit", "train.py", "--nodes", "2", "--gpus", "0", "--nproc", "2", "--cpus", "2"]
+        argv = [*HPCENV, "submit", "train.py", "--nodes", str(nodes), "--gpus", "0", "--nproc", "2", "--cpus", "2"]
         argv += ["--time", "5", "--name", name, "--env", f"MARKS={marks}"]
         shown = json.loads(testbed.run(*argv, "--dry-run", "--json", cwd=FOLDER))
         # The template is the project's own, and has other marks each time.
         argv += ["--accept", shown["data"]["acceptance"]["digest"]]
-    times: dict[str, Any] = json.loads(testbed.run("python3", "-c", ONE, marks, *argv, cwd=FOLDER))
+    times: dict[str, Any] = json.loads(testbed.run("python3", "-c", ONE, marks, str(2 * nodes), *argv, cwd=FOLDER))
     if not name.startswith("peer") and times["result"] != "match":
         raise SystemExit(f"{name} was not verified: {times['result']}")
     return times
@@ -184,12 +189,15 @@ def _seconds(times: dict[str, Any]) -> float:
     """From the batch script's first line to that of the last rank."""
     began = times["began"]
     assert isinstance(began, float)
-    return float(max(times[f"rank{rank}"] for rank in range(4))) - began
+    return _last_rank(times) - began
+
+
+def _last_rank(times: dict[str, Any]) -> float:
+    return float(max(value for name, value in times.items() if re.fullmatch("rank[0-9]", name)))
 
 
 def _parts(times: dict[str, Any]) -> dict[str, float]:
-    last = max(times[f"rank{rank}"] for rank in range(4))
-    ends = [times["began"], times["started"], times["facts"], times["verdict"], times["task"], last]
+    ends = [times["began"], times["started"], times["facts"], times["verdict"], times["task"], _last_rank(times)]
     return {part: ends[number + 1] - ends[number] for number, part in enumerate(PARTS)}
 
 
