@@ -55,7 +55,7 @@ def carry_out(
 
     Args:
         by_name: whether commands find the sweep by its name; with --runs-dir they need its folder.
-        review: what the project asks, for a dry run; None submits.
+        review: what the project asks the user to accept, shown by a dry run; None to submit.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:

@@ -451,7 +451,7 @@ def own_job(job_id: str, environ: Mapping[str, str]) -> OwnJob | None:
 
 
 def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
-    """Cancel the jobs of a folder whose submission was not recorded.
+    """Cancel the jobs that were submitted from a folder, where no record names their ids.
 
     Args:
         folder, name: the working directory and name of the jobs, as for `find_jobs`.

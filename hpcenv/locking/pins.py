@@ -365,7 +365,11 @@ def _in_lock(selection: _Selection, marker: Marker | None, lock: Any, *, everyth
 
 
 def _uv(path: Path, data: Mapping[str, Any], selection: _Selection) -> Iterator[Pin]:
-    """Follow the dependencies twice: for the packages that must be installed, and for those that may be."""
+    """Yield the packages of a uv.lock.
+
+    The dependencies are followed twice: once for the packages that every installation has, and once with those of
+    optional groups, which an installation may have.
+    """
     if data.get("version") != 1:
         raise LockfileInvalid(
             f"`{path}` is neither a pylock.toml nor a uv.lock of version 1", why=f"version = {data.get('version')!r}"

@@ -38,7 +38,8 @@ class RunPage:
     """What a report says.
 
     Attributes:
-        verdict: in one word for the style: `equal`, `within`, `differs`, or `none` without a comparison.
+        verdict: the word by which the page chooses its colours: `equal`, `within`, `differs`, or `none`
+            without a comparison.
         summary: name and value of what a reader looks for first.
         nodes: header, and one row for each node.
         checklist: question and answer of a paper's checklist; an empty answer is not known.

@@ -108,7 +108,7 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules) -> Cop
 
 
 def require_bounded(root: Path, tracked: Sequence[str]) -> None:
-    """Refuse a repository that is too large to be copied, before anything reads its files.
+    """Refuse a repository that is too large to be copied. No file of it is read for this.
 
     Raises:
         UsageError: there are too many files, or they are too large.

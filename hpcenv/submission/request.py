@@ -165,7 +165,7 @@ def detect_cluster(environ: Mapping[str, str]) -> Cluster:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MergedOptions(Frozen):
-    """Options with the values that hold.
+    """The values of all options after command line, project, site profile and defaults were merged.
 
     Attributes:
         origins: option name -> the place that its value comes from; only options that are set.

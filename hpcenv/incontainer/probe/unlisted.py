@@ -26,7 +26,10 @@ UNLISTED_NEWEST = 3
 
 
 def probe_unlisted(env: ProbedEnvironment) -> Facts:
-    """Return number and digest of the importable files in the site directories that no RECORD lists."""
+    """Return the number and the digest of importable files that belong to no package.
+
+    These are files in the site directories that no RECORD file of an installed package lists.
+    """
     if env.dists is None:
         raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
     deadline = time.monotonic() + SCAN_SECONDS

@@ -64,7 +64,9 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         )
         found = read_look(answer)
         if found is None:
-            raise ValueError("the probe's answer has no second look")
+            raise ValueError(
+                "the program in the container answered without the list of files that is compared with the first one"
+            )
         if found.digest == facts.look.digest:
             return SecondLook()
         return SecondLook(changed=_named(answer["look"], facts.look, found.files - facts.look.files))

@@ -169,7 +169,7 @@ class Stop:
             return False
 
     def begin(self, number: int) -> None:
-        """Start to ask Slurm for the reason. After the warning, the ranks are stopped without waiting for the answer.
+        """Begin a stop: ask Slurm why. After the warning signal, do not wait for the answer before the ranks are stopped.
 
         Args:
             number: the signal that arrived.
