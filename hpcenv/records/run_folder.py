@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def listing(self) -> Path:
-        """What the copy held when it was made."""
+        """The record of the files in the copy, with their digests, written when it was made."""
         return self.path / "source.json"
 
     @property

@@ -169,7 +169,7 @@ class Stop:
             return False
 
     def begin(self, number: int) -> None:
-        """Begin a stop: ask Slurm why. After the warning signal, do not wait for the answer before the ranks are stopped.
+        """Begin a stop: ask Slurm why. After the warning signal, the ranks are stopped before Slurm answers.
 
         Args:
             number: the signal that arrived.
