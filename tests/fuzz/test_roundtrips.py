@@ -18,8 +18,9 @@ from hpcenv.locking import difference
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.codec import SCHEMA, decode_record, encode_record
-from hpcenv.records.facts import CheckedSif, Difference, Facts, Interface, Network, Route
+from hpcenv.records.facts import Difference, Facts, Interface, Network, Route
 from hpcenv.records.manifest import Bind, Environment, Expectation, GpuNeeds, Manifest, PackageExpectation, Setting
 from hpcenv.records.verdict import Finding, NodeVerdict, Rendezvous, Verdict
 

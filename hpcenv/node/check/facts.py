@@ -34,9 +34,10 @@ from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.preflight import places
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, CheckedSif, Difference, Facts, Look, Network, Staged
+from hpcenv.records.facts import SKIPPED, Difference, Facts, Look, Network, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
 from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.package_fields import package_field

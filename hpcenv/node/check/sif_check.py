@@ -35,7 +35,7 @@ from pathlib import Path
 
 from hpcenv.errors import HpcenvError, ImageMismatch
 from hpcenv.node.check import sif
-from hpcenv.records.facts import CheckedSif, FileIdentity, SifEvidence
+from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
 
 # Kinds whose `ctime` and inode number come from one authority. For those of one machine

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcenv.node.this_node import fold_hostlist
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import PreflightSummary
-from hpcenv.records.facts import CheckedSif
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
 

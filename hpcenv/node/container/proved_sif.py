@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.node.this_node import ThisNode
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.codec import decode_record, encode_record
-from hpcenv.records.facts import CheckedSif
 
 _SECONDS_BETWEEN_TRIES = 0.02
 _SECONDS_TO_READ = 2.0

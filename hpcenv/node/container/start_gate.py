@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.node.check.sif_check import identity_of
-from hpcenv.records.facts import CheckedSif
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.manifest import Bind
 
 # A path in the container that no image and no site uses.

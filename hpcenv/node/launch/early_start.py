@@ -31,7 +31,7 @@ from hpcenv.node.launch import processes
 from hpcenv.node.launch.supervise import Signals
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
-from hpcenv.records.facts import CheckedSif
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.manifest import Bind, Manifest
 
 # The line by which the batch script releases the launch step (sbatch_templates/job.sbatch).

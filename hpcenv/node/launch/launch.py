@@ -30,8 +30,9 @@ from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
+from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.codec import SCHEMA, encode_record
-from hpcenv.records.facts import CheckedSif, Difference, Facts, Staged
+from hpcenv.records.facts import Difference, Facts, Staged
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.outcome import NodeExit

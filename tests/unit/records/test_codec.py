@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import RecordInvalid
+from hpcenv.records.checked_sif import CheckedSif, FileIdentity
 from hpcenv.records.codec import decode_record, encode_record
-from hpcenv.records.facts import CheckedSif, Difference, Facts, FileIdentity, Interface, Network, Route
+from hpcenv.records.facts import Difference, Facts, Interface, Network, Route
 from hpcenv.records.files import load_record, read_file, save_record, write_text
 from hpcenv.records.manifest import Setting
 from hpcenv.records.run_folder import RunFolder

@@ -11,7 +11,8 @@ import run_folders as folders
 
 from hpcenv.errors import NodesUnknown
 from hpcenv.node.launch.attach import attach
-from hpcenv.records.facts import CheckedSif, Facts, FileIdentity, Network
+from hpcenv.records.checked_sif import CheckedSif, FileIdentity
+from hpcenv.records.facts import Facts, Network
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Environment, Secret, Setting
 from hpcenv.records.run_folder import RunFolder
