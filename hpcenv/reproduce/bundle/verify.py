@@ -23,7 +23,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce.bundle.archive import SUMS, Archive, counted
 from hpcenv.reproduce.bundle.make import ABOUT, IMAGE, About
 
-Result = Literal["match", "mismatch", "unknown"]
+Result = Literal["match", "mismatch", "unknown", "absent"]
 
 _LONGEST_LOCKFILE = 4 << 20
 _LONGEST_RECORD = 64 << 20
@@ -39,6 +39,7 @@ class BundleCheck:
 
     Attributes:
         name: a few words.
+        result: `absent` if the bundle does not hold the part: nothing was compared, and nothing is wrong.
         detail: what was compared with what.
     """
 
@@ -64,7 +65,7 @@ class VerifiedBundle:
 
     @property
     def result(self) -> Result:
-        """The worst result of all checks."""
+        """The worst result of all checks. A part that the bundle does not hold does not count."""
         results = {check.result for check in self.checks}
         return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"
 
@@ -150,10 +151,10 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
 def _image(archive: Archive, locked: Lockfile) -> BundleCheck:
     container = locked.container
     if container is None:
-        return BundleCheck(name="image", result="match", detail="none: the environment is the host's, see its packages")
+        return BundleCheck(name="image", result="absent", detail="there is none: the environment is the host's own")
     if IMAGE not in archive.sums:
         named = container.manifest_digest or f"sha256:{container.sif.sha256}"
-        return BundleCheck(name="image", result="match", detail=f"not in the bundle; the lockfile names {named}")
+        return BundleCheck(name="image", result="absent", detail=f"the lockfile names {named}")
     if archive.sums[IMAGE] != container.sif.sha256:
         detail = f"its sha256 is {archive.sums[IMAGE]}, the lockfile has {container.sif.sha256}"
         return BundleCheck(name="image", result="mismatch", detail=detail)
