@@ -46,7 +46,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
         return status
     for note in answer.notes:
         _render.tell(f"note: {note}")
-    _show(answer)
+    _show(answer, asked=question != CompatQuestion())
     return status
 
 
@@ -59,20 +59,22 @@ def _table_of_project(here: Path) -> Path | None:
     return None if named is None else workspace.root / os.path.expanduser(named)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: Answer, *, asked: bool) -> None:
     for check in answer.checks:
         _render.say(_wrapped(f"{_WORDS[check.result]:<3} {check.part:<7} {check.what}", 12))
         for label, text in (("source", check.why), ("do", check.hint)):
             if text:
                 _render.say(_wrapped(f"{'':<12}{label}: {text}", 14))
     if answer.builds:
-        _render.say()
+        if answer.checks:
+            _render.say()
         _render.say(f"{'':<4}{'torch':<8} {'CUDA':<6} {'Python':<10} why not")
         for build in answer.builds:
             _render.say(_wrapped(_row(build), 32))
         _render.say("* the build of the default index")
     _render.say()
-    _render.say(f"{_RESULTS[answer.result]}, by the table of {answer.dated}")
+    result = _RESULTS[answer.result] if asked else "these releases are known"
+    _render.say(f"{result}, by the table of {answer.dated}")
 
 
 def _row(build: BuildAnswer) -> str:

@@ -47,3 +47,12 @@ def test_a_project_has_its_own_table(hpcenv: Any, tmp_path: Path) -> None:
     assert done.status == 0, done
     assert "days old" in done.stderr
     assert "own.toml" in done.stderr
+
+
+def test_without_a_question_the_releases_are_listed_and_nothing_is_claimed(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("compat", cwd=tmp_path)
+
+    assert done.status == 0, done
+    assert done.stdout.startswith("    torch    CUDA ")
+    assert "these releases are known, by the table of 20" in done.stdout
+    assert "it runs" not in done.stdout
