@@ -151,7 +151,7 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
 def _image(archive: Archive, locked: Lockfile) -> BundleCheck:
     container = locked.container
     if container is None:
-        return BundleCheck(name="image", result="absent", detail="there is none: the environment is the host's own")
+        return BundleCheck(name="image", result="absent", detail="no image: the environment is the host's own")
     if IMAGE not in archive.sums:
         named = container.manifest_digest or f"sha256:{container.sif.sha256}"
         return BundleCheck(name="image", result="absent", detail=f"the lockfile names {named}")
