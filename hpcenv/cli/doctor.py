@@ -6,14 +6,27 @@ import os
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _render
+from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
+from hpcenv.doctor.checked import CheckedMachines, of_job, render
+from hpcenv.doctor.here import check_this_machine
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
-from hpcenv.errors import UsageError
+from hpcenv.errors import Command, NodeRejected, NodesUnknown, UsageError
+from hpcenv.node.this_node import expand_hostlist
+from hpcenv.project.workspace import SPEC_NAME, Workspace
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission.request import SubmitOptions, parse_flags, preflight_options
+from hpcenv.submission.submit import SubmitResult
+from hpcenv.submission.verify import outcome
+from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
 
 
 @click.command("doctor")
@@ -34,9 +47,30 @@ from hpcenv.errors import UsageError
     help="Write what network and GPUs this machine has, instead.",
 )
 @click.option("--force", is_flag=True, help="Replace a profile or a recording that is there.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Check this many nodes, in a Slurm job, instead.")
+@table_option("nodelist", "Without --nodes: exactly these are checked.")
+@table_option("gpus", "With --nodes or --nodelist.")
+@table_option("lock", "With --nodes or --nodelist.")
+@table_option("partition", "With --nodes or --nodelist.")
+@table_option("account", "With --nodes or --nodelist.")
+@table_option("time", "With --nodes or --nodelist.")
+@table_option("preflight", "Of this machine only the quick checks run.")
+@table_option("skip_check")
+@_accept.option
 @_render.json_option
-def command(write_to: str | None, record_to: str | None, force: bool, as_json: bool) -> None:
+def command(
+    write_to: str | None,
+    record_to: str | None,
+    force: bool,
+    nodes: int | None,
+    accept: str | None,
+    as_json: bool,
+    **params: Any,
+) -> int:
     """Say what this cluster is like, what will get in the way, and what to do.
+
+    The quick preflight checks that mean something on this machine run, too. With --nodes N or
+    --nodelist NAMES a Slurm job runs the checks on compute nodes instead, as before a training.
 
     With --write the answers become a site profile, by default in
     ~/.config/hpcenv/sites, which every later submit on this cluster uses.
@@ -44,26 +78,112 @@ def command(write_to: str | None, record_to: str | None, force: bool, as_json: b
     With --record the files that hpcenv reads of network and GPUs are written into one file,
     by default machine.json, without serial numbers and addresses. Run it on a compute node:
     srun hpcenv doctor --record. `hpcenv net explain --from FILE` decides for such a machine.
+
+    Exit status: 0; 90 a check of severity must failed; 91 such a check could not be measured.
+    With --nodes also the other statuses of hpcenv verify.
     """
+    values = parse_flags(params)
     if record_to is not None:
         if write_to is not None:
             raise UsageError("--record and --write exclude each other", hint="give one of them")
         _record(_render.cwd() / (record_to or "machine.json"), force=force, as_json=as_json)
-        return
-    context = context_of()
-    found = doctor(context, store=_render.Where().place().root)
+        return 0
+    if nodes is not None or values["nodelist"]:
+        if write_to is not None:
+            raise UsageError("--write does not go with --nodes or --nodelist", hint="give one of them")
+        return _check_nodes(nodes, values, accept, as_json=as_json)
+    _refuse_without_nodes(values)
+    return _look_around(write_to, values, force=force, as_json=as_json)
+
+
+def _refuse_without_nodes(values: dict[str, Any]) -> None:
+    """Refuse options that have no effect without a job."""
+    of_jobs = ("gpus", "partition", "account", "time")
+    given = [f"--{name}" for name in of_jobs if values[name] is not None]
+    given += [f"--preflight {values['preflight']}"] if values["preflight"] in ("full", "deep") else []
+    if given:
+        raise UsageError(
+            f"`{given[0]}` goes with --nodes or --nodelist only",
+            why="without them this machine is looked at",
+            hint="add --nodes N",
+        )
+
+
+def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, as_json: bool) -> int:
+    """Tell what this cluster is like, and check this machine."""
+    context, place = context_of(), _render.Where().place()
+    workspace = _project()
+    runs = None if workspace is None else workspace.runs
+    found = doctor(context, store=place.root, runs=runs)
+    skipped = preflight_options(SubmitOptions(script=None, **values)).skipped
+    checked = None
+    if values["preflight"] != "off":
+        checked = check_this_machine(
+            context.environ,
+            workdir=context.cwd,
+            runs=runs or context.cwd,
+            store=place.root,
+            policy={} if workspace is None else workspace.project.policy,
+            skipped=skipped,
+        )
     written = None
     if write_to is not None:
         written = write(found, context, path=write_to, force=force)
+    status = 0 if checked is None else _status(checked)
     if as_json:
         facts = ("facts", "partitions", "troubles", "cluster", "accounts")
-        _render.success("doctor", {**{name: getattr(found, name) for name in facts}, "written": written})
-        return
+        data = {**{name: getattr(found, name) for name in facts}, "checks": checked, "written": written}
+        _render.verdict_on("doctor", data, ok=status == 0)
+        return status
     _show(found)
+    if checked is not None:
+        _render.say(f"\n{render(checked)}")
     if written is not None:
         _render.say(f"\nwrote {written}: edit it as you like")
     else:
-        _render.tell("\nnext: hpcenv doctor --write")
+        _render.tell("\nnext: hpcenv doctor --write; hpcenv doctor --nodes 2")
+    return status
+
+
+def _project() -> Workspace | None:
+    """Return the project around the current folder; None outside of one."""
+    here = _render.cwd()
+    inside = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
+    return _render.open_project() if inside else None
+
+
+def _status(checked: CheckedMachines) -> int:
+    return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[checked.result]
+
+
+def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, *, as_json: bool) -> int:
+    """Check nodes in a job, and tell what each check found."""
+    workspace = _render.open_project()
+    _accept.require(workspace, accept, as_json=as_json)
+    if values["preflight"] == "off":
+        raise UsageError("`--preflight off` leaves nothing to check", hint="quick, full or deep")
+    try:
+        count = nodes or len(expand_hostlist(values["nodelist"]))
+    except ValueError as error:
+        raise UsageError(f"`--nodelist {values['nodelist']}`: {error}", hint="for example n1,n[3-5]") from error
+    nproc = ranks_per_node(workspace, preflight=values["preflight"], gpus=values["gpus"])
+    options = SubmitOptions(script=None, nodes=count, nproc=nproc, **values)
+
+    def say(job: SubmitResult) -> None:
+        _render.tell(f"checking {count} nodes, job {job.job_id}, {job.run_folder}")
+
+    found = verify_nodes(workspace, options, context_of(), on_submitted=say)
+    checked = of_job(load_record(Manifest, RunFolder(found.job.run_folder).manifest), found.verdict, found.facts)
+    result, status = outcome(found.verdict, strict=False)
+    if as_json:
+        job = {"job_id": found.job.job_id, "run_folder": found.job.run_folder}
+        _render.verdict_on("doctor", {**job, "outcome": result, "checks": checked}, ok=status == 0)
+        return status
+    _render.say(render(checked))
+    if status and checked.result == "match":
+        _render.say(f"\nthe checks are fine; the environment is not as locked ({result})")
+    _render.tell(_render.Where().text("next: ", Command("hpcenv", "report", found.job.run)) if status else result)
+    return status
 
 
 def _record(path: Path, *, force: bool, as_json: bool) -> None:

@@ -14,21 +14,16 @@ from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.submit import context_of
-from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
+from hpcenv.errors import UsageError
 from hpcenv.node.check import verdict_table
 from hpcenv.project.fields import Level
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.facts import Facts
-from hpcenv.records.files import load_record
-from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.reproduce.signature import verify_signature
-from hpcenv.runs.cancel import cancel
-from hpcenv.runs.wait import wait
-from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
-from hpcenv.submission.submit import SubmitResult, submit
+from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome, verify, with_notes
+from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
 
 
 @click.command("verify")
@@ -147,53 +142,25 @@ def _verify_here(
     return verdict, {facts.node: facts.seconds}
 
 
-def _cancelled(result: SubmitResult) -> Interrupted:
-    """Cancel the job of an interrupted `hpcenv verify --nodes`; return the error that says so."""
-    job = f"job {result.job_id}"
-    try:
-        cancel(_render.cwd(), str(result.run_folder), environ=os.environ, pause=time.sleep)
-    except (HpcenvError, KeyboardInterrupt):
-        left = f"interrupted; {job} may still hold its nodes"
-        return Interrupted(left, hint=Command("hpcenv", "cancel", str(result.run_folder)))
-    return Interrupted(f"interrupted; {job} is cancelled")
-
-
-def _ranks_per_node(workspace: Workspace, options: dict[str, Any]) -> int | None:
-    """Return how many ranks a smoke test starts on each node; None for as many as a submission without --nproc."""
-    usual = workspace.project.submit
-    tested = (options["preflight"] or usual.preflight) in ("full", "deep")
-    gpus = usual.gpus if options["gpus"] is None else options["gpus"]
-    return None if tested and (gpus or usual.nproc) else 1
-
-
 def _verify_nodes(
     workspace: Workspace, nodes: int, options: dict[str, Any], level: Level | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
-    """Submit a job that only checks its nodes, and wait for it."""
-    context = context_of()
     request = SubmitOptions(
         script=None,
         level=level,
         nodes=nodes,
         gpus=options["gpus"],
-        nproc=_ranks_per_node(workspace, options),
+        nproc=ranks_per_node(workspace, preflight=options["preflight"], gpus=options["gpus"]),
         preflight=options["preflight"],
         partition=options["partition"],
         account=options["account"],
         time=options["time_limit"],
         lock=options["lock"],
     )
-    result = submit(plan_job(workspace, request, context), context)
-    _render.tell(f"checking {nodes} nodes, job {result.job_id}, {result.run_folder}")
-    try:
-        status = wait(result.run_folder, environ=os.environ, pause=time.sleep, on_status=lambda _status: None)
-    except KeyboardInterrupt as stop:
-        raise _cancelled(result) from stop
-    if status.verdict is None:
-        raise SubmitRejected(
-            f"the job {result.job_id} ended without a verdict: {status.state}",
-            why=status.detail or None,
-            hint=Command("hpcenv", "logs", result.run),
-        )
-    found = [load_record(Facts, path) for path in sorted(RunFolder(result.run_folder).facts.glob("*.json"))]
-    return with_notes(status.verdict, workspace, options["lock"]), {facts.node: facts.seconds for facts in found}
+
+    def say(job: SubmitResult) -> None:
+        _render.tell(f"checking {nodes} nodes, job {job.job_id}, {job.run_folder}")
+
+    found = verify_nodes(workspace, request, context_of(), on_submitted=say)
+    verdict = with_notes(found.verdict, workspace, options["lock"])
+    return verdict, {facts.node: facts.seconds for facts in found.facts}

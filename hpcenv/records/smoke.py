@@ -55,6 +55,7 @@ class SmokePlan:
         rates_gbit: rate of all active adapters of a node, for RDMA and Slingshot; 0 where it is unknown.
         key: digest of everything but the nodes that a kept result depends on; empty where nothing may be kept.
         kept: folder of kept results; empty for none.
+        reuse: a kept result is good enough. It is not for a job that only checks its nodes: who asks wants to know now.
         skipped: ids of checks that were not wanted.
         settings: node -> variables of its ranks that NCCL's log or its libraries show the effect of.
     """
@@ -75,6 +76,7 @@ class SmokePlan:
     rates_gbit: float = 0.0
     key: str = ""
     kept: str = ""
+    reuse: bool = True
     skipped: tuple[str, ...] = ()
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
 

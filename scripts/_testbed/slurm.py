@@ -34,8 +34,8 @@ SlurmctldPidFile=/run/slurm/slurmctld.pid
 SlurmdPidFile=/run/slurm/slurmd.pid
 # linuxproc: Slurm follows processes by their parents. cgroup: by their group (freezer).
 ProctrackType=proctrack/{proctrack}
-# Apart from the ports that the kernel gives (32768 to 60999): tests cut the ranks off and not srun.
-SrunPortRange=61000-63999
+# Apart from ports of the kernel (from 32768) and of hpcenv (from 20000): tests cut the ranks off and not srun.
+SrunPortRange=15000-17999
 TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=5

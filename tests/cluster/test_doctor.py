@@ -125,3 +125,20 @@ def test_a_module_that_is_missing_ends_the_job_before_anything_runs(host_project
     done = submit(host_project, config, "--nproc", "1", "--site", site, "--wait")
     assert done.status == 91, done.text
     assert "has no command `module`" in done.text
+
+
+def test_checks_of_a_named_node_run_in_the_sif_and_tell_a_limit_that_slurm_passed_on(sif_project: Project) -> None:
+    words = "ulimit -Sn 512; exec hpcenv doctor --nodelist n1 --preflight full --skip-check smoke.init --json"
+    done = sif_project.cluster.run("bash", "-c", words, cwd=sif_project.folder)
+    assert done.status == 0, done.text
+    data = json.loads(done.stdout)["data"]
+    assert data["checks"]["nodes"] == ["n1"]
+    rows = {row["id"]: row for row in data["checks"]["rows"]}
+    files = rows["sys.nofile"]
+    assert (files["state"], files["found"], files["severity"], files["owner"]) == ("failed", "512", "warn", "user")
+    inside = {name: row["state"] for name, row in rows.items() if name.startswith("inside.")}
+    print("inside the SIF:", {name: rows[name]["found"] for name in inside})
+    assert inside.pop("inside.gloo") == "fine"
+    assert inside.pop("inside.affinity") == "fine"
+    # There is no GPU and no RDMA on these nodes.
+    assert set(inside.values()) == {"not-run"}

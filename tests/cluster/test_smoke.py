@@ -41,6 +41,8 @@ def wires(cluster: Cluster) -> Wires:
 @pytest.fixture
 def project(host_project: Project, wires: Wires) -> Iterator[Project]:
     host_project.cluster.write(f"{host_project.folder}/meet.py", MEET)
+    # A good result that another test kept would be used in place of a test of the broken link.
+    host_project.cluster.must("rm", "-rf", "/home/alice/.cache/hpcenv/smoke")
     with wires.rules("n1", "n2"):
         yield host_project
 
@@ -125,7 +127,13 @@ def test_a_slow_link_stops_the_job(project: Project, wires: Wires) -> None:
 @LONG
 def test_a_link_that_is_cut_before_the_start_is_named(project: Project, wires: Wires) -> None:
     wires.cut("n2", "n1")
-    done = _submit(project, "cut")
+    done = _submit(project, "cut-early")
+    assert done.status == 90, done.text
+    rows = project.record("cut-early", "verdict.json")["findings"]
+    (row,) = [row for row in rows if row["severity"] == "must"]
+    assert (row["node"], row["field"]) == ("n2", "net.reach")
+    assert f"{wires.address('n1', 'eth0')}: no answer" in row["found"]
+    done = _submit(project, "cut", "--skip-check", "net.reach")
     assert done.status == 90, done.text
     row = _finding(project, "cut")
     assert row["field"] == "smoke.init"
@@ -166,3 +174,10 @@ def test_a_kept_result_is_used_once_and_said(project: Project) -> None:
     assert "kept result of" in done.text
     assert project.record("after-verify", "smoke.json")["kept_from"].startswith("verify")
     assert "kept result of" in project.must("report", "after-verify")
+    # Who asks for the test itself gets it.
+    again = project.hpcenv("doctor", "--nodes", "2", "--preflight", "full", "--json")
+    assert again.status == 0, again.text
+    rows = {row["id"]: row for row in json.loads(again.stdout)["data"]["checks"]["rows"]}
+    assert rows["smoke.init"]["found"].startswith("2 ranks")
+    folder = json.loads(again.stdout)["data"]["run_folder"]
+    assert project.record(os.path.basename(folder), "smoke.json")["kept_from"] == ""

@@ -17,8 +17,9 @@ _ALICE = "2001"
 # The kernel takes ports of this range for a listener without a fixed port, as Gloo's are.
 _PORTS = "32768:60999"
 # Slurm's daemons, and srun's own listeners (SrunPortRange in scripts/_testbed/slurm.py). A user's srun keeps these: a
-# test that cuts them shows what Slurm does, not what the ranks see.
-_SLURM_PORTS = "6817:6819,61000:63999"
+# test that cuts them shows what Slurm does, not what the ranks see. hpcenv chooses no port of this range
+# (`_free_ports` of hpcenv/node/network/reach.py).
+_SLURM_PORTS = "6817:6819,15000:17999"
 
 
 @dataclass(frozen=True)

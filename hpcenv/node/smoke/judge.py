@@ -189,9 +189,18 @@ def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
         "second-group": "the first process group works; a second one beside it does not",
         "bandwidth": "collectives are right, and all_reduce of more data did not end",
     }[phase]
-    late = [report for report in failed if report.ended == "timeout"]
+    late = [report for report in failed if report.ended == "timeout" or _reached_limit(plan, phase, report)]
     limit = f" within {plan.seconds:g} s" if late else ""
     return f"{what}{limit}{_traffic(late)}{_said(phase, failed)}"
+
+
+def _reached_limit(plan: SmokePlan, phase: str, report: SmokeReport) -> bool:
+    """Return whether a rank ended its collective itself after the limit, some seconds before this node would have."""
+    return any(
+        one.phase == phase and one.state == "failed" and one.seconds >= plan.seconds
+        for rank in report.ranks
+        for one in rank.phases
+    )
 
 
 def _traffic(late: Sequence[SmokeReport]) -> str:

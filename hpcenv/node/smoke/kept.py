@@ -30,7 +30,7 @@ def find(plan: SmokePlan, *, now: float) -> SmokeResult | None:
         plan: of this attempt.
         now: the time, in seconds since the epoch.
     """
-    if not plan.key or not plan.kept:
+    if not (plan.key and plan.kept and plan.reuse):
         return None
     folder = Path(plan.kept)
     try:

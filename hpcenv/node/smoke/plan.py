@@ -72,6 +72,7 @@ def make_plan(
         rates_gbit=min((_rate_gbit(fabric) for fabric in fabrics), default=0.0),
         key=_key(manifest, settings, facts, nodes),
         kept=wanted.kept,
+        reuse=manifest.launches,
         skipped=manifest.preflight.skipped,
         settings={name: {s.name: s.value for s in settings[name].settings if s.name in READ} for name in launched},
     )

@@ -158,5 +158,5 @@ def test_doctor_prints_at_most_80_columns_and_says_how(
     # A path is never broken.
     assert [line for line in done.stdout.splitlines() if len(line) > 80 and "/" not in line] == []
     data = hpcenv("doctor", "--json", cwd=project, environ=environ).envelope["data"]
-    assert {"facts", "partitions", "troubles", "cluster", "accounts", "written"} == set(data)
+    assert {"facts", "partitions", "troubles", "cluster", "accounts", "checks", "written"} == set(data)
     assert all(fact["how"] for fact in data["facts"])

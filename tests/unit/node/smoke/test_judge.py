@@ -108,6 +108,18 @@ def test_a_slow_link_is_told_from_a_cut_one_by_its_traffic() -> None:
     assert "data still moved at 0.2 MB/s" in found["n1 smoke.correct"].found
 
 
+def test_a_rank_that_ends_its_collective_itself_after_the_limit_was_late_too() -> None:
+    report = _report(1, "failed", until="correct", error="RuntimeError: Timed out waiting 10000ms for recv operation")
+    (rank,) = report.ranks
+    phases = (*rank.phases[:-1], replace(rank.phases[-1], seconds=12.0))
+    late = replace(report, ranks=(replace(rank, phases=phases),), moved_bytes=500_000)
+    closed = _report(2, "failed", until="correct", error="RuntimeError: Connection closed by peer")
+    found = _bad(_plan(), late, closed)["n1 smoke.correct"].found
+    assert "within 10 s; data still moved at 0.1 MB/s" in found
+    early = _bad(_plan(), replace(report, moved_bytes=500_000), closed)["n1 smoke.correct"].found
+    assert "within" not in early and "data still moved" not in early
+
+
 def test_the_earliest_phase_of_all_ranks_counts() -> None:
     found = _bad(_plan(), _report(1, "timeout", until="second-group"), _report(2, "failed", until="correct", error="x"))
     assert set(found) == {"n1 smoke.correct", "n2 smoke.correct"}

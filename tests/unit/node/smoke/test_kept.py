@@ -44,6 +44,12 @@ def test_it_does_not_hold_after_a_boot_a_driver_or_a_day(plan: SmokePlan) -> Non
     assert kept.find(plan, now=NOW - 60) is None
 
 
+def test_a_job_that_only_checks_its_nodes_tests_again(plan: SmokePlan) -> None:
+    kept.keep(_result(plan), plan)
+    assert kept.find(replace(plan, reuse=False), now=NOW) is None
+    assert kept.find(plan, now=NOW) is not None
+
+
 def test_a_failure_is_not_kept(plan: SmokePlan) -> None:
     kept.keep(replace(_result(plan), result="mismatch"), plan)
     assert kept.find(plan, now=NOW) is None
