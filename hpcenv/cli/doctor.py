@@ -17,7 +17,7 @@ from hpcenv.doctor.checked import CheckedMachines, of_job, render
 from hpcenv.doctor.here import check_this_machine
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
-from hpcenv.errors import Command, NodeRejected, NodesUnknown, UsageError
+from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
 from hpcenv.node.this_node import expand_hostlist
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.records.files import load_record
@@ -182,7 +182,7 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
     _render.say(render(checked))
     if status and checked.result == "match":
         _render.say(f"\nthe checks are fine; the environment is not as locked ({result})")
-    _render.tell(_render.Where().text("next: ", Command("hpcenv", "report", found.job.run)) if status else result)
+    _render.tell(f"{result}; next: hpcenv report {found.job.run}" if status else result)
     return status
 
 

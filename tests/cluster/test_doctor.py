@@ -138,7 +138,7 @@ def test_checks_of_a_named_node_run_in_the_sif_and_tell_a_limit_that_slurm_passe
     assert (files["state"], files["found"], files["severity"], files["owner"]) == ("failed", "512", "warn", "user")
     inside = {name: row["state"] for name, row in rows.items() if name.startswith("inside.")}
     print("inside the SIF:", {name: rows[name]["found"] for name in inside})
-    assert inside.pop("inside.gloo") == "fine"
+    assert rows["dist.gloo"]["state"] == "fine"
     assert inside.pop("inside.affinity") == "fine"
     # There is no GPU and no RDMA on these nodes.
     assert set(inside.values()) == {"not-run"}
