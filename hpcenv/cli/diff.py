@@ -44,7 +44,8 @@ _TITLES = {
 def command(left: str, right: str, determinism: Profile | None, runs: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
-    LEFT and RIGHT are each a lockfile's path or name, or a run (folder, name, job id).
+    LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
+    a commit, or a run (folder, name, job id): `hpcenv diff HEAD~1:default default`.
     What is hardest to repair comes first. Each side is judged by [policy] and profile of
     its lockfile; the stricter side counts. Ends with 26 when a field that must match
     differs, or when a run has no result, otherwise with 0.

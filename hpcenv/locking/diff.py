@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.errors import Command, RecordInvalid, UsageError
+from hpcenv.errors import Command, RecordInvalid, ToolFailed, UsageError
 from hpcenv.locking import difference as diff_model
 from hpcenv.locking.difference import Change
+from hpcenv.project import git
 from hpcenv.project.fields import Profile
-from hpcenv.project.lockfile import compares_gpus, severities_of
-from hpcenv.project.workspace import open_workspace, read_lockfile
+from hpcenv.project.lockfile import Lockfile, compares_gpus, severities_of
+from hpcenv.project.workspace import LONGEST_LOCKFILE, find_lockfile, open_workspace, parse_lockfile, read_lockfile
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import Listing
@@ -47,7 +48,13 @@ class DiffResult:
 
 
 def diff(
-    start: Path, left: str, right: str, *, determinism: Profile | None = None, runs: str | None = None
+    start: Path,
+    left: str,
+    right: str,
+    *,
+    determinism: Profile | None = None,
+    runs: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> DiffResult:
     """Compare two sides.
 
@@ -55,15 +62,18 @@ def diff(
 
     Args:
         start: the folder where the user is.
-        left, right: each a lockfile's path, the name of one of the project's lockfiles, or
-            a run (folder, name, job id).
+        left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
+            commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
         determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
         runs: folder of runs, if not the project's.
+        environ: environment variables for git; None for those of this process.
 
     Raises:
-        UsageError: one of the two is neither a lockfile nor a run.
+        UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.
+        ToolMissing: a commit is named, and git is not on PATH.
     """
-    sides = [_read_side(start, name, determinism, runs=runs) for name in (left, right)]
+    variables = os.environ if environ is None else environ
+    sides = [_read_side(start, name, determinism, runs=runs, environ=variables) for name in (left, right)]
     both_runs = all(side.of_run is not None for side in sides)
     # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
@@ -103,11 +113,13 @@ class _Side:
     files: Mapping[str, str] | None = None
 
 
-def _read_side(start: Path, name: str, profile: Profile | None, *, runs: str | None) -> _Side:
+def _read_side(
+    start: Path, name: str, profile: Profile | None, *, runs: str | None, environ: Mapping[str, str]
+) -> _Side:
     path = Path(os.path.abspath(start / name))
     lockfile = path if path.is_file() else _named_lockfile(start, name)
-    if lockfile is not None:
-        locked = read_lockfile(lockfile)
+    locked = _committed_lockfile(start, name, environ) if lockfile is None else read_lockfile(lockfile)
+    if locked is not None:
         return _Side(environment=diff_model.of_lockfile(locked), severities=severities_of(locked, profile=profile))
     try:
         run = find_run(start, name, runs=runs)
@@ -137,6 +149,22 @@ def _named_lockfile(start: Path, name: str) -> Path | None:
     except Exception:  # noqa: BLE001  (no project here: then the name is something else)
         return None
     return path if path.is_file() else None
+
+
+def _committed_lockfile(start: Path, name: str, environ: Mapping[str, str]) -> Lockfile | None:
+    """Return the lockfile that REV:NAME names, as it was in that commit; None where `name` is no such pair."""
+    revision, colon, lock = name.partition(":")
+    if not (revision and colon and lock):
+        return None
+    path = find_lockfile(start, lock)
+    try:
+        content = git.read_committed(path, revision, environ, most=LONGEST_LOCKFILE)
+    except ToolFailed as error:
+        log = Command("git", "log", "--oneline", "--", str(path))
+        raise UsageError(
+            f"there is no lockfile `{name}`", why=git.said_by(error), hint=(log, " lists the commits that changed it")
+        ) from error
+    return parse_lockfile(content, Path(f"{revision}:{path.name}"))
 
 
 def _files(folder: RunFolder) -> Mapping[str, str] | None:

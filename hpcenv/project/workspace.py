@@ -104,7 +104,7 @@ def open_workspace(
 
 
 # One with 1,000 packages has less than 1 MiB.
-_LONGEST_LOCKFILE = 4 << 20
+LONGEST_LOCKFILE = 4 << 20
 
 
 def to_restore(path: Path) -> Hint:
@@ -143,7 +143,7 @@ def lockfile_bytes(path: Path) -> bytes:
     except OSError as error:
         raise LockfileInvalid(f"cannot read `{path}`", why=error.strerror, hint=_to_read(path)) from error
     hint = to_restore(path) if os.access(path, os.R_OK) else _to_read(path)
-    return toml_files.read_bytes(path, error=LockfileInvalid, hint=hint, most=_LONGEST_LOCKFILE)
+    return toml_files.read_bytes(path, error=LockfileInvalid, hint=hint, most=LONGEST_LOCKFILE)
 
 
 def find_lockfile(start: Path, lock: str) -> Path:

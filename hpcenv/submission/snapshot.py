@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcenv.errors import FileUnusable, ScriptUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.project import git
 from hpcenv.project.context import Context
+from hpcenv.project.git import WorkTree
 from hpcenv.project.lockfile import CodeTable
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
@@ -27,8 +29,7 @@ from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.submission import git, project_files
-from hpcenv.submission.git import WorkTree
+from hpcenv.submission import project_files
 from hpcenv.submission.plan import PlannedSource
 from hpcenv.submission.project_files import CopyContent, CopyRules, plain
 from hpcenv.submission.request import SubmitOptions

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,50 @@ def two_runs(hpcenv: Any, project: Path) -> Path:
 
 
 # -- two lockfiles ------------------------------------------------------------------------
+
+
+def git(project: Path, *words: str) -> None:
+    variables = {**os.environ, "GIT_AUTHOR_DATE": "2026-11-23T00:00:00Z", "GIT_COMMITTER_DATE": "2026-11-23T00:00:00Z"}
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *who, *words], cwd=project, env=variables, check=True, capture_output=True)
+
+
+def test_a_lockfile_of_a_commit_is_compared_with_the_present_one(hpcenv: Any, project: Path) -> None:
+    git(project, "init", "-q")
+    git(project, "add", "lockfiles")
+    git(project, "commit", "-qm", "locked")
+    git(project, "tag", "paper")
+    edited(project, "default", "torch", "version", value="2.12.0+cpu")
+    for left in ("HEAD:default", "paper:lockfiles/default.lock.toml"):
+        done = hpcenv("diff", left, "default", cwd=project)
+        assert done.status == Status.DIFFERENT, done.stderr
+        assert "!! torch.version: 2.13.0+cpu -> 2.12.0+cpu\n" in done.stdout
+    assert hpcenv("diff", "HEAD:default", "paper:default", cwd=project).status == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("HEAD~5:default", "HEAD~5"),
+        ("HEAD:other", "other.lock.toml"),
+        ("--output=x:default", "--output=x"),
+        ("HEAD:../../outside.lock.toml", "outside"),
+    ],
+)
+def test_a_commit_without_the_lockfile_is_refused(hpcenv: Any, project: Path, word: str, why: str) -> None:
+    git(project, "init", "-q")
+    git(project, "add", "lockfiles")
+    git(project, "commit", "-qm", "locked")
+    done = hpcenv("diff", "--", word, "default", cwd=project)
+    assert done.status == 2
+    assert why in done.stderr
+    assert not (project / "x").exists()
+
+
+def test_a_lockfile_of_a_commit_needs_a_repository(hpcenv: Any, project: Path) -> None:
+    done = hpcenv("diff", "HEAD:default", "default", cwd=project)
+    assert done.status == 2
+    assert "not a git repository" in done.stderr
 
 
 def test_a_lockfile_and_itself_are_the_same(hpcenv: Any, project: Path) -> None:

@@ -293,6 +293,33 @@ def read_status(status: StatusQuery) -> WorkTree:
     return status.read()[0]
 
 
+def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, most: int) -> bytes:
+    """Return the content that a file of a work tree had in a commit.
+
+    Args:
+        path: of the file; it need not exist now.
+        revision: a commit, branch or tag, as git names it (gitrevisions(7)).
+        most: the most bytes that are read.
+
+    Raises:
+        ToolMissing: git is not on PATH.
+        ToolFailed: there is no repository, commit or such file in the commit, or the file is larger.
+    """
+    real = os.path.realpath(path)
+    folder = next(str(parent) for parent in Path(real).parents if parent.is_dir())
+    # git decides whether this is a repository, and whether its owner is trusted. This question starts no program.
+    words = ("rev-parse", "--show-cdup", "--absolute-git-dir")
+    up, place = [*os.fsdecode(_run(folder, git_folder.variables(environ), *words)).split("\n", 1), ""][:2]
+    root = os.path.realpath(os.path.join(folder, up))
+    blob = f"{revision}:{os.path.relpath(real, root)}"
+    with _Repository(root, place.rstrip("\n"), environ) as repository:
+        # Neither command accepts an option here: a revision that begins with `-` is none.
+        size = int(repository.ask("cat-file", "-s", "--", blob))
+        if size > most:
+            raise ToolFailed(f"`{blob}` has {size} bytes", why=f"at most {most} are read")
+        return repository.ask("cat-file", "blob", "--", blob)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class _Status(Frozen):
     commit: str
@@ -387,7 +414,7 @@ def said_by(error: ToolFailed) -> str:
     return lines[0] if lines else error.what
 
 
-def _run(folder: str, variables: Mapping[str, str], *words: str, stdin: bytes) -> bytes:
+def _run(folder: str, variables: Mapping[str, str], *words: str, stdin: bytes | None = None) -> bytes:
     with _begin(folder, variables, *words, stdin=stdin) as running:
         return running.read_bytes()
 

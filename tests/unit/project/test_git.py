@@ -522,7 +522,7 @@ def test_a_missing_object_is_an_error_that_names_it_and_nothing_waits(world: Wor
 def test_a_pipe_in_the_git_folder_does_not_keep_the_caller(
     world: World, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcenv.submission.git._SECONDS", 1.0)
+    monkeypatch.setattr("hpcenv.project.git._SECONDS", 1.0)
     (world.tree / ".git" / place).unlink(missing_ok=True)
     os.mkfifo(world.tree / ".git" / place)
     before = time.monotonic()
