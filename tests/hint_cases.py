@@ -318,6 +318,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/store/store_folder.py: hpcenv image pull REFERENCE": "the same pull is followed for locking/image_path.py",
     "image/verify.py: hpcenv image pull * *": _DAMAGED_IMAGE,
     "image/verify.py: hpcenv image verify * --image *": "the reader names the image of a file from elsewhere",
+    "locking/diff.py: git log --oneline -- *": "the project of these cases is not under git",
     "locking/definition_build.py: srun hpcenv image build *": "it needs compute nodes with internet access",
     "locking/definition_build.py: hpcenv image pull *": "it needs two registries, one with TLS",
     "locking/formats/cyclonedx.py: pip install cyclonedx-python-lib": _NETWORK,
