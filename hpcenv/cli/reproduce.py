@@ -30,13 +30,15 @@ from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.project_image import build
 from hpcenv.project import acceptance, stale
 from hpcenv.project.acceptance import Asked
-from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce import reproduction_text
 from hpcenv.reproduce.attainable import expect, expect_after
-from hpcenv.reproduce.bundle.archive import Archive
+from hpcenv.reproduce.bundle import image as bundle_image
+from hpcenv.reproduce.bundle.archive import Archive, counted
+from hpcenv.reproduce.bundle.unpacked import unpack_once
 from hpcenv.reproduce.code_copy import copy_code, folder_of_submission
 from hpcenv.reproduce.compare import Steps, compare
 from hpcenv.reproduce.cost import estimate, proofs_cost
@@ -102,7 +104,7 @@ def command(
     it is reproduced to the last bit, 40 within the tolerance, 41 if not, 42 if nothing can be
     compared.
     """  # noqa: D301  (click's mark for "do not wrap")
-    found = find_target(_render.cwd(), _unpacked(target), runs=params["runs_dir"])
+    found = find_target(_render.cwd(), _unpacked(target, as_json=as_json), runs=params["runs_dir"])
     proofs = found.proofs()
     if rung == 0:
         return _show(proved(found, proofs, proofs_cost()), as_json=as_json)
@@ -120,7 +122,7 @@ def command(
         target=found.name, rung=wish.rung, verdict="planned", headline="nothing is submitted yet", proofs=proofs,
         cost=job.cost, asks=_accept.reviewed(job.workspace, job.recorded), notes=job.notes,
         expected=expect(job.record, world_size=job.plan.world_size, accumulated=job.plan.factor > 1),
-        image="here" if job.has_image else "not here: it is fetched by its digest",
+        image=job.image,
     )  # fmt: skip
     if dry_run:
         return _show(page, as_json=as_json)
@@ -131,20 +133,20 @@ def command(
     return _show(_carry_out(found, job, page, wish), as_json=as_json)
 
 
-def _unpacked(target: str) -> str:
-    """Return the folder of a bundle, which is unpacked here; another target unchanged.
+def _unpacked(target: str, *, as_json: bool) -> str:
+    """Return the folder of a bundle, which is unpacked here once; another target unchanged.
 
     Raises:
         BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
-        WouldOverwrite: the folder exists.
+        WouldOverwrite: the folder exists, and is not this bundle.
     """
     path = Path(os.path.abspath(_render.cwd() / target))
     if not path.is_file() or path.suffix == ".toml":
         return target
-    with Archive(path) as archive:
+    with _progress.shown(as_json=as_json) as on_event, Archive(path) as archive:
         folder = _render.cwd() / archive.folder
-        archive.unpack(folder)
-    _render.tell(f"unpacked {path.name} to {folder}")
+        written = unpack_once(archive, folder, step=counted(on_event, "stage", path.name, archive.size))
+    _render.tell(f"unpacked {path.name} to {folder}" if written else f"{path.name} was unpacked before, to {folder}")
     return str(folder)
 
 
@@ -174,9 +176,17 @@ class _PreparedJob:
     manifest: Manifest
     locked: Lockfile
     has_image: bool
+    bundled: Path | None
     cost: Any
     recorded: Sequence[Asked]
     notes: tuple[str, ...]
+
+    @property
+    def image(self) -> str:
+        """Where the image will come from, in words."""
+        if self.has_image:
+            return "here"
+        return "in the bundle" if self.bundled is not None else "not here: it is fetched by its digest"
 
 
 def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
@@ -208,13 +218,16 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
     if plan.left_out:
         notes = (*notes, f"options for the authors' cluster are left out: {', '.join(plan.left_out)}")
     has_image = locked.container is None or locked_sif(workspace, locked.container).is_file()
+    bundled = None if has_image or not own_lock else bundle_image.find_bundled(found.run.path)
     cost = estimate(
-        found.record, locked, nodes=options.nodes or 1, steps=plan.steps, has_image=has_image, slower=plan.factor
-    )
+        found.record, locked, nodes=options.nodes or 1, steps=plan.steps, has_image=has_image or bundled is not None,
+        slower=plan.factor,
+    )  # fmt: skip
     recorded = acceptance.asked_by_options(rerun.only_recorded(options, given), "request.json of the run")
     return _PreparedJob(
         workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
-        manifest=found.manifest, locked=locked, has_image=has_image, cost=cost, recorded=recorded, notes=notes,
+        manifest=found.manifest, locked=locked, has_image=has_image, bundled=bundled, cost=cost,
+        recorded=recorded, notes=notes,
     )  # fmt: skip
 
 
@@ -239,7 +252,7 @@ def _project(run: RunFolder, manifest: Manifest, copy_to: str | None) -> tuple[W
 
 def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish) -> Reproduction:
     """Get the image, submit, wait, compare."""
-    image = _get_image(found, job, as_json=wish.as_json)
+    job, image = _get_image(found, job, as_json=wish.as_json)
     context = replace(submit_cli.context_of(), cwd=job.folder, command=request.command_of(job.plan.options))
     plan = plan_job(job.workspace, job.plan.options, context)
     changed = _require_same_code(job, plan, allow=wish.allow_changed)
@@ -275,13 +288,23 @@ def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> 
     return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
 
 
-def _get_image(found: Target, job: _PreparedJob, *, as_json: bool) -> str:
-    """Get the image by its digest; return how, in words."""
+def _get_image(found: Target, job: _PreparedJob, *, as_json: bool) -> tuple[_PreparedJob, str]:
+    """Get the image from the bundle, or by its digest; return the job that uses it, and how, in words."""
     container = job.locked.container
     if container is None:
-        return 'the environment of this machine (`image = "host"`), compared with the lockfile by the gate'
+        return job, 'the environment of this machine (`image = "host"`), compared with the lockfile by the gate'
     if job.has_image:
-        return f"was here, {container.digest[:19]}..."
+        return job, f"was here, {container.digest[:19]}..."
+    if job.bundled is not None:
+        with _progress.shown(as_json=as_json) as on_event:
+            step = counted(on_event, "verify", job.bundled.name, job.bundled.stat().st_size)
+            workspace = bundle_image.use_bundled(job.workspace, container, job.bundled, on_bytes=step)
+        return replace(job, workspace=workspace), f"from the bundle, sha256 {container.sif.sha256[:12]}..."
+    return job, _fetch_image(found, job, container, as_json=as_json)
+
+
+def _fetch_image(found: Target, job: _PreparedJob, container: ContainerTable, *, as_json: bool) -> str:
+    """Fetch the image by its digest; return how, in words."""
     if job.locked.asked != stale.asked_by(job.workspace.project):
         raise LockfileInvalid(
             f"`{job.workspace.spec}` names another image than the lockfile of the run",

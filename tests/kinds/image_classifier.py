@@ -49,6 +49,8 @@ def main():
             optimizer.step()
         if dist.get_rank() == 0:
             print(f"epoch {epoch} loss {loss.item():.4f}", flush=True)
+    # torch 2.13 may wait forever if the group's last owner is a DDP model (docs/how-to/diagnose.md).
+    del net
     dist.destroy_process_group()
 
 

@@ -72,6 +72,8 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         if rank == 0:
             print(f"iter {it}: loss {loss.item() * accumulation:.4f}, {world} ranks, {os.getpid()}", flush=True)
+    # torch 2.13 may wait forever if the group's last owner is a DDP model (docs/how-to/diagnose.md).
+    del model
     dist.destroy_process_group()
 
 

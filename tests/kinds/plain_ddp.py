@@ -35,6 +35,8 @@ def main():
             print(f"epoch {epoch} loss {total[0] / total[1]:.5f} of {int(total[1])} batches", flush=True)
     if int(os.environ["LOCAL_RANK"]) == 0:
         print(f"weights {model.module.weight.detach().sum():.5f}", flush=True)
+    # torch 2.13 may wait forever if the group's last owner is a DDP model (docs/how-to/diagnose.md).
+    del model
     dist.destroy_process_group()
 
 

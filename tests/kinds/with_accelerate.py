@@ -31,6 +31,8 @@ def main():
             losses.append(loss.detach().reshape(1))
         every = accelerator.gather(torch.cat(losses))
         accelerator.print(f"epoch {epoch} loss {every.mean():.5f} of {len(every)} batches")
+    # torch 2.13 may wait forever if the group's last owner is a DDP model (docs/how-to/diagnose.md).
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 

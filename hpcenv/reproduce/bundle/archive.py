@@ -41,7 +41,7 @@ SUMS = "SHA256SUMS"
 MOST_FILES = 200_000
 # The directory of a zip file is read at once: some 100 bytes for each member.
 _LONGEST_DIRECTORY = 128 << 20
-_LONGEST_SUMS = 64 << 20
+LONGEST_SUMS = 64 << 20
 _LONGEST_PART = 255
 _LONGEST_NAME = 2048
 _LONGEST_LINK = 1024
@@ -324,7 +324,7 @@ class Archive:
         if SUMS not in self._infos:
             raise self._invalid(f"it has no {SUMS}: it was not made by `hpcenv bundle`")
         sums = {}
-        for line in self.read(SUMS, most=_LONGEST_SUMS).decode("utf-8").splitlines():
+        for line in self.read(SUMS, most=LONGEST_SUMS).decode("utf-8").splitlines():
             match = _SUM_LINE.match(line)
             if match is None:
                 raise self._invalid(f"{SUMS} has a line that is no sum: {line[:200]!r}")

@@ -5,6 +5,7 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,11 +106,15 @@ def make(
     if sif is not None:
         members.append(BundleMember(name=IMAGE, source=sif, compressed=False))
     step = counted(on_event, "pack", target.name, sum(_size(member) for member in members))
-    name = target.name.removesuffix(SUFFIX)
-    digest = write_archive(target, name, members, step=step)
+    digest = write_archive(target, _folder_name(record.run), members, step=step)
     return MadeBundle(
         path=target, sha256=digest, size=target.stat().st_size, files=len(members) + 1, left_out=content.left_out
     )
+
+
+def _folder_name(run: str) -> str:
+    """Return the name of the folder in the archive; the file's name has no part in it: equal runs, equal bytes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
 
 
 def _require_locked(sif: Path, run: RunFolder) -> None:

@@ -125,6 +125,12 @@ def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
     done = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert done.status == 0, done.stderr
     assert done.stdout.startswith("proved from the files: 5 of 7")
+    assert os.listdir(tmp_path / "reader") == ["table-1"]
+    again = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
+    assert (again.status, again.stdout) == (0, done.stdout) and "was unpacked before" in again.stderr
+    edit(tmp_path / "reader/table-1/source/train.py", "default=0.02", "default=0.2")
+    refused = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
+    assert refused.status == 17 and "`source/train.py` in it is not the one of the bundle" in refused.stderr
 
 
 def test_what_is_no_bundle_is_refused_and_writes_nothing(hpcenv, tmp_path):

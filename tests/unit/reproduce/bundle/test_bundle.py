@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import struct
@@ -22,6 +23,7 @@ from hpcenv.records.manifest import Manifest, Setting, Source
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce.bundle.archive import SUMS, Archive, BundleMember, write_archive
 from hpcenv.reproduce.bundle.make import make
+from hpcenv.reproduce.bundle.unpacked import unpack_once
 from hpcenv.reproduce.bundle.verify import verify_bundle
 from tests import measured_runs
 
@@ -84,18 +86,28 @@ def test_an_unpacked_bundle_is_a_run_that_compare_reads(run: RunFolder, tmp_path
 
 
 def test_the_same_run_gives_the_same_bytes(run: RunFolder, tmp_path: Path) -> None:
-    one = make(run.path, tmp_path / "one" if (tmp_path / "one").mkdir() else tmp_path / "one" / "b.hpcenv.zip")
-    (tmp_path / "two").mkdir()
+    one = make(run.path, tmp_path / "one.hpcenv.zip")
     os.utime(run.source / "train.py", (1, 1))
-    two = make(run.path, tmp_path / "two" / "b.hpcenv.zip")
+    two = make(run.path, tmp_path / "b.zip")
     assert one.sha256 == two.sha256
+    with Archive(two.path) as archive:
+        assert archive.folder == "paper"  # the run, whatever the file is called
+
+
+@pytest.mark.parametrize("name", ["../../out", "sweep/0003", "\x1b[2J", ".", ""])
+def test_the_folder_in_the_archive_is_a_plain_name_whatever_the_run_is_called(
+    run: RunFolder, tmp_path: Path, name: str
+) -> None:
+    save_record(replace(load_record(Manifest, run.manifest), run=name), run.manifest)
+    with Archive(make(run.path, tmp_path / "b.zip").path) as archive:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", archive.folder)
 
 
 def test_no_credential_is_in_a_bundle(run: RunFolder, tmp_path: Path) -> None:
     made = make(run.path, tmp_path / "b.hpcenv.zip")
     with zipfile.ZipFile(made.path) as archive:
         assert not [name for name in archive.namelist() if TOKEN.encode() in archive.read(name)]
-        settings = json.loads(archive.read("b/manifest.json"))["settings"]
+        settings = json.loads(archive.read("paper/manifest.json"))["settings"]
     assert [setting["value"] for setting in settings] == ["(value not recorded)", "1"]
 
 
@@ -151,6 +163,44 @@ def test_nothing_is_overwritten(run: RunFolder, tmp_path: Path) -> None:
     made = make(run.path, tmp_path / "c.hpcenv.zip")
     with Archive(made.path) as archive, pytest.raises(WouldOverwrite):
         archive.unpack(run.path)
+
+
+def test_a_bundle_is_unpacked_once_and_its_folder_is_found_again(run: RunFolder, tmp_path: Path) -> None:
+    out, seen = tmp_path / "out", []
+    with Archive(make(run.path, tmp_path / "b.zip").path) as archive:
+        assert unpack_once(archive, out, step=seen.append)
+        assert sum(seen) > 0
+        assert not unpack_once(archive, out, step=seen.append)
+        for spoil, why in (
+            (lambda: (out / "source/train.py").write_text("print(2)\n"), "`source/train.py` in it is not the one"),
+            (lambda: (out / "metrics/more.jsonl").write_text("{}\n"), "`metrics/more.jsonl` in it is not in the bundle"),
+            (lambda: (out / "lock.toml").unlink(), "it has no `lock.toml`"),
+            (lambda: (out / SUMS).write_text(""), "`SHA256SUMS` in it is not the one"),
+            (lambda: elsewhere(out / "source", tmp_path / "source"), "it has no `source/"),
+            (lambda: relinked(out / "source/base.yaml", "/etc/passwd"), "`source/base.yaml` in it is not the one"),
+        ):  # fmt: skip
+            spoil()
+            with pytest.raises(WouldOverwrite) as caught:
+                unpack_once(archive, out, step=seen.append)
+            assert why in str(caught.value)
+            shutil.rmtree(out)
+            archive.unpack(out)
+        shutil.rmtree(out)
+        out.write_text("mine")
+        with pytest.raises(WouldOverwrite, match="not a folder"):
+            unpack_once(archive, out, step=seen.append)
+        assert out.read_text() == "mine"
+
+
+def elsewhere(folder: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    folder.rename(target)
+    folder.symlink_to(target)
+
+
+def relinked(link: Path, target: str) -> None:
+    link.unlink()
+    link.symlink_to(target)
 
 
 def test_the_crate_names_program_action_and_results(run: RunFolder, tmp_path: Path) -> None:
