@@ -303,6 +303,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "cli/reproduce.py: hpcenv cancel *": _KEYS,
     "cli/reproduce.py: hpcenv image rebuild --lock * --build": _NETWORK,
     "cli/reproduce.py: hpcenv report *": "a reproduction has to fail on its nodes",
+    "reproduce/bundle/unpacked.py: hpcenv bundle unpack * FOLDER": "tests/unit/reproduce/test_reproduce.py types it",
     "cli/report.py: hpcenv compare * *": "it needs two runs with metrics: tests/unit/reproduce/test_compare.py compares recorded ones",
     "submission/verify_nodes.py: hpcenv logs *": "the check itself must fail on a node",
     "cli/_old_names.py: hpcenv * --lock *": "`image rebuild` with a lockfile needs a base image from the internet",

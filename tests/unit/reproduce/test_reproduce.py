@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,10 @@ def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
     edit(tmp_path / "reader/table-1/source/train.py", "default=0.02", "default=0.2")
     refused = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert refused.status == 17 and "`source/train.py` in it is not the one of the bundle" in refused.stderr
+    hint = re.search(r"hpcenv (bundle unpack \S+) FOLDER", refused.stderr)
+    assert hint is not None
+    assert hpcenv(*hint[1].split(), "other", cwd=tmp_path / "reader").status == 0
+    assert hpcenv("reproduce", "other", cwd=tmp_path / "reader").status == 0
 
 
 def test_what_is_no_bundle_is_refused_and_writes_nothing(hpcenv, tmp_path):
