@@ -200,7 +200,7 @@ if [ "$cluster" -eq 1 ] && [ "$(id -u)" -ne 0 ]; then
   notrun+=("the tests on a real cluster: the testbed needs root")
 fi
 # shellcheck disable=SC2016
-bring_up='for name; do scripts/testbed --instance "$name" up || exit; done'
+bring_up='for name; do scripts/testbed --instance "$name" up --modules lmod || exit; done'
 [ "$cluster" -eq 1 ] && start "testbeds up" 900 bash -c "$bring_up" up "${testbeds[@]}"
 make_environment
 export PATH=$venv/bin:$PATH

@@ -8,6 +8,7 @@ from __future__ import annotations
 # Name of a command -> its one-line help, in the order of a project's life.
 VERBS = {
     "doctor": "Say what this cluster is like, and write its site profile.",
+    "site": "Say what a site profile gives to a run, with sources.",
     "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
     "init": "Write a commented hpcenv.toml.",
     "lock": "Resolve the environment and write its lockfile.",

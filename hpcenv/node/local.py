@@ -43,7 +43,7 @@ def node_names(count: int) -> tuple[str, ...]:
 
 def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Run all steps of a local run and return its exit status. No process is left running."""
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     nodes = node_names(manifest.nodes)
     job = {**environ, LOCAL_NODES: ",".join(nodes), LOCAL_JOB: f"local-{os.getpid()}"}
     tasks = _Tasks(run, job, nodes)
@@ -117,7 +117,7 @@ class _Tasks:
 
     def inside_asked(self) -> bool:
         """Whether the run asks for checks inside the environment."""
-        return bool(inside.asked(open_manifest(self._run)))
+        return bool(inside.asked(open_manifest(self._run, self._environ)))
 
     def smoke_planned(self) -> bool:
         """Whether the decide step planned a smoke test."""

@@ -47,6 +47,7 @@ _STEPS = "hpcenv.node.steps"
 STEPS = {
     "begin": Step(f"{_STEPS}.begin", "begin", lasting=True),
     "former": Step(f"{_STEPS}.begin", "former", lasting=True),
+    "modules": Step(f"{_STEPS}.modules", "keep_effects"),
     "stage-look": Step(f"{_STEPS}.stage", "look"),
     "stage-send": Step(f"{_STEPS}.stage", "send"),
     "stage-keep": Step(f"{_STEPS}.stage", "keep"),

@@ -6,6 +6,7 @@ Runs on: COMPUTE NODE. Every step of a job reads it first.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.records.files import load_record
@@ -13,8 +14,11 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 
 
-def open_manifest(run: RunFolder) -> Manifest:
-    """Return the manifest of `run`.
+def open_manifest(run: RunFolder, environ: Mapping[str, str]) -> Manifest:
+    """Return the manifest of `run`, completed with what only this node knows.
+
+    Args:
+        environ: environment variables of this step.
 
     Raises:
         RecordInvalid: the manifest cannot be read, its folder was copied or moved, or it has no node.
@@ -30,7 +34,19 @@ def open_manifest(run: RunFolder) -> Manifest:
     for name in ("nodes", "nproc_per_node"):
         if getattr(manifest, name) < 1:
             raise RecordInvalid(f"`{run.manifest}`: `Manifest.{name}` is {getattr(manifest, name)}, expected 1 or more")
-    return manifest
+    return _completed(manifest, run, environ)
+
+
+def _completed(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> Manifest:
+    of_site = any(bind.origin for bind in manifest.environment.binds)
+    if not manifest.modules and not of_site and not any(setting.expands for setting in manifest.settings):
+        return manifest
+    # Loaded only for the runs of a site profile that needs it: every step waits for this module.
+    from hpcenv.node.container import site_values
+    from hpcenv.records.modules import ModuleEffects
+
+    effects = load_record(ModuleEffects, run.modules) if manifest.modules and os.path.exists(run.modules) else None
+    return site_values.complete(manifest, effects, environ)
 
 
 def _is_same(first: str, second: str) -> bool:

@@ -186,7 +186,7 @@ def _template(workspace: Workspace) -> Iterator[Asked]:
 
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
-    """Yield the site profiles of the project: any of them may fit the cluster, and they win over the user's own."""
+    """Yield the site profiles of the project: any of them may fit the cluster, and they win over the machine's."""
     folder, named = workspace.root / "sites", workspace.project.site
     paths = (
         {}
@@ -211,11 +211,13 @@ def _profile_in_words(site: SiteFile) -> str:
     binds = [f"{bind.source} at {bind.target or bind.source}" for bind in site.bind]
     parts = (
         ("containers start with", [site.apptainer] if site.apptainer else []),
-        ("modules", list(site.modules)),
+        ("modules", [*site.modules, *(one.name for one in site.module)]),
+        ("folders of modules", [*site.module_use, *(one.use for one in site.module if one.use)]),
         ("binds", binds),
         ("variables", list(site.env)),
-        ("sbatch gets", list(site.sbatch)),
-        ("srun gets", list(site.srun)),
+        ("sbatch gets", [*site.sbatch, *(one.name for one in site.option if one.program == "sbatch")]),
+        ("srun gets", [*site.srun, *(one.name for one in site.option if one.program == "srun")]),
+        ("nodes are reached as", [] if site.rendezvous is None else [site.rendezvous.host]),
     )
     said = [f"{what} {', '.join(names)}" for what, names in parts if names]
     return "; ".join(said) or "defaults for options of submit"

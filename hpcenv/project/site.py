@@ -1,21 +1,22 @@
-"""A site profile: what one cluster needs and has.
+"""The file of a site profile: what one cluster needs and has.
 
 Runs on: LOGIN NODE. Pure. The file is data only: nothing in it is executed. Values for a shell,
 for sbatch or for Apptainer are quoted in the same way as values from the command line.
+What it means for a run is in site_profile.py.
 """
 
 import datetime as dt
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from hpcenv.project import document
+from hpcenv.project import native_options
 from hpcenv.project.document import Document
-from hpcenv.project.option_values import Count, CountOrNone, OptionValue, SbatchTable, SrunTable, Text, Word
+from hpcenv.project.option_values import Count, CountOrNone, SbatchTable, SrunTable, Text, Word
 from hpcenv.project.site_option_types import SiteSubmitTable
-from hpcenv.project.table_schema import After
-from hpcenv.records.manifest import Bind, Setting
+from hpcenv.project.site_when import WhenTable
+from hpcenv.project.table_schema import After, Before
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -60,6 +61,18 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     return value
 
 
+def _host_pattern(value: str) -> str:
+    if value.count("{node}") != 1 or not re.fullmatch(r"[A-Za-z0-9._-]*", value.replace("{node}", "")):
+        raise ValueError("must be a host name with {node} in it, for example {node}i")
+    return value
+
+
+def _by_digest(value: str) -> str:
+    if not re.search(r"@sha256:[0-9a-f]{64}\Z", value):
+        raise ValueError("must name a digest: IMAGE@sha256:...")
+    return value
+
+
 AbsolutePath = Annotated[Text, After(_absolute)]
 
 
@@ -75,30 +88,144 @@ class MatchTable(Document):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SiteBindTable(Document):
-    """[[bind]] of a site: a folder or file of the nodes that containers see."""
+class SourceTable(Document):
+    """[source.ID]: where values come from.
 
-    source: AbsolutePath
-    target: AbsolutePath | None = None
-    read_only: bool = False
+    Attributes:
+        page: title and path or address.
+        version: commit or version of the source.
+        date: of that version.
+        checked: when somebody last compared the values with it.
+    """
+
+    page: Text
+    version: Text | None = None
+    date: dt.date | None = None
+    checked: dt.date | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class VariableTable(Document):
-    """[env.NAME] of a site: one variable for the ranks.
+class SourcedTable(Document):
+    """What each value of a profile can say of itself.
 
     Attributes:
-        reason: why it is set; the run shows it.
-        source: where the reason comes from: a page, a ticket, a measurement.
-        date: date of the source.
+        reason: why it is set; the run shows it. Only a bind can do without.
+        source: where the reason comes from: the ID of a [source.ID], or a page, a ticket, a measurement.
+        version: commit or version of the source, where [source.ID] does not say it; so `date` and `checked`.
+        date: of the source.
+        checked: when somebody last compared the value with the source.
+        evidence: what showed that it works: job id, versions, figures.
+        expires: after this day the value must be checked again.
+        when: the runs that it is meant for; every run without it.
+    """
+
+    reason: Text | None = None
+    source: Text | None = None
+    version: Text | None = None
+    date: dt.date | None = None
+    checked: dt.date | None = None
+    evidence: Text | None = None
+    expires: dt.date | None = None
+    when: WhenTable | None = None
+
+    @property
+    def cited(self) -> str | None:
+        """The ID of a [source.ID], or a page."""
+        return self.source
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SiteBindTable(SourcedTable):
+    """[[bind]] of a site: a folder or file of the nodes that containers see.
+
+    Attributes:
+        source: path on the nodes; with `*`, `?` or `[` a pattern. `${user}` and `${jobid}` are replaced.
+        target: path in the container. One that ends in `/` is a folder that shows every file of the pattern.
+        optional: a node that does not have it goes without it.
+        cites: what `source` says elsewhere: the ID of a [source.ID], or a page.
+    """
+
+    source: AbsolutePath = field()
+    target: AbsolutePath | None = None
+    read_only: bool = False
+    optional: bool = False
+    cites: Text | None = None
+
+    @property
+    def cited(self) -> str | None:
+        """The ID of a [source.ID], or a page."""
+        return self.cites
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VariableTable(SourcedTable):
+    """[env.NAME] of a site, or one of several [[env.NAME]]: what becomes of a variable for the ranks.
+
+    Those whose `when` holds act in their order.
+
+    Attributes:
+        value: replaces what is there. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
+        prepend, append: extend what is there: the values before it, else that of modules, else that of the image.
+        separator: between the old value and the new part.
+        unset: the ranks do not get it from modules or from the job.
         min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.
     """
 
-    value: Annotated[str, After(_without_nul)]
-    reason: Text
-    source: Text | None = None
-    date: dt.date | None = None
+    value: Annotated[str, After(_without_nul)] | None = None
+    prepend: Annotated[str, After(_without_nul)] | None = None
+    append: Annotated[str, After(_without_nul)] | None = None
+    separator: str = ":"
+    unset: bool = False
     min_nodes: Count = 1
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, dict) else value
+
+
+Variables = Annotated[tuple[VariableTable, ...], Before(_as_tuple)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModuleTable(SourcedTable):
+    """[[module]]: an environment module that the batch script loads, after those in `modules`.
+
+    Attributes:
+        use: folder of modules that `module use` adds before.
+    """
+
+    name: Annotated[str, After(_module)]
+    use: AbsolutePath | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OptionTable(SourcedTable):
+    """[[option]]: an option of sbatch, or of the srun that starts the training."""
+
+    program: Literal["sbatch", "srun"]
+    name: Text
+    value: str | int | bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RuntimeTable(SourcedTable):
+    """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does."""
+
+    kind: Literal["apptainer", "singularity", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RendezvousTable(SourcedTable):
+    """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
+
+    host: Annotated[Text, After(_host_pattern)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BaseImageTable(SourcedTable):
+    """[[base-image]]: an image that the site recommends, by digest."""
+
+    image: Annotated[Text, After(_by_digest)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -155,87 +282,78 @@ class SiteFile(Document):
     """The content of a site profile's file.
 
     Attributes:
+        notes: what a user of the system should know first: what does not work, where sources contradict each other.
         modules: environment modules that the batch script loads, in this order.
+        module_use: folders of modules that `module use` adds before.
         apptainer: program that starts containers, by absolute path, or by the name that
             PATH has after the modules are loaded.
         accounting: whether sacct answers here.
     """
 
     name: Annotated[str, After(_name)]
+    notes: tuple[Text, ...] = ()
+    runtime: RuntimeTable | None = None
     modules: tuple[Annotated[str, After(_module)], ...] = ()
+    module_use: tuple[AbsolutePath, ...] = ()
     apptainer: Annotated[Text, After(_program)] | None = None
     accounting: bool | None = None
     match: MatchTable | None = None
     submit: SiteSubmitTable = field(default_factory=SiteSubmitTable)
     sbatch: SbatchTable = field(default_factory=dict)
     srun: SrunTable = field(default_factory=dict)
+    source: dict[str, SourceTable] = field(default_factory=dict)
+    module: tuple[ModuleTable, ...] = ()
+    option: tuple[OptionTable, ...] = ()
+    rendezvous: RendezvousTable | None = None
     bind: tuple[SiteBindTable, ...] = ()
-    env: Annotated[dict[str, VariableTable], After(_variables)] = field(default_factory=dict)
+    env: Annotated[dict[str, Variables], After(_variables)] = field(default_factory=dict)
+    base_image: tuple[BaseImageTable, ...] = ()
     slurm: SlurmTable = field(default_factory=SlurmTable)
 
+    def check(self) -> None:
+        """Judge what several keys say together.
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """A site profile, as far as a run needs it.
+        Raises:
+            ValueError: what is wrong.
+        """
+        for name, tables in self.env.items():
+            for table in tables:
+                given = [table.value, table.prepend, table.append, table.unset or None]
+                if sum(one is not None for one in given) != 1:
+                    raise ValueError(f"`env.{name}` needs one of `value`, `prepend`, `append` and `unset = true`")
+        for what, value in self.sourced():
+            if value.reason is None and not isinstance(value, SiteBindTable):
+                raise ValueError(f"`{what}` has no `reason`")
+        for option in self.option:
+            text = None if option.value is True else str(option.value)
+            try:
+                native_options.check(option.program, option.name, text)
+            except ValueError as error:
+                raise ValueError(f"`option` {option.name}: {error}") from error
+            if option.value is False:
+                raise ValueError(f"`option` {option.name}: leave it out in place of `false`")
 
-    Attributes:
-        name: of the site.
-        path: the file it comes from.
-        defaults: values for the options of `hpcenv submit`, by their names in the table of options.
-        modules: environment modules that the batch script loads.
-        binds: host folders that containers see.
-        settings: variables for the ranks: the network profile.
-        apptainer: program that starts containers; empty to look on PATH.
-        accounting: whether sacct answers here; None if unknown.
-        min_nodes: variable -> how many nodes a run must have for it.
-        slurm: what `doctor` found.
-    """
+    def sourced(self) -> Iterator[tuple[str, SourcedTable]]:
+        """Yield every value that says its source, with its key."""
+        if self.runtime is not None:
+            yield "runtime", self.runtime
+        if self.rendezvous is not None:
+            yield "rendezvous", self.rendezvous
+        yield from ((f"module {one.name}", one) for one in self.module)
+        yield from ((f"{one.program} --{one.name}", one) for one in self.option)
+        yield from ((f"bind {one.source}", one) for one in self.bind)
+        yield from ((f"base-image {one.image}", one) for one in self.base_image)
+        for name, tables in self.env.items():
+            yield from ((f"env.{name}", table) for table in tables)
 
-    name: str
-    path: str
-    defaults: Mapping[str, OptionValue] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()
-    binds: tuple[Bind, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    apptainer: str = ""
-    accounting: bool | None = None
-    min_nodes: Mapping[str, int] = field(default_factory=dict)
-    slurm: SlurmTable | None = None
-
-    def default_of(self, name: str) -> OptionValue:
-        """Return the site's value for an option of `hpcenv submit`."""
-        return self.defaults.get(name)
-
-    def for_nodes(self, nodes: int) -> "Profile":
-        """Return the profile for a run of so many nodes."""
-        kept = tuple(setting for setting in self.settings if self.min_nodes.get(setting.name, 1) <= nodes)
-        return replace(self, settings=kept)
-
-
-def profile(site: SiteFile, path: str) -> Profile:
-    """Return a profile from the content of its file; messages name `path` as the origin of its values."""
-    passed_on = {"sbatch": site.sbatch, "srun": site.srun}
-    given = {name: value for name, value in document.plain(site.submit, by_key=False).items() if value != []}
-    defaults = given | {name: table for name, table in passed_on.items() if table}
-    return Profile(
-        name=site.name,
-        path=path,
-        defaults=defaults,
-        modules=site.modules,
-        binds=tuple(
-            Bind(source=bind.source, target=bind.target or bind.source, read_only=bind.read_only) for bind in site.bind
-        ),
-        settings=tuple(
-            Setting(name=name, value=table.value, origin=f"site profile {site.name}", reason=_reason(table))
-            for name, table in sorted(site.env.items())
-        ),
-        apptainer=site.apptainer or "",
-        accounting=site.accounting,
-        min_nodes={name: table.min_nodes for name, table in site.env.items()},
-        slurm=site.slurm,
-    )
-
-
-def _reason(table: VariableTable) -> str:
-    known = ", ".join(str(part) for part in (table.source, table.date) if part is not None)
-    return f"{table.reason} ({known})" if known else table.reason
+    def source_of(self, table: SourcedTable) -> SourceTable | None:
+        """Return the source of a value, with what the value itself says of it; None without one."""
+        if table.cited is None:
+            return None
+        named = self.source.get(table.cited, SourceTable(page=table.cited))
+        return SourceTable(
+            page=named.page,
+            version=table.version or named.version,
+            date=table.date or named.date,
+            checked=table.checked or named.checked,
+        )

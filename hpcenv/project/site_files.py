@@ -33,15 +33,21 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 
 
 def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders that are searched for profiles, the nearest first; `project` is the folder of hpcenv.toml."""
+    """Return the folders that are searched for profiles, in this order; `project` is the folder of hpcenv.toml.
+
+    The user's own profiles come before those of the project: a person's choice wins over what a project brings.
+    """
     # The same specification: if not set or empty, the variable means /etc/xdg.
     words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     configured = [Path(word) for word in words if word.startswith("/")]
+    # A site that has no say in /etc of its login nodes names a folder in a module or a login script.
+    named = [Path(word) for word in environ.get("HPCENV_SITES", "").split(":") if word.startswith("/")]
     places = [
-        *([] if project is None else [project / "sites"]),
         user_folder(environ),
+        *([] if project is None else [project / "sites"]),
         *(folder / "hpcenv" / "sites" for folder in configured),
         Path("/etc/hpcenv/sites"),
+        *named,
     ]
     return tuple(dict.fromkeys(places))
 

@@ -18,21 +18,34 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Setting(Frozen):
-    """One environment variable for the ranks, with where it comes from and why it is set."""
+    """One environment variable for the ranks, with where it comes from and why it is set.
+
+    Attributes:
+        expands: each node replaces `${jobid}`, `${node-local}` and `${value}` in the value (node/manifest.py).
+    """
 
     name: str
     value: str
     origin: str
     reason: str = ""
+    expands: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bind(Frozen):
-    """A host folder that the container sees."""
+    """A host folder that the container sees.
+
+    Attributes:
+        source: in a bind of a site profile also a pattern; each node finds what fits it (node/manifest.py).
+        optional: a node that does not have the source goes without it.
+        origin: the site profile or module that brings it; empty for a bind of the project or of the user.
+    """
 
     source: str
     target: str
     read_only: bool = False
+    optional: bool = False
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -384,6 +397,10 @@ class Manifest(Frozen):
         spare: nodes allocated beyond `nodes`, to replace those that the gate rejects.
         retry_excluding: how often the job starts again without the nodes that the gate rejected.
         modules: environment modules that the batch script loads.
+        module_paths: folders that `module use` adds before.
+        unset: variables that the batch script removes after it has loaded the modules.
+        rendezvous_host: pattern of the name by which nodes reach each other, `{node}` in it; empty for Slurm's name.
+        imported: what was made on the node of the modules, a sentence each; not in the file.
         source: None where the script runs from its own place (`--workdir live`).
         data: what is compared before training.
         submitted_in: the folder where the user was.
@@ -430,6 +447,10 @@ class Manifest(Frozen):
     spare: int = 0
     retry_excluding: int = 0
     modules: tuple[str, ...] = ()
+    module_paths: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    rendezvous_host: str = ""
+    imported: tuple[str, ...] = ()
     source: Source | None = None
     data: tuple[RecordedData, ...] = ()
     submitted_in: str = ""

@@ -126,6 +126,11 @@ class RunFolder:
         return self.path / "stage"
 
     @property
+    def modules(self) -> Path:
+        """What the environment modules of the job set for its ranks."""
+        return self.path / "modules.json"
+
+    @property
     def verdict(self) -> Path:
         return self.path / "verdict.json"
 
@@ -257,6 +262,6 @@ class RunFolder:
     def of_one_attempt(self) -> tuple[Path, ...]:
         """What an attempt leaves and the next one must not mistake for its own."""
         return (
-            *(self.facts, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
+            *(self.facts, self.modules, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
             *(self.smoke, self.smoke_result, self.stopping, self.started, self.finished),
         )

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 # Stands for the value in every record.
 WITHHELD = "(value not recorded)"
 
+# Stands for what a variable would be otherwise, in a setting that extends it (`Setting.expands`).
+OLD_VALUE = "${value}"
+
 # TOKENIZERS_PARALLELISM, a setting of Hugging Face's tokenizers, holds no token.
 _CREDENTIAL = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
@@ -48,3 +51,8 @@ def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
 def is_tuning(name: str) -> bool:
     """Return whether a variable tunes the communication of the ranks."""
     return _TUNING.match(name) is not None
+
+
+def is_left_alone(name: str) -> bool:
+    """Return whether an empty value means that hpcenv sets nothing: a rule or a file of the host could set it."""
+    return name.startswith(("NCCL_", "FI_", "GLOO_"))

@@ -1,27 +1,36 @@
 """Which site profile a run uses.
 
 Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names it. Otherwise it is the
-profile for this cluster, from the project, from the user's folder or from the folder of the
-machine. The examples in hpcenv are used only if they are named: they were not tested here.
+profile for this cluster, from the user's folder, from the project, from the folders of the
+machine, or from those in HPCENV_SITES. The examples in hpcenv are used only if they are named: they
+were not tested here.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import os
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcenv import filesystem
 from hpcenv.cluster import node_types
-from hpcenv.errors import Command, Hint, HpcenvError, SpecError
-from hpcenv.project import site_files
+from hpcenv.errors import Command, Hint, HpcenvError, SpecError, SubmitRejected
+from hpcenv.project import lockfile as lock_model
+from hpcenv.project import native_options, site_files
 from hpcenv.project.context import Context
+from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import Workspace
+from hpcenv.submission.plan import Request
 from hpcenv.submission.request import Cluster, SubmitOptions
 
 if TYPE_CHECKING:
-    from hpcenv.project.site import Profile, SiteFile
+    from hpcenv.project.site import SiteFile
+    from hpcenv.project.site_profile import Profile
 
 NO_SITE = "none"
 
@@ -43,7 +52,7 @@ def choose(
     if named == NO_SITE:
         return None
     if named is not None:
-        found = by_name(named, origin, workspace, context)
+        found = by_name(named, origin, workspace.root, context)
     else:
         matching = by_cluster(workspace.root, context, notes)
         if matching is None:
@@ -62,20 +71,24 @@ def _named(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, s
     return next(((name, origin) for name, origin in candidates if name is not None), (None, ""))
 
 
-def by_name(named: str, origin: str, workspace: Workspace, context: Context) -> Profile:
+def by_name(named: str, origin: str, root: Path | None, context: Context) -> Profile:
     """Return the profile of that name or path.
+
+    Args:
+        origin: what names it.
+        root: folder of hpcenv.toml; None outside a project.
 
     Raises:
         SpecError, FileUnusable: as `choose`.
     """
     if "/" in named or named.endswith(site_files.SUFFIX):
         # A path on the command line is relative to the current folder, one in hpcenv.toml to its folder.
-        base = workspace.root if origin.startswith("`site`") else context.cwd
+        base = root if root is not None and origin.startswith("`site`") else context.cwd
         path = Path(os.path.abspath(base / os.path.expanduser(named)))
         if not os.path.lexists(path):
             raise SpecError(f"there is no site profile `{named}`", why=f"{origin} names it; looked for {path}")
         return _load(path)
-    places = (*site_files.folders(workspace.root, context.environ), site_files.shipped())
+    places = (*site_files.folders(root, context.environ), site_files.shipped())
     known: list[str] = []
     for folder in places:
         paths = site_files.in_folder(folder)
@@ -106,7 +119,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 
 
 def _profile(site: SiteFile, path: Path) -> Profile:
-    from hpcenv.project.site import profile
+    from hpcenv.project.site_profile import profile
 
     return profile(site, str(path))
 
@@ -143,3 +156,80 @@ def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Prof
             raise refusal
         return _profile(site, path)
     return None
+
+
+# -- what it means for a run --------------------------------------------------------------
+
+
+def for_run(
+    profile: Profile,
+    locked: Lockfile,
+    *,
+    nodes: int,
+    partition: str | None = None,
+    gpu_type: str | None = None,
+    now: time.struct_time | None = None,
+) -> Profile:
+    """Return the profile with the values that are for this run.
+
+    Args:
+        nodes, partition, gpu_type: as requested; None where that is Slurm's choice.
+        now: values that had to be checked again before are named in its `left_out`; None to name none.
+    """
+    from hpcenv.project.site_when import RunFacts
+
+    support = lock_model.gpu_support(locked)
+    gpu = gpu_type or locked.host.gpu or None
+    run = RunFacts(
+        nodes=nodes,
+        partition=partition or profile.default_partition,
+        gpu_vendor={"cuda": "nvidia", "hip": "amd", "none": "none", "unknown": None}[support],
+        gpu=None if gpu is None else str(gpu),
+        nccl=_version(locked, "libs.nccl.version"),
+        rocm=_version(locked, "torch.hip"),
+    )
+    today = None if now is None else dt.date(*now[:3])
+    return profile.for_run(run, today=today, user=filesystem.user_name(os.getuid()))
+
+
+def _version(locked: Lockfile, field: str) -> str | None:
+    found = locked.facts.get(field)
+    return None if found is None else str(found)
+
+
+def require_runtime(profile: Profile) -> None:
+    """Refuse a SIF at a site where hpcenv cannot start one.
+
+    Raises:
+        SubmitRejected: the profile says why.
+    """
+    if profile.no_runtime:
+        raise SubmitRejected(
+            f"the site {profile.name} has nothing that starts a SIF for hpcenv",
+            why=f"{profile.no_runtime} ([runtime] in {profile.path})",
+            hint='`image = "host"` in hpcenv.toml locks an environment of the host; --site none uses no profile',
+        )
+
+
+def with_options(request: Request, profile: Profile | None) -> Request:
+    """Return the request with the options of sbatch and srun that the profile has for this run; others win."""
+    if profile is None:
+        return request
+    sbatch, srun = (_passed_on(profile, program) for program in ("sbatch", "srun"))
+    return replace(request, sbatch={**sbatch, **request.sbatch}, srun={**srun, **request.srun})
+
+
+def _passed_on(profile: Profile, program: str) -> native_options.NativeOptions:
+    options = [(one.name, one.value) for one in profile.used if one.kind == program]
+    return {name.removeprefix("--"): value or None for name, value in options}
+
+
+def options_in_words(profile: Profile | None) -> tuple[str, ...]:
+    """Return the options of sbatch and srun that the profile has for this run, each with its origin."""
+    if profile is None:
+        return ()
+    return tuple(
+        f"--{one.kind} {one.name.removeprefix('--')}{f'={one.value}' if one.value else ''} ({profile.path})"
+        for one in profile.used
+        if one.kind in ("sbatch", "srun")
+    )

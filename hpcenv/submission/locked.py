@@ -36,7 +36,7 @@ from hpcenv.records.manifest import (
 from hpcenv.submission.plan import Request
 
 if TYPE_CHECKING:
-    from hpcenv.project.site import Profile
+    from hpcenv.project.site_profile import Profile
 
 
 def default_level(environment: Environment) -> Level:

@@ -17,7 +17,7 @@ from hpcenv.locking.same_tree import stands_for
 from hpcenv.node.check import sif_check
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
-from hpcenv.project.site import Profile
+from hpcenv.project.site_profile import Profile
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
 from hpcenv.records.manifest import Environment

@@ -188,6 +188,12 @@ def render_script(
     if manifest.modules:
         parts.append("modules")
         values["modules"] = batch_script.options(manifest.modules)
+    if manifest.modules and manifest.module_paths:
+        parts.append("module-paths")
+        values["module_paths"] = batch_script.options(manifest.module_paths)
+    if manifest.unset:
+        parts.append("unset")
+        values["unset"] = batch_script.options(manifest.unset)
     # A user's own template from before this part existed starts the launch step after the check.
     if manifest.launches and manifest.launch.beside_check and "#@if beside-check\n" in template:
         parts.append("beside-check")

@@ -79,7 +79,7 @@ from hpcenv.version import VERSION
 
 if TYPE_CHECKING:
     from hpcenv.cluster.node_types import Offer
-    from hpcenv.project.site import Profile
+    from hpcenv.project.site_profile import Profile
 
 # A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
@@ -153,15 +153,15 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         options = merged.options
         wanted = _Wanted(workspace=workspace, options=options, context=context, cluster=cluster)
         request = make_request(options)
-        profile = None if profile is None else profile.for_nodes(request.nodes)
-        shape = _Shape(request=request, origins=merged.origins, profile=profile)
         require_literal(options)
         _require_one_kind(options, cluster)
         template = _template(wanted, notes)
         script, script_bytes = _script(options, context)
         locked = _locked(wanted, notes)
+        profile = _for_this_run(wanted, request, profile, locked.lockfile, notes)
+        request = choose_site.with_options(request, profile)
         request = replace(request, fingerprint=_edited(locked.lockfile) or locked.lockfile.fingerprint)
-        shape = replace(shape, request=request)
+        shape = _Shape(request=request, origins=merged.origins, profile=profile)
         notes += notes_on(locked.lockfile, locked.path)
         notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
         if options.script is not None and script is not None:
@@ -184,7 +184,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         command=recorded_command(context.command),
         notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
-        requested=merged.requested(),
+        requested=(*merged.requested(), *choose_site.options_in_words(shape.profile)),
         source=started.code.source,
         template=template,
         record=record,
@@ -269,6 +269,26 @@ def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
         reasons = stale.compare_spec(workspace.project, locked)
         preflight.refuse_stale(workspace, options, wanted.context.environ, reasons)
     return _Locked(path=path, content=content, lockfile=locked)
+
+
+def _for_this_run(
+    wanted: _Wanted, request: Request, profile: Profile | None, lockfile: Lockfile, notes: list[str]
+) -> Profile | None:
+    """Return the site profile with the values that are for this run; refuse a run that the site cannot start."""
+    if profile is None:
+        return None
+    found = choose_site.for_run(
+        profile,
+        lockfile,
+        nodes=request.nodes,
+        partition=request.partition,
+        gpu_type=request.gpu_type,
+        now=wanted.context.now,
+    )
+    notes += [*found.notes, *found.left_out]
+    if lockfile.container is not None:
+        choose_site.require_runtime(found)
+    return found
 
 
 def _gpus_of_cpu_torch(options: SubmitOptions, shape: _Shape, locked: Lockfile) -> list[str]:
@@ -439,6 +459,9 @@ def _manifest(
         spare=request.spare,
         retry_excluding=options.retry_excluding or 0,
         modules=() if shape.profile is None else shape.profile.modules,
+        module_paths=() if shape.profile is None else shape.profile.module_paths,
+        unset=() if shape.profile is None else shape.profile.unset,
+        rendezvous_host="" if shape.profile is None else shape.profile.rendezvous_host,
         source=None if started.code.source is None else started.code.source.record,
         data=data,
         chain=options.chain or 0,

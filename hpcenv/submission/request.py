@@ -31,7 +31,7 @@ from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
 
 if TYPE_CHECKING:
-    from hpcenv.project.site import Profile
+    from hpcenv.project.site_profile import Profile
 
 Cluster = Literal["slurm", "local"]
 

@@ -31,13 +31,14 @@ from hpcenv.node.check import decide, facts
 from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.node.check.probe_source import probe_source
+from hpcenv.node.container import site_values
 from hpcenv.node.this_node import ThisNode
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import stale, toml_files
 from hpcenv.project.context import Context
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.site import Profile
+from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
@@ -92,12 +93,13 @@ def verify(
         why = "\n".join(str(reason) for reason in reasons)
         remedy = stale.remedy(reasons, path=path, name=lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=remedy)
-    profile = _profile(workspace, environ)
+    profile = _profile(workspace, environ, locked)
     count, origin = (_gpus(workspace, profile), f"[submit] in {workspace.spec}") if gpus is None else (gpus, "--gpus")
     hint = "verify with --gpus 0, or lock a torch built for CUDA or ROCm"
     refuse_gpus_for_cpu_torch(locked, gpus=count, origin=origin, hint=hint)
     environment, absent = _environment(workspace, locked, sif, environ, profile, gpus=count)
     manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), count, profile)
+    manifest = site_values.complete(manifest, None, environ)
     place = ThisNode(node=socket.gethostname(), nodes=(socket.gethostname(),), attempt=0, job_id="verify")
     found = facts.gather(manifest, place, environ, probe=probe_source())
     other = found.sif if locked.container is not None else None
@@ -117,12 +119,12 @@ def verify(
     return with_notes(verdict, workspace, lock), found
 
 
-def _profile(workspace: Workspace, environ: Mapping[str, str]) -> Profile | None:
+def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile) -> Profile | None:
     """Return the site profile that a submission uses here."""
     # The time only makes the name of a run, which is not needed here.
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
     profile = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ), [])
-    return None if profile is None else profile.for_nodes(1)
+    return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
 
 
 def _gpus(workspace: Workspace, profile: Profile | None) -> int:

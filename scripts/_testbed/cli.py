@@ -14,7 +14,7 @@ from . import instance as instances
 from .errors import MEANING, Status, TestbedError
 from .instance import Instance
 from .process import Runner, cleaned_environment
-from .rootfs import USERS
+from .rootfs import MODULES, USERS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _SLURM_VERSIONS = ("22.05", "24.11", "26.05")
@@ -101,6 +101,7 @@ def _up(instance: Instance, runner: Runner, options: argparse.Namespace) -> int:
             task=options.task,
             accounting=options.accounting,
             preempt_signal=options.preempt_signal,
+            modules=options.modules,
         )
         layout = cluster.up(shop, wanted)
         progress.say(f"testbed {instance.name} is up: {layout.nodes} nodes, Slurm {layout.slurm}")
@@ -199,6 +200,11 @@ def _parser() -> argparse.ArgumentParser:
         "--task",
         choices=("none", "affinity"),
         help="affinity: Slurm binds each task to the cores that it was given (task/affinity, default none)",
+    )
+    one.add_argument(
+        "--modules",
+        choices=tuple(MODULES),
+        help="environment modules: Debian's Lmod, or its modules in Tcl (default none)",
     )
     one.add_argument(
         "--accounting",

@@ -35,6 +35,7 @@ class Wanted:
     task: str | None = None
     accounting: bool | None = None
     preempt_signal: bool | None = None
+    modules: str | None = None
 
 
 def up(shop: Workshop, wanted: Wanted) -> Layout:
@@ -66,7 +67,7 @@ def _plan(shop: Workshop, wanted: Wanted) -> Layout:
     with ThreadPoolExecutor(max_workers=7) as pool:
         base = pool.submit(rootfs.image_root, shop)
         wheels = pool.submit(image.torch_wheels, shop)
-        node_root = pool.submit(rootfs.node_root, shop, version)
+        node_root = pool.submit(rootfs.node_root, shop, version, wanted.modules or "none")
         service_root = pool.submit(rootfs.service_root, shop, version)
         oci = pool.submit(lambda: image.layout(shop, base.result(), wheels.result()))
         store = pool.submit(lambda: image.store(shop, service_root.result(), oci.result()))
@@ -86,6 +87,7 @@ def _plan(shop: Workshop, wanted: Wanted) -> Layout:
         task=wanted.task or "none",
         accounting=wanted.accounting is not False,
         preempt_signal=wanted.preempt_signal is not False,
+        modules=wanted.modules or "none",
     )
 
 
@@ -95,6 +97,7 @@ def _refuse_change(layout: Layout, wanted: Wanted) -> None:
         "slurm": (wanted.slurm, lambda value: f"--slurm {value}"),
         "proctrack": (wanted.proctrack, lambda value: f"--proctrack {value}"),
         "task": (wanted.task, lambda value: f"--task {value}"),
+        "modules": (wanted.modules, lambda value: f"--modules {value}"),
         "accounting": (wanted.accounting, lambda value: "--accounting" if value else "--no-accounting"),
         "preempt_signal": (wanted.preempt_signal, lambda value: "--preempt-signal" if value else "--no-preempt-signal"),
     }
@@ -230,6 +233,7 @@ class Report:
                 "slurm": self.layout.slurm,
                 "proctrack": self.layout.proctrack,
                 "task": self.layout.task,
+                "modules": self.layout.modules,
                 "accounting": self.layout.accounting,
                 "preempt_signal": self.layout.preempt_signal,
                 "apptainer": rootfs.has_apptainer(self.layout.slurm),

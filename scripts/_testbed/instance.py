@@ -90,6 +90,7 @@ class Layout:
     hostenv: str
     proctrack: str = "linuxproc"
     task: str = "none"
+    modules: str = "none"
     accounting: bool = True
     preempt_signal: bool = True
 

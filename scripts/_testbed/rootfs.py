@@ -80,12 +80,16 @@ class Workshop:
     progress: Progress = field(repr=False)
 
 
-def node_root(shop: Workshop, slurm: str) -> Path:
+def node_root(shop: Workshop, slurm: str, modules: str = "none") -> Path:
     """The root of login and compute nodes."""
-    return _root(shop, node_recipe(slurm))
+    return _root(shop, node_recipe(slurm, modules))
 
 
-def node_recipe(slurm: str) -> Recipe:
+# What gives the command `module`; the packages conflict with each other.
+MODULES: dict[str, tuple[str, ...]] = {"none": (), "lmod": ("lmod",), "tcl": ("environment-modules",)}
+
+
+def node_recipe(slurm: str, modules: str = "none") -> Recipe:
     """What is in it."""
     suite = debian_suite(slurm)
     suites: tuple[str, ...] = (suite,)
@@ -94,6 +98,7 @@ def node_recipe(slurm: str) -> Recipe:
     else:
         suites = (suite,) if suite == "sid" else (suite, "sid")
         packages = (*_NODE, *_APPTAINER, *_PYTHON, *_LIBRARIES)
+    packages = (*packages, *MODULES[modules])
     return Recipe(kind="node", suites=suites, packages=packages, users=tuple(USERS.items()))
 
 

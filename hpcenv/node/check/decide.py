@@ -333,13 +333,13 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
 
 
 def _notes(manifest: Manifest) -> tuple[str, ...]:
-    """Return what the table says about data and code."""
+    """Return what the table says about data, code and modules."""
     data = [f"data {one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
     if manifest.launches and not manifest.script:
         code.append(f"script-sha256 not known: the project has no module {manifest.module}, it is the environment's")
-    return (*data, *code)
+    return (*data, *code, *manifest.imported)
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:

@@ -210,7 +210,8 @@ class _Outside(threading.Thread):
 
         # If nodes at the front are left out, one of these is the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
-        self.network = reach.observe(self._place.nodes[0], self._environ, others=others)
+        host = self._manifest.rendezvous_host
+        self.network = reach.observe(self._place.nodes[0], self._environ, others=others, host=host)
 
     def _run_checks(self) -> None:
         from hpcenv.node.preflight import host_checks

@@ -44,7 +44,7 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.
     """
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     this_node = _this_node(manifest, run, environ)
     settings = load_record(NodeSettings, run.env_of(this_node.node))
     if (settings.run, settings.attempt, settings.node) != (manifest.run, this_node.attempt, this_node.node):

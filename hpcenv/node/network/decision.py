@@ -22,7 +22,7 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import ExplainedBind, Fabric, NetworkDecision, NetworkRow
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.variables import is_tuning, recorded_value
+from hpcenv.records.variables import is_left_alone, is_tuning, recorded_value
 
 DETECTED = "detected"
 
@@ -253,17 +253,12 @@ def _detected_row(rule: NetworkRule, proposal: Proposal, given: Mapping[str, Set
 def _given_row(setting: Setting) -> NetworkRow:
     empty = not setting.value
     return NetworkRow(
-        action="skip" if empty and _is_managed(setting.name) else "given",
+        action="skip" if empty and is_left_alone(setting.name) else "given",
         name=setting.name,
         value=recorded_value(setting.name, setting.value),
         origin=setting.origin,
         reason=setting.reason or ("given without a value: hpcenv sets nothing" if empty else "given"),
     )
-
-
-def _is_managed(name: str) -> bool:
-    """Return whether a rule or a file of the host could set it: an empty value then asks to leave it alone."""
-    return name.startswith(("NCCL_", "FI_", "GLOO_"))
 
 
 def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple[Setting, ...]:

@@ -30,19 +30,20 @@ _COMMAND_SECONDS = 10.0
 _TEST_PORTS = 2
 
 
-def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = ()) -> Network:
+def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = (), host: str = "") -> Network:
     """Return this node's network facts; what fails is named in `problem`, never raised.
 
     Args:
         first_node: the node that will host the rendezvous, as Slurm calls it.
         environ: the job's environment, searched for tuning variables.
         others: nodes that will host it if those before them are left out.
+        host: pattern of the name by which a node is reached, with `{node}` in it; empty for the node's own name.
     """
     interfaces = _interfaces()
-    addresses, problem = _resolve(first_node)
+    addresses, problem = _resolve(_host_of(first_node, host))
     routes, unreached = _routes(addresses, interfaces)
     for other in others:
-        more, _ = _routes(_resolve(other)[0], interfaces)
+        more, _ = _routes(_resolve(_host_of(other, host))[0], interfaces)
         routes += tuple(route for route in more if route not in routes)
     if addresses and not routes:
         problem = f"no route to {first_node}: {'; '.join(unreached)}"
@@ -61,6 +62,10 @@ def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str
         ),
         problem=problem,
     )
+
+
+def _host_of(node: str, pattern: str) -> str:
+    return pattern.replace("{node}", node) if pattern else node
 
 
 def _interfaces() -> tuple[Interface, ...]:

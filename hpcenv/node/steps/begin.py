@@ -31,7 +31,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns Status.RUN_HAS_ENDED, and leaves all as it is, where an earlier job of a chain has ended the run.
     """
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     before = read_previous_job(manifest, run, attempt=place.restarts)
     if before.over:
@@ -112,5 +112,5 @@ def _free_name(folder: Path, number: int) -> Path:
 
 def former(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Return the status with which the run has ended already."""
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     return read_previous_job(manifest, run, attempt=find_place(run, manifest, environ).restarts).status

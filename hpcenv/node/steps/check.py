@@ -19,7 +19,7 @@ from hpcenv.records.run_folder import RunFolder
 def check(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Write this node's facts. Ends with 0 whatever was found: the decide step judges."""
     end_in_order()
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     with proved_sif.telling(proved_sif.address_of(manifest.run, place)) as tell:
         on_proved = tell if manifest.launch.beside_check else None

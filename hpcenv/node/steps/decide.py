@@ -32,7 +32,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns 0 when training may start, 90 on a mismatch, 91 when it could not be told.
     """
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     reported, problems = _collect(run, place)
     started = started_at(run)

@@ -39,7 +39,7 @@ def outcome(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     srun returns the highest status of all tasks. With --kill-on-bad-exit srun ends the other nodes,
     and their status (143, 135 ...) is higher than that of the failure.
     """
-    place = find_place(run, open_manifest(run), environ)
+    place = find_place(run, open_manifest(run, environ), environ)
     found = [_exit_of(run, node) for node in place.nodes]
     records = [record for record in found if record is not None and record.attempt == place.attempt]
     first = first_failure.first_status(records)
@@ -62,7 +62,7 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     """
     number = read_status(status)
     try:
-        manifest = open_manifest(run)
+        manifest = open_manifest(run, environ)
         place = find_place(run, manifest, environ)
         if not current_attempt.is_current_attempt(run, place):
             say(f"hpcenv: attempt {place.attempt} writes no record: a later attempt has begun")

@@ -20,7 +20,7 @@ from hpcenv.records.verdict import Verdict
 def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Run the checks inside the environment of this node. Ends with 0 whatever was found: the judge step judges."""
     end_in_order()
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     path = run.checks_of(inside.FAMILY, place.node)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def judge_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns 0 when training may start, 90 when a check failed, 91 when it could not be told.
     """
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     before = load_record(Verdict, run.verdict)
     nodes = before.launched or place.nodes

@@ -17,13 +17,13 @@ from hpcenv.records.run_folder import RunFolder
 
 def task(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Launch the training of this run on this node; return its exit status."""
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     return launch.launch(manifest, find_place(run, manifest, environ), environ, say=say)
 
 
 def task_on_release(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Launch the training of this run on this node when standard input says so; return its exit status."""
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     if place.rank == 0:
         # The batch script, on this node, sees by this file that the step has started.

@@ -40,7 +40,7 @@ def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _smoke(run: RunFolder, environ: Mapping[str, str], *, pairs: bool) -> int:
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     report = smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs)
     if report.ended != "stopped":
         return 0
@@ -53,7 +53,7 @@ def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns 0 when training may start, 90 or 91 when it may not, Status.TEST_PAIRS when pairs have to be tested first.
     """
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     concluded = conclude.conclude(manifest, place, wait=SECONDS_FOR_FILES, now=time.time())
     verdict = _say_concluded(concluded, manifest)

@@ -27,7 +27,7 @@ def stopped(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     number = read_status(status) - 128
     if number not in REQUESTS:
         raise UsageError(f"`{status}` is not 128 + USR1, USR2 or TERM")
-    manifest = open_manifest(run)
+    manifest = open_manifest(run, environ)
     reason = stopping.note_before_training(manifest, find_place(run, manifest, environ), environ, number=number)
     if reason is None:
         return 0

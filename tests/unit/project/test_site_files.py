@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ from hypothesis import strategies as st
 
 from hpcenv.errors import FileUnusable, HpcenvError, SpecError
 from hpcenv.project import site_files
-from hpcenv.project.site import profile
+from hpcenv.project.site import SlurmTable
+from hpcenv.project.site_option_types import SiteSubmitTable
+from hpcenv.project.site_page import page
+from hpcenv.project.site_profile import profile
+from hpcenv.project.site_when import RunFacts
 
 FULL = """\
 name = "jura"
@@ -55,9 +60,12 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     found = profile(site, "x")
     assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus_per_gpu": 16, "time": "1:00:00"}
     assert (found.modules, found.apptainer, found.accounting) == (("gcc/13", "apptainer@1.4"), site.apptainer, False)
-    assert [(b.source, b.target, b.read_only) for b in found.binds] == [("/scratch", "/scratch", True)]
-    assert found.for_nodes(1).settings == ()
-    (setting,) = found.for_nodes(2).settings
+    one, two = (found.for_run(RunFacts(nodes=nodes)) for nodes in (1, 2))
+    assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
+        ("/scratch", "/scratch", True, "site profile jura")
+    ]
+    assert one.settings == ()
+    (setting,) = two.settings
     assert (setting.name, setting.value, setting.origin) == ("NCCL_NET", "IB", "site profile jura")
     assert setting.reason == "no silent TCP (ticket 4, 2026-11-20)"
     assert found.slurm is not None and found.slurm.partition[0].name == "gpu"
@@ -133,19 +141,61 @@ def test_a_pipe_in_its_place_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_where_profiles_are_looked_for(tmp_path: Path) -> None:
-    environ = {"HOME": "/h", "XDG_CONFIG_DIRS": "/etc/xdg:relative"}
+    environ = {"HOME": "/h", "XDG_CONFIG_DIRS": "/etc/xdg:relative", "HPCENV_SITES": "/sw/sites:relative"}
     assert [str(folder) for folder in site_files.folders(tmp_path, environ)] == [
-        f"{tmp_path}/sites", "/h/.config/hpcenv/sites", "/etc/xdg/hpcenv/sites", "/etc/hpcenv/sites",
+        "/h/.config/hpcenv/sites", f"{tmp_path}/sites", "/etc/xdg/hpcenv/sites", "/etc/hpcenv/sites", "/sw/sites",
     ]  # fmt: skip
     assert str(site_files.user_folder({"XDG_CONFIG_HOME": "/c"})) == "/c/hpcenv/sites"
     assert str(site_files.user_folder({"HOME": "/h", "XDG_CONFIG_HOME": "c"})) == "/h/.config/hpcenv/sites"
 
 
-def test_every_example_that_is_shipped_is_dated_and_matches_nothing() -> None:
-    paths = site_files.in_folder(site_files.shipped())
-    assert len(paths) >= 3
-    for path in paths:
-        site, _ = site_files.read(path)
-        assert site.name == path.stem
-        assert site.match is None
-        assert site.env and all(table.source and table.date for table in site.env.values())
+# -- the profiles that hpcenv ships -------------------------------------------------------
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "sites"
+NVIDIA = RunFacts(nodes=1, gpu_vendor="nvidia", nccl="2.28.9", rocm="none")
+AMD = RunFacts(nodes=1, gpu_vendor="amd", rocm="7.0.2")
+RUNS = {"frontier": AMD, "lumi": AMD, "snellius": replace(NVIDIA, partition="gpu_h100")}
+SHIPPED = site_files.in_folder(site_files.shipped())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_value_that_is_shipped_has_a_source_with_dates(path: Path) -> None:
+    site, _ = site_files.read(path)
+    assert (site.name, site.match) == (path.stem, None)
+    # These keys cannot say where they come from.
+    plain = (site.modules, site.module_use, site.apptainer, site.sbatch, site.srun, site.slurm, site.submit)
+    assert plain == ((), (), None, {}, {}, SlurmTable(), SiteSubmitTable())
+    found = list(site.sourced())
+    assert found
+    for what, value in found:
+        source = site.source_of(value)
+        assert value.reason and value.cited in site.source, what
+        assert source and source.page and source.version and source.date and source.checked, what
+        assert source.date <= source.checked, what
+    assert set(site.source) == {value.cited for _, value in found}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_site_where_hpcenv_starts_no_sif_says_that_first(path: Path) -> None:
+    site, _ = site_files.read(path)
+    if profile(site, str(path)).no_runtime:
+        assert "hpcenv can" in site.notes[0]
+
+
+def test_all_systems_that_the_documentation_names_are_there() -> None:
+    assert [path.stem for path in SHIPPED] == [
+        "alps", "frontier", "isambard-ai", "jupiter", "juwels", "leonardo", "lumi", "marenostrum5", "polaris",
+        "slingshot", "snellius",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_golden_page_of_what_a_shipped_profile_gives(path: Path, nodes: int) -> None:
+    site, _ = site_files.read(path)
+    text = page(profile(site, path.name).for_run(replace(RUNS.get(path.stem, NVIDIA), nodes=nodes), user="ann"))
+    golden = GOLDEN / f"{path.stem}-{nodes}.txt"
+    if os.environ.get("HPCENV_UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text(), "HPCENV_UPDATE_GOLDEN=1 pytest tests/unit/project/test_site_files.py"

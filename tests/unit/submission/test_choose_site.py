@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from hpcenv.errors import HpcenvError
+from hpcenv.node.container import modules as node_modules
 from hpcenv.project import site_files
 from hpcenv.project.context import Context
+from hpcenv.project.site_profile import profile
 from hpcenv.project.workspace import open_workspace
-from hpcenv.submission import batch_script, preflight
+from hpcenv.submission import batch_script, choose_site, preflight
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -43,6 +45,7 @@ def here(project: Path, tmp_path: Path, fake_slurm: Any) -> dict[str, str]:
         "SLURM_CONF": str(conf),
         "HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path / "c"),
+        "HPCENV_SITES": str(tmp_path / "machine"),
     }
 
 
@@ -74,12 +77,15 @@ def test_without_profiles_nobody_asks_for_the_clusters_name(
 
 
 def test_the_nearest_profile_that_fits_is_used(project: Path, here: dict[str, str]) -> None:
+    machine = Path(here["HPCENV_SITES"])
+    write(machine, "theirs", MATCH.format(name="theirs"))
+    assert site_notes(planned(project, here)) == [f"site profile theirs ({machine}/theirs.toml)"]
+    write(project / "sites", "ours", MATCH.format(name="ours"))
+    assert site_notes(planned(project, here)) == [f"site profile ours ({project}/sites/ours.toml)"]
     users = Path(here["XDG_CONFIG_HOME"]) / "hpcenv" / "sites"
     write(users, "other", 'name = "other"\n[match]\ncluster = "alps"\n')
     write(users, "mine", MATCH.format(name="mine").replace("jura", "JURA"))
     assert site_notes(planned(project, here)) == [f"site profile mine ({users}/mine.toml)"]
-    write(project / "sites", "ours", MATCH.format(name="ours"))
-    assert site_notes(planned(project, here)) == [f"site profile ours ({project}/sites/ours.toml)"]
     assert site_notes(planned(project, here, site="none")) == []
     assert site_notes(planned(project, here, site="other")) == [f"site profile other ({users}/other.toml)"]
 
@@ -106,11 +112,61 @@ def test_an_administrators_folder_is_the_one_of_the_documentation(tmp_path: Path
 
 
 def test_a_shipped_example_is_used_by_name_only(project: Path, here: dict[str, str]) -> None:
-    plan = planned(project, here, site="lumi")
-    assert {"NCCL_SOCKET_IFNAME", "NCCL_NET_GDR_LEVEL"} <= {setting.name for setting in plan.manifest.settings}
+    plan = planned(project, here, site="slingshot")
     setting = next(s for s in plan.manifest.settings if s.name == "NCCL_SOCKET_IFNAME")
-    assert (setting.origin, setting.value) == ("site profile lumi", "hsn0,hsn1,hsn2,hsn3")
-    assert "LUMI AI Guide" in setting.reason
+    assert (setting.origin, setting.value) == ("site profile slingshot", "hsn0,hsn1,hsn2,hsn3")
+    assert "shs-ccl-docs, ccl_env.sh, 1437748, 2026-04-10, checked" in setting.reason
+    assert "--network=disable_rdzv_get" in next(
+        line for line in plan.script.splitlines() if "launch" in line and "srun" in line
+    )
+    assert any(one.startswith("--srun network=disable_rdzv_get (") for one in plan.requested)
+    own = planned(project, here, site="slingshot", srun={"network": "mine"})
+    assert "--network=mine" in own.script and "disable_rdzv_get" not in own.script
+
+
+def test_values_of_a_profile_are_for_some_runs(project: Path, here: dict[str, str]) -> None:
+    text = """
+[[env.A]]
+value = "one"
+reason = "r"
+when = {partition = "gpu", nodes = "1"}
+[[env.A]]
+value = "two"
+reason = "r"
+when = {partition = "gpu", nodes = ">=2"}
+[env.B]
+value = "amd"
+reason = "r"
+when = {gpu-vendor = "amd"}
+[env.C]
+value = "new"
+reason = "r"
+when = {gpu = "h100*"}
+[[module]]
+name = "fabric"
+use = "/appl/m m"
+reason = "r"
+[env.MPI]
+unset = true
+reason = "r"
+"""
+    write(project / "sites", "ours", MATCH.format(name="ours") + text)
+    one, two = (planned(project, here, nodes=nodes, partition="gpu") for nodes in (1, 2))
+    assert [{s.name: s.value for s in plan.manifest.settings} for plan in (one, two)] == [{"A": "one"}, {"A": "two"}]
+    unknown = "site profile ours: C is not set: it is for gpu h100*, and gpu is not known here"
+    assert unknown in one.notes
+    assert "for folder in '/appl/m m'; do\n  module use" in one.script
+    assert "for name in fabric; do" in one.script
+    assert "unset -v MPI\n" in one.script
+
+
+def test_a_sif_is_refused_where_nothing_starts_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", 'name = "x"\n[runtime]\nkind = "none"\nreason = "it has Podman"\n')
+    site, _ = site_files.read(path)
+    with pytest.raises(HpcenvError) as caught:
+        choose_site.require_runtime(profile(site, str(path)))
+    assert caught.value.code == "submit-rejected"
+    assert "it has Podman" in str(caught.value.why)
 
 
 def test_an_unknown_name_has_a_nearest_one(project: Path, here: dict[str, str]) -> None:
@@ -201,7 +257,7 @@ def test_a_sinfo_that_does_not_help_is_a_note(
 # -- modules in the batch script ----------------------------------------------------------
 
 TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
-MODULES = TEMPLATE[TEMPLATE.index("#@if modules") :].partition("#@end\n")[0] + "#@end\n"
+MODULES = TEMPLATE[TEMPLATE.index("#@if modules") : TEMPLATE.index("#@if stage")]
 LMOD = 'module() { [ "$2" != bad ] && LOADEDMODULES="${LOADEDMODULES:-}:$2/9"; }\n'
 
 
@@ -220,15 +276,67 @@ LMOD = 'module() { [ "$2" != bad ] && LOADEDMODULES="${LOADEDMODULES:-}:$2/9"; }
 def test_modules_are_loaded_or_the_job_ends(
     tmp_path: Path, module: str, loaded: str, names: list[str], status: int, said: str
 ) -> None:
-    start = 'set -u\nend() { exit "$1"; }\n' + module
-    text = batch_script.render(
-        f'{start}{MODULES}echo "loaded $LOADEDMODULES"\n', {"modules": batch_script.options(names)}, parts=("modules",)
-    )
-    environ = {"PATH": "/usr/bin:/bin", **({"LOADEDMODULES": loaded} if loaded else {})}
-    done = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, cwd=tmp_path)
+    done = run_modules(tmp_path, module, loaded, names)
     assert done.returncode == status, done.stderr
     assert said in done.stdout + done.stderr
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {"told"}
+
+
+def run_modules(
+    tmp_path: Path, module: str, loaded: str, names: list[str], *, paths: list[str] | None = None, unset: str = ""
+) -> Any:
+    """Run the part of the batch script that loads modules; the step it tells keeps all that it hears in `told`."""
+    start = f'set -u\nend() {{ exit "$1"; }}\nrun={tmp_path}\npython=listen\nlisten() {{ :; }}\n{module}'
+    step = f'exec "{sys.executable}" -c "{LISTEN}" {tmp_path}/told'
+    body = MODULES.replace('exec "$python" -I "$run/code/step.py" modules "$run"', step)
+    assert body != MODULES
+    values = {"modules": batch_script.options(names)}
+    values |= {"module_paths": batch_script.options(paths)} if paths else {}
+    values |= {"unset": batch_script.options([unset])} if unset else {}
+    parts = {"modules": "modules", "module_paths": "module-paths", "unset": "unset"}
+    text = batch_script.render(
+        f'{start}{body}echo "loaded $LOADEDMODULES ${{A-none}}"\n', values, parts=[parts[name] for name in values]
+    )
+    environ = {"PATH": "/usr/bin:/bin", **({"LOADEDMODULES": loaded} if loaded else {})}
+    return subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, cwd=tmp_path)
+
+
+# Reads as the step does: to the entry `end`.
+LISTEN = """
+import sys
+told = b''
+while b'\\0end\\0' not in told and (block := sys.stdin.buffer.read1()):
+    told += block
+open(sys.argv[1], 'wb').write(told)
+"""
+
+
+def test_the_step_hears_the_environment_before_and_after_each_module(tmp_path: Path) -> None:
+    module = """
+module() {
+  case $1 in
+    use) export MODULEPATH=$2 ;;
+    unload) LOADEDMODULES= ; unset A ;;
+    load) export LOADEDMODULES="${LOADEDMODULES:-}:$2" A="$2 of $MODULEPATH
+second line" ;;
+  esac
+}
+"""
+    done = run_modules(tmp_path, module, "y", ["x/1", "y"], paths=["/m m"], unset="A")
+    assert (done.returncode, done.stdout) == (0, "loaded :y none\n"), done.stderr
+    loaded, unseen = node_modules.read_report((tmp_path / "told").read_bytes().decode().split("\0"))
+    assert [(one.name, one.before.get("A"), one.after["A"]) for one in loaded] == [
+        ("x/1", None, "x/1 of /m m\nsecond line"),
+        ("y", None, "y of /m m\nsecond line"),
+    ]
+    assert unseen == []
+
+
+def test_a_module_that_cannot_be_loaded_anew_is_told(tmp_path: Path) -> None:
+    done = run_modules(tmp_path, "module() { :; }\n", "x:gcc/13", ["gcc"])
+    assert done.returncode == 0, done.stderr
+    loaded, unseen = node_modules.read_report((tmp_path / "told").read_bytes().decode().split("\0"))
+    assert (loaded, unseen) == ([], ["gcc"])
 
 
 # -- when would it start; is there room ---------------------------------------------------

@@ -1,0 +1,62 @@
+"""What a site profile gives to a run of some shape, without submitting one.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.errors import HpcenvError
+from hpcenv.project import site_files
+from hpcenv.project.context import Context
+from hpcenv.project.site_profile import Profile
+from hpcenv.project.site_when import RunFacts
+from hpcenv.submission import choose_site
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundProfile:
+    """A site profile that --site can name.
+
+    Attributes:
+        cluster: the cluster that it is used for by itself; empty for one that is only used by name.
+        problem: why it cannot be used; empty where it can.
+    """
+
+    name: str
+    path: str
+    cluster: str = ""
+    problem: str = ""
+
+
+def list_profiles(project: Path | None, environ: Mapping[str, str]) -> tuple[FoundProfile, ...]:
+    """Return the profiles in all folders that are searched; the first one of a name is the one that --site uses."""
+    shipped = site_files.shipped()
+    folders = (*site_files.folders(project, environ), shipped)
+    return tuple(_look(path, trusted=folder == shipped) for folder in folders for path in site_files.in_folder(folder))
+
+
+def _look(path: Path, *, trusted: bool) -> FoundProfile:
+    try:
+        site, refusal = site_files.read(path)
+    except HpcenvError as error:
+        return FoundProfile(name=path.stem, path=str(path), problem=error.what)
+    problem = "" if refusal is None or trusted else refusal.what
+    cluster = "" if site.match is None else site.match.cluster
+    return FoundProfile(name=path.stem, path=str(path), cluster=cluster, problem=problem)
+
+
+def values_for(named: str, project: Path | None, context: Context, run: RunFacts) -> Profile:
+    """Return a profile with its values for a run.
+
+    Raises:
+        SpecError: no profile has that name or path, or it is not valid.
+        FileUnusable: it cannot be read, or other users can change it.
+    """
+    found = choose_site.by_name(named, "NAME", project, context)
+    return found.for_run(run, user=filesystem.user_name(os.getuid()))

@@ -1,0 +1,308 @@
+"""What a site profile means for a run: values whose condition holds, with reasons and sources.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard, TypeVar
+
+from hpcenv.project import document
+from hpcenv.project.option_values import OptionValue
+from hpcenv.project.site import (
+    OptionTable,
+    SiteBindTable,
+    SiteFile,
+    SlurmTable,
+    SourcedTable,
+    SourceTable,
+    VariableTable,
+)
+from hpcenv.project.site_when import RunFacts, in_words, judge
+from hpcenv.records.manifest import Bind, Setting
+from hpcenv.records.variables import OLD_VALUE, is_left_alone
+
+# What starts containers there and hpcenv can use.
+USABLE_RUNTIMES = ("apptainer",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsedValue:
+    """One value that a profile gives to a run, for people.
+
+    Attributes:
+        kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime` or `base-image`.
+        value: as it is set; of a variable that extends another one, with `${value}` for that.
+        when: its condition in words; empty without one.
+        source: page, version, date, and the date of the check; empty where the file does not say it.
+        evidence: what showed that it works.
+    """
+
+    kind: str
+    name: str
+    value: str
+    reason: str
+    when: str = ""
+    source: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A site profile, as far as a run needs it.
+
+    Attributes:
+        name: of the site.
+        path: the file it comes from.
+        file: its content.
+        notes: what a user of the system should know first.
+        defaults: values for the options of `hpcenv submit`, by their names in the table of options. Options of
+            [[option]] are in `used`.
+        modules: environment modules that the batch script loads.
+        module_paths: folders that `module use` adds before.
+        binds: host folders that containers see.
+        settings: variables for the ranks: the network profile. Empty before `for_run`.
+        unset: variables that the ranks do not get from modules or from the job.
+        apptainer: program that starts containers; empty to look on PATH.
+        no_runtime: why hpcenv cannot start containers there; empty where it can, or where that is not known.
+        rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
+        accounting: whether sacct answers here; None if unknown.
+        slurm: what `doctor` found.
+        used: all values with their sources, after `for_run`.
+        left_out: values whose condition cannot be judged, or which are too old: a sentence each.
+    """
+
+    name: str
+    path: str
+    file: SiteFile
+    notes: tuple[str, ...] = ()
+    defaults: Mapping[str, OptionValue] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    module_paths: tuple[str, ...] = ()
+    binds: tuple[Bind, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    unset: tuple[str, ...] = ()
+    apptainer: str = ""
+    no_runtime: str = ""
+    rendezvous_host: str = ""
+    accounting: bool | None = None
+    slurm: SlurmTable | None = None
+    used: tuple[UsedValue, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def default_of(self, name: str) -> OptionValue:
+        """Return the site's value for an option of `hpcenv submit`."""
+        return self.defaults.get(name)
+
+    @property
+    def default_partition(self) -> str | None:
+        """The partition of a job that names none, as `doctor` found it; None where that is not known."""
+        found = [part.name for part in self.file.slurm.partition if part.default]
+        return found[0] if len(found) == 1 else None
+
+    def for_run(self, run: RunFacts, *, today: dt.date | None = None, user: str = "") -> "Profile":
+        """Return the profile with the values for one run.
+
+        Args:
+            run: what the conditions ask about.
+            today: values that had to be checked again before are named in `left_out`; None to name none.
+            user: for `${user}`.
+        """
+        chosen = _Chosen(self.file, run, today)
+        settings, unset = _variables(self, chosen.variables, user)
+        return replace(
+            self,
+            modules=(*self.file.modules, *(one.name for one in chosen.modules)),
+            module_paths=tuple(dict.fromkeys((*self.file.module_use, *(m.use for m in chosen.modules if m.use)))),
+            binds=tuple(_bind(one, user, origin=f"site profile {self.name}") for one in chosen.binds),
+            settings=settings,
+            unset=unset,
+            rendezvous_host=chosen.rendezvous[0].host if chosen.rendezvous else "",
+            used=chosen.used(),
+            left_out=chosen.left_out(),
+        )
+
+
+def profile(site: SiteFile, path: str) -> Profile:
+    """Return a profile from the content of its file; messages name `path` as the origin of its values."""
+    passed_on = {"sbatch": site.sbatch, "srun": site.srun}
+    given = {name: value for name, value in document.plain(site.submit, by_key=False).items() if value != []}
+    defaults = given | {name: table for name, table in passed_on.items() if table}
+    return Profile(
+        name=site.name,
+        path=path,
+        file=site,
+        notes=site.notes,
+        defaults=defaults,
+        modules=site.modules,
+        apptainer=site.apptainer or "",
+        no_runtime=_why_no_runtime(site),
+        accounting=site.accounting,
+        slurm=site.slurm,
+    )
+
+
+def _why_no_runtime(site: SiteFile) -> str:
+    if site.runtime is None or site.runtime.kind in USABLE_RUNTIMES:
+        return ""
+    return site.runtime.reason or "the profile does not say why"
+
+
+_Value = TypeVar("_Value", bound=SourcedTable)
+
+
+class _Chosen:
+    """The values of a file that are for one run.
+
+    Attributes:
+        modules, binds, options, rendezvous, base_images: those whose condition holds, in the order of the file.
+        variables: the same, with their names.
+    """
+
+    def __init__(self, site: SiteFile, run: RunFacts, today: dt.date | None) -> None:
+        self._site, self._run, self._today = site, run, today
+        self._left_out: list[str] = []
+        self.modules = self._for_this(site.module, lambda one: f"module {one.name}")
+        self.options = self._for_this(site.option, lambda one: f"{one.program} --{one.name}")
+        self.binds = self._for_this(site.bind, lambda one: f"bind {one.source}")
+        one = () if site.rendezvous is None else (site.rendezvous,)
+        self.rendezvous = self._for_this(one, lambda _: "the host of the rendezvous")
+        self.base_images = self._for_this(site.base_image, lambda one: f"base image {one.image}")
+        self.variables = [
+            (name, table)
+            for name, tables in sorted(site.env.items())
+            for table in tables
+            if table.min_nodes <= run.nodes and self._accepts(name, table)
+        ]
+
+    def _for_this(self, tables: Iterable[_Value], name_of: Callable[[_Value], str]) -> list[_Value]:
+        return [table for table in tables if self._accepts(name_of(table), table)]
+
+    def _accepts(self, what: str, table: SourcedTable) -> bool:
+        holds, unknown = judge(table.when, self._run)
+        if holds == "unknown":
+            condition = in_words(table.when)
+            self._left_out.append(f"{what} is not set: it is for {condition}, and {unknown} is not known here")
+        if holds == "yes" and self._today is not None and table.expires is not None and table.expires < self._today:
+            self._left_out.append(f"{what} had to be checked again before {table.expires}; it is set all the same")
+        return holds == "yes"
+
+    def left_out(self) -> tuple[str, ...]:
+        """Return a sentence for each value that the user should know about."""
+        return tuple(f"site profile {self._site.name}: {text}" for text in self._left_out)
+
+    def used(self) -> tuple[UsedValue, ...]:
+        """Return the values with their sources, in the order in which they act."""
+        runtime = self._site.runtime
+        return (
+            *(() if runtime is None else (self._used("runtime", "", runtime.kind, runtime),)),
+            *(self._used("module", one.name, one.use or "", one) for one in self.modules),
+            *(self._used(one.program, f"--{one.name}", _option_text(one), one) for one in self.options),
+            *(self._used("rendezvous", "host", one.host, one) for one in self.rendezvous),
+            *(self._used("bind", one.source, one.target or one.source, one) for one in self.binds),
+            *(self._used("variable", name, _change_text(name, table), table) for name, table in self.variables),
+            *(self._used("base-image", "", one.image, one) for one in self.base_images),
+        )
+
+    def _used(self, kind: str, name: str, value: str, table: SourcedTable) -> UsedValue:
+        return UsedValue(
+            kind=kind,
+            name=name,
+            value=value,
+            reason=table.reason or "",
+            when=in_words(table.when) or (f"nodes >={table.min_nodes}" if _from_some_nodes(table) else ""),
+            source=source_line(self._site.source_of(table)),
+            evidence=table.evidence or "",
+        )
+
+
+def _from_some_nodes(table: SourcedTable) -> TypeGuard[VariableTable]:
+    return isinstance(table, VariableTable) and table.min_nodes > 1
+
+
+def _option_text(option: OptionTable) -> str:
+    return "" if option.value is True else str(option.value)
+
+
+def _change_text(name: str, table: VariableTable) -> str:
+    if table.unset:
+        return "(not set)"
+    if table.value is not None:
+        return table.value
+    old = f"${{{name}}}"
+    parts = [table.prepend, old] if table.prepend is not None else [old, table.append]
+    return table.separator.join(part for part in parts if part)
+
+
+def _bind(table: SiteBindTable, user: str, *, origin: str) -> Bind:
+    return Bind(
+        source=_for_user(table.source, user),
+        target=_for_user(table.target or table.source, user),
+        read_only=table.read_only,
+        optional=table.optional,
+        origin=origin,
+    )
+
+
+def _for_user(text: str, user: str) -> str:
+    return text.replace("${user}", user)
+
+
+# -- variables ----------------------------------------------------------------------------
+
+
+def _variables(
+    profile: Profile, tables: Iterable[tuple[str, VariableTable]], user: str
+) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """Return the variables for the ranks, and the names of those that they must not get."""
+    values: dict[str, tuple[str, list[str]]] = {}
+    unset: dict[str, str] = {}
+    for name, table in tables:
+        reason = _reason(profile.file, table)
+        if table.unset:
+            values.pop(name, None)
+            unset[name] = reason
+            continue
+        before, reasons = values.get(name, ("" if name in unset else OLD_VALUE, []))
+        values[name] = (_new_value(table, before), [reason] if table.value is not None else [*reasons, reason])
+    origin = f"site profile {profile.name}"
+    settings = {
+        name: Setting(
+            name=name,
+            value=_for_user(value, user),
+            origin=origin,
+            reason="; ".join(reasons),
+            expands="${" in value,
+        )
+        for name, (value, reasons) in values.items()
+    }
+    # hpcenv then sets nothing either (node/network/decision.py).
+    settings |= {
+        name: Setting(name=name, value="", origin=origin, reason=reason)
+        for name, reason in unset.items()
+        if name not in settings and is_left_alone(name)
+    }
+    return tuple(settings[name] for name in sorted(settings)), tuple(name for name in unset if name not in values)
+
+
+def _new_value(table: VariableTable, before: str) -> str:
+    if table.value is not None:
+        return table.value
+    parts = [table.prepend, before] if table.prepend is not None else [before, table.append]
+    return table.separator.join(part for part in parts if part)
+
+
+def _reason(site: SiteFile, table: SourcedTable) -> str:
+    source = source_line(site.source_of(table))
+    known = f" ({source})" if source else ""
+    return f"{table.reason or ''}{known}"
+
+
+def source_line(source: SourceTable | None) -> str:
+    """Return a source in one line; empty without one."""
+    if source is None:
+        return ""
+    parts = [source.page, source.version, None if source.date is None else str(source.date)]
+    parts.append(None if source.checked is None else f"checked {source.checked}")
+    return ", ".join(part for part in parts if part)
