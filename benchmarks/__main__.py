@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._stop import end_in_order, run_to_its_end
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTBED = ROOT / "scripts" / "testbed"
 # The testbed's shared folder, as its machines see it, and the Python that hpcenv is installed with there.
@@ -42,6 +44,7 @@ def main() -> int:
     selected = options.names or known
     needs = {name: needs_of(name) for name in selected}
     python = environment()
+    end_in_order()
     started = start_testbed() if any(need & {"testbed", "login node"} for need in needs.values()) else False
     try:
         return run_all(selected, needs, python, as_json=options.json)
@@ -122,7 +125,7 @@ def run_here(name: str, python: str) -> subprocess.CompletedProcess[str]:
     # A user's hpcenv is compiled, by pip or by its first start, and so are the peers.
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     argv = [python, "-m", f"benchmarks.{name}", "--json"]
-    return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    return run_to_its_end(argv, cwd=ROOT, env=environ)
 
 
 def run_on_login_node(name: str) -> subprocess.CompletedProcess[str]:
@@ -133,8 +136,7 @@ def run_on_login_node(name: str) -> subprocess.CompletedProcess[str]:
     )
     subprocess.run([TESTBED, "exec", "--", "sh", "-c", shell], input=archive.stdout, check=True)
     shell = f'cd ~/hpcenv-benchmarks && exec {LOGIN_PYTHON} -m "benchmarks.$0" --json --folder "$HOME"'
-    argv = [TESTBED, "exec", "--", "sh", "-c", shell, name]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+    return run_to_its_end([str(TESTBED), "exec", "--", "sh", "-c", shell, name])
 
 
 def progress(text: str) -> None:

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._stop import end_in_order
+
 # It brings up its own testbed, which is larger.
 NEEDS = ()
 
@@ -75,6 +77,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="timed runs of each size (default 1)")
     options = parser.parse_args()
     sizes = sorted(map(int, options.sizes.split(",")))
+    end_in_order()
     with _testbed(sizes[-1]):
         counts = _prepare()
         found = [_measured(nodes, options.rounds, counts=counts) for nodes in sizes]
