@@ -9,10 +9,11 @@ times are those of the files in the run folder: from the start of the batch scri
 and to the verdict (decide).
 
 The operations are counted in a run of their own by strace: all calls with a path or an open file below /home or
-/shared, in the check step of each node and in the decide step of the batch node. There is no peer.
+/shared, in the check step of a node and in the decide step of the batch node. Of many nodes eight are counted, from the
+first to the last: strace on all of them takes minutes on the cores of one machine. There is no peer.
 
-Must: each node's check makes the same number of operations whatever the number of nodes (within 2 %), and decide makes
-at most a fixed number more for each further node.
+Must: the check of each counted node makes the same number of operations whatever the number of nodes (within 2 %), and
+decide makes at most a fixed number more for each further node.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ TOOLS = "/shared/scale-nodes-tools"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 # Children too, with the path of each open file: calls with a path or a descriptor. It writes to the node's own disk.
 STRACE = f"{LOADER} --library-path {TOOLS} {TOOLS}/strace -f -qq -y -e trace=%file,%desc -o /tmp/ops"
+# Around the step of a node: strace on those that are counted. $1 is the name of the step.
+TRACED = f"""\
+#!/bin/sh
+step=$1; shift
+case " @nodes@ " in *" $SLURMD_NODENAME "*) exec {STRACE}."$step" "$@" ;; esac
+exec "$@"
+"""
+MOST_COUNTED = 8
 COUNT = r"grep -cE '(\"|<)/(home|shared)/' /tmp/ops.{step} 2>/dev/null || true"
 # When the batch script began, the last node had its facts, and the verdict was there.
 TIMES = """
@@ -100,10 +109,11 @@ def _testbed(nodes: int) -> Iterator[None]:
 def _run(*command: str, node: str = "login", user: str = "alice", cwd: str = "/", stdin: bytes = b"") -> str:
     argv = [str(TESTBED), "--instance", INSTANCE, "exec", "--node", node, "--user", user, "--cwd", cwd, "--"]
     done = subprocess.run([*argv, *command], input=stdin, capture_output=True, check=False)
-    if done.returncode not in (0, 29):
+    # A verdict that is no match is told by `_verified`.
+    if done.returncode not in (0, 29, 90, 91, 93):
         said = os.fsdecode(done.stderr or done.stdout)[-2000:]
         raise SystemExit(f"{command[:3]} ended with {done.returncode}: {said}")
-    return os.fsdecode(done.stdout + (done.stderr if done.returncode else b""))
+    return os.fsdecode(done.stdout + (done.stderr if done.returncode == 29 else b""))
 
 
 def _write(path: str, data: bytes, *, user: str = "alice") -> None:
@@ -160,21 +170,31 @@ def _verified(nodes: int) -> tuple[str, tuple[float, float]]:
     text = _hpcenv("verify", "--nodes", str(nodes), "--gpus", "0", "--json")
     verdict: dict[str, Any] = json.loads(text)["data"]["verdict"]
     if verdict["result"] != "match" or len(verdict["nodes"]) != nodes:
-        raise SystemExit(f"{nodes} nodes: {verdict['result']}, {verdict['findings'][:3]}")
+        rows = [
+            f"{row['field']} on {row['node']}: {row['found']}"
+            for row in verdict["findings"]
+            if row["severity"] == "must"
+        ]
+        raise SystemExit(
+            f"{nodes} nodes: {verdict['result']}; {len(rows)} findings, the first of them:\n" + "\n".join(rows[:5])
+        )
     began, facts, judged = json.loads(_run("python3", "-c", TIMES, f"{FOLDER}/runs/{verdict['run']}"))
     return verdict["run"], (facts - began, judged - facts)
 
 
 def _counted(nodes: int) -> tuple[tuple[int, ...], int]:
-    """Check that many nodes under strace; return the operations of each node's check, and of decide."""
+    """Check that many nodes; return the operations of the check on those that strace is on, and of decide."""
     text = TEMPLATE.read_text(encoding="utf-8")
     check, decide = '"$python" -I "$run/code/step.py" check "$run"', 'step decide "$run"'
     assert text.count(check) == 1
     assert text.count(decide) == 1
-    text = text.replace(check, f"{STRACE}.check {check}")
-    text = text.replace(decide, f'{STRACE}.decide "$python" -I "$run/code/step.py" decide "$run"')
+    text = text.replace(check, f"{TOOLS}/traced check {check}")
+    text = text.replace(decide, f'{TOOLS}/traced decide "$python" -I "$run/code/step.py" decide "$run"')
     _write(f"{FOLDER}/sbatch_templates/job.sbatch", text.encode())
-    names = [f"n{number}" for number in range(1, nodes + 1)]
+    some = min(nodes, MOST_COUNTED)
+    names = [f"n{1 + at * (nodes - 1) // (some - 1)}" for at in range(some)] if some > 1 else ["n1"]
+    _write(f"{TOOLS}/traced", TRACED.replace("@nodes@", " ".join(names)).encode(), user="root")
+    _run("chmod", "755", f"{TOOLS}/traced", user="root")
     for name in names:
         _run("rm", "-f", "/tmp/ops.check", "/tmp/ops.decide", node=name, user="root")
     _verified(nodes)

@@ -72,6 +72,16 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_called_so(project: Proj
     report = json.loads(project.hpcenv("report", "eats", "--json").stdout)["data"]
     assert (report["failure"]["cause"], report["failure"]["rank"]) == ("lack-of-memory", 1)
 
+    found = project.json("diagnose", "eats")["data"]
+    cause = (found["diagnoses"][0] if "diagnoses" in found else found)["cause"]
+    assert cause is not None, found
+    assert (cause["pattern"], cause["owner"]) == ("slurm-oom-kill", "user"), cause
+    # The same from the log alone, as a support desk has it.
+    words = "cp runs/eats/job.log /tmp/eats.log && hpcenv diagnose /tmp/eats.log --json"
+    done = project.cluster.run("sh", "-c", words, cwd=project.folder)
+    alone = json.loads(done.stdout)["data"]
+    assert (alone["diagnoses"][0] if "diagnoses" in alone else alone)["cause"]["pattern"] == cause["pattern"]
+
 
 def test_enough_memory_is_no_lack_of_it(project: Project) -> None:
     project.cluster.write(f"{project.folder}/fits.py", "print('x' * 10)\n")

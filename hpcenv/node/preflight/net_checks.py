@@ -10,7 +10,7 @@ import ipaddress
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hpcenv.node.network.reach import is_free_port
 from hpcenv.node.this_node import ThisNode
@@ -23,7 +23,11 @@ _RAS_PORT = 28028
 # A port outside of every ephemeral range and of every well-known service: the first node most likely does not
 # listen there, and refuses. A refusal is an answer; a firewall gives none, or says that the host is unreachable.
 _PORT = 20998
-_CONNECT_SECONDS = 1.0
+# A packet that is lost when all nodes of a job ask the first one at once is sent again after 1 s and after 3 s
+# (RFC 6298, section 2: the initial timeout is 1 s, and doubles): that is no firewall.
+_CONNECT_SECONDS = 4.0
+# When one address has answered, the others get only a little time.
+_MORE_SECONDS = 0.1
 
 
 def check_network(manifest: Manifest, place: ThisNode, network: Network) -> Iterator[CheckOutcome]:
@@ -110,6 +114,9 @@ def _first_node_answers(manifest: Manifest, place: ThisNode, network: Network) -
     return CheckOutcome(id=name, state="failed", found=found)
 
 
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+
+
 def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple[tuple[str, ...], dict[str, str]]:
     """Connect to several addresses at once; return those that answer, and why each other one does not."""
     waiting: dict[int, tuple[str, socket.socket]] = {}
@@ -125,20 +132,33 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
             ended[address] = number
             opened.close()
     until = time.monotonic() + seconds
-    while waiting and (left := until - time.monotonic()) > 0:
-        _, ready, _ = select.select([], list(waiting), [], left)
+    while waiting:
+        left = until - time.monotonic()
+        # Also after the limit: on a busy node the answer may be there, and this process had no time to see it.
+        ready = _ended(waiting, max(left, 0.0))
         for descriptor in ready:
             address, opened = waiting.pop(descriptor)
             ended[address] = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             opened.close()
+            if ended[address] in _ANSWERS:
+                until = min(until, time.monotonic() + _MORE_SECONDS)
+        if left <= 0 and not ready:
+            break
     for address, opened in waiting.values():
         ended[address] = errno.ETIMEDOUT
         opened.close()
-    answers = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-    good = tuple(address for address, number in ended.items() if number in answers)
+    good = tuple(address for address, number in ended.items() if number in _ANSWERS)
     late = {errno.ETIMEDOUT: f"no answer within {seconds:g} s"}
     return good, {
         address: late.get(number) or errno.errorcode.get(number, f"error {number}")
         for address, number in ended.items()
-        if number not in answers
+        if number not in _ANSWERS
     }
+
+
+def _ended(waiting: Iterable[int], seconds: float) -> list[int]:
+    """Return the descriptors whose connection is made or refused; wait for the first one, `seconds` at most."""
+    some = select.poll()
+    for descriptor in waiting:
+        some.register(descriptor, select.POLLOUT)
+    return [descriptor for descriptor, _ in some.poll(seconds * 1000)]

@@ -258,7 +258,7 @@ CHECKS: tuple[Check, ...] = (
         "must",
         "node",
         measures="whether the first node answers to a TCP connection from each other node (a refusal is an answer)",
-        limit="an answer within 1 s",
+        limit="an answer within 4 s",
         why="behind a firewall the ranks wait for the rendezvous until its time limit",
         cost="one round trip",
         seconds=5.0,

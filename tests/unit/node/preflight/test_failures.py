@@ -427,6 +427,35 @@ def test_a_refusal_is_an_answer():
     assert net_checks.connect_all(["127.0.0.1"], 9, seconds=1) == (("127.0.0.1",), {})
 
 
+@needs_root
+def test_a_lost_packet_is_no_firewall_and_a_silent_address_beside_a_good_one_costs_little():
+    # The first packet to 127.0.0.3 is lost, as when a thousand nodes ask at once; none to 127.0.0.2 arrives.
+    rules = (
+        "ip link set lo up; iptables -A INPUT -p tcp -d 127.0.0.2 -j DROP; "
+        "iptables -A INPUT -p tcp --syn -d 127.0.0.3 -m statistic --mode nth --every 100000 --packet 0 -j DROP || exit 77;"
+    )
+    program = """
+import json, sys, time
+sys.path[:0] = json.loads(sys.argv[1])
+from hpcenv.node.preflight import net_checks
+begun = time.monotonic()
+lost = net_checks.connect_all(["127.0.0.3"], 9, seconds=net_checks._CONNECT_SECONDS)
+middle = time.monotonic()
+beside = net_checks.connect_all(["127.0.0.1", "127.0.0.2"], 9, seconds=4)
+print(json.dumps([lost, middle - begun, beside, time.monotonic() - middle]))
+"""
+    argv = ["unshare", "--net", "sh", "-c", rules + ' exec "$@"', "sh", sys.executable, "-c", program]
+    done = subprocess.run([*argv, json.dumps([str(ROOT), *sys.path])], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip(f"NOT RUN: THIS KERNEL CANNOT DROP ONE PACKET: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr
+    lost, lost_took, beside, beside_took = json.loads(done.stdout)
+    assert lost == [["127.0.0.3"], {}]
+    assert 0.9 < lost_took < 4
+    assert beside == [["127.0.0.1"], {"127.0.0.2": "no answer within 4 s"}]
+    assert beside_took < 1
+
+
 # -- RDMA -------------------------------------------------------------------------------------
 
 
