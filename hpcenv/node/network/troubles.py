@@ -20,7 +20,7 @@ def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile
     for node, one in facts.items():
         if one.fabric is not None:
             groups.setdefault(one.fabric, []).append(node)
-    found = [*_mixed(profile), *_active_ports(groups, len(facts))]
+    found = [*_mixed(profile), *_active_ports(groups, len(facts)), *_packet_sizes(facts)]
     per_fabric: dict[NetworkWarning, list[str]] = {}
     for fabric, nodes in groups.items():
         for check in _CHECKS:
@@ -76,6 +76,30 @@ def _active_ports(groups: Mapping[Fabric, Sequence[str]], count: int) -> Iterato
                 source="NVIDIA/nccl 5067397, init.cc: `Detected mixed local Net device counts`",
                 nodes=tuple(nodes),
             )
+
+
+def _packet_sizes(facts: Mapping[str, Facts]) -> Iterator[NetworkWarning]:
+    """Name the nodes whose interface in a subnet takes packets of another size than those of most nodes there."""
+    sizes: dict[str, dict[int, list[str]]] = {}
+    for node, one in facts.items():
+        links = {} if one.fabric is None else {link.name: link for link in one.fabric.links}
+        for interface in one.network.interfaces:
+            link = links.get(interface.name)
+            if link is None or link.mtu is None or link.kind == "loopback" or link.state == "down":
+                continue
+            for subnet in dict.fromkeys(filter(None, interface.networks)):
+                sizes.setdefault(subnet, {}).setdefault(link.mtu, []).append(node)
+    for subnet, numbers in sizes.items():
+        usual = max(numbers, key=lambda number: (len(numbers[number]), number))
+        for number, nodes in sorted(numbers.items()):
+            if number != usual:
+                yield NetworkWarning(
+                    rule="mtu.differs",
+                    what=f"MTU {number} in {subnet}, and {usual} on other nodes: large packets may be lost or split",
+                    todo="tell the site's support; leave the node out with --exclude",
+                    source="ip(7) and icmp(7), path MTU discovery; the check is hpcenv's own judgement, 2026-11",
+                    nodes=tuple(nodes),
+                )
 
 
 def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:

@@ -243,6 +243,21 @@ def test_a_node_that_lost_a_port_is_named(make_manifest, make_facts):
     assert {row.nodes for row in decision.rows if row.name == "NCCL_IB_HCA"} == {("n1",), ("n2",)}
 
 
+def test_a_node_with_another_mtu_in_the_same_subnet_is_named(make_manifest, make_facts):
+    def warned(**changes):
+        facts = two_networks(make_facts, second=link("eth1", 100_000, mtu=9000))
+        second = facts["n2"]
+        links = tuple(replace(one, **changes) if one.name == "eth1" else one for one in second.fabric.links)
+        facts["n2"] = replace(second, fabric=replace(second.fabric, links=links))
+        decision = rendezvous.choose(make_manifest(), ("n1", "n2"), facts, job_id="1", attempt=0).network
+        return [warning for warning in decision.warnings if warning.rule == "mtu.differs"]
+
+    (found,) = warned(mtu=1500)
+    assert found.nodes == ("n2",)
+    assert found.what.startswith("MTU 1500 in 10.9.0.0/24, and 9000 on other nodes")
+    assert warned() == warned(mtu=None) == warned(mtu=1500, state="down") == []
+
+
 def test_infiniband_that_is_down_on_all_nodes_is_named(make_manifest, make_facts):
     whole = fabric_of(machine("ib-h100"))
     down = replace(whole, ports=tuple(replace(p, state="DOWN") if p.layer == "InfiniBand" else p for p in whole.ports))
