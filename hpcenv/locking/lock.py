@@ -29,6 +29,7 @@ from hpcenv.errors import (
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
 from hpcenv.locking import compatibility_notes, required_hashes
+from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.pins import (
@@ -178,6 +179,7 @@ def lock(
             *_notes_on_previous(before, path, None if aside is None else workspace.shown(aside)),
             *(() if kept is None else (_other_bytes(environment),)),
             *_notes(locked, answer),
+            *_conflict_notes(answer),
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
         ),
     )
@@ -677,6 +679,19 @@ def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _conflict_notes(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the requirements between packages that are not met, as `pip check` does."""
+    if "python.version" not in answer["values"]:
+        return
+    packages = answer["packages"]
+    required = {package["name"]: package.get("requires", ()) for package in packages}
+    versions = {package["name"]: package["version"] for package in packages}
+    found = list(find_conflicts(versions, required, marker_environment(answer["values"])))
+    yield from (f"packages do not fit together: {conflict}" for conflict in found[:_CONFLICTS_SHOWN])
+    if len(found) > _CONFLICTS_SHOWN:
+        yield f"and {len(found) - _CONFLICTS_SHOWN} more; `python -m pip check` in the environment lists them"
+
+
 def _editable_notes(locked: Lockfile) -> Iterator[str]:
     """Return notes about editable installs: no other user has the changes in their trees."""
     editable = {
@@ -702,6 +717,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 _NAMED = 5
+_CONFLICTS_SHOWN = 5
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:

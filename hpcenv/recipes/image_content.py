@@ -7,6 +7,7 @@ Private keys that distributions and wheels contain for their own tests are not r
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from hpcenv.image.recorded_files import REPORT
+from hpcenv.locking.conflicts import MOST_REQUIREMENTS, find_conflicts
+from hpcenv.locking.pins import marker_environment
 from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat.libraries import LIBRARIES, judge_environment
 from hpcenv.node.check.compat.table import Compat
@@ -41,6 +44,7 @@ _ADVICE_LEAST = 100 * _MIB
 _SAMPLE_LIMIT = 256 * 1024
 # More findings of one rule would hide those of the other rules.
 _MOST_OF_A_RULE = 20
+_CONFLICTS_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +115,7 @@ def needs_content(path: str, size: int) -> bool:
     if size > _SAMPLE_LIMIT:
         return False
     if path.endswith(".dist-info/METADATA"):
-        return path.rsplit("/", 2)[-2].split("-", maxsplit=1)[0].lower() == "torch"
+        return True
     if path.startswith(".singularity.d/env/"):
         return True
     return (_MAYBE_SECRET.search(path) is not None or secret_file(path) is not None) and not _SHIPPED.search(path)
@@ -364,6 +368,7 @@ def _check_packages(
             )
         if torch:
             yield from _check_requirements(contents, final, site, versions)
+        yield from _check_conflicts(contents, final, site, versions)
     if any("torch" in versions for versions in sites.values()) and REPORT.lstrip("/") not in final:
         yield finding("no-install-report", contents.origin, f"the image does not contain {REPORT}")
 
@@ -409,6 +414,27 @@ def _cuda_of(versions: Mapping[str, str], table: Compat) -> str:
 def _metadata_of_torch(final: Mapping[str, ImageFile], site: str) -> str | None:
     path = next((p for p in final if p.startswith(f"{site}/torch-") and p.endswith(".dist-info/METADATA")), None)
     return final[path].text if path is not None else None
+
+
+def _check_conflicts(
+    contents: ImageContents, final: Mapping[str, ImageFile], site: str, versions: Mapping[str, str]
+) -> Iterator[LintFinding]:
+    """Compare what all packages require with what is installed; the libraries of torch have a rule of their own."""
+    python = re.search(r"python(3\.\d+)", site)
+    if python is None:  # Debian's dist-packages: packages of the system, and its own tools watch over them
+        return
+    required: dict[str, list[str]] = {}
+    for path, one in final.items():
+        match = _DIST_INFO.fullmatch(path)
+        if match is None or match["site"] != site or one.text is None:
+            continue
+        name = canonicalize_name(match["name"].partition("-")[0])
+        lines = one.text.split("\n\n", 1)[0].splitlines()
+        found = [line.partition(":")[2].strip() for line in lines if line.startswith("Requires-Dist:")]
+        required[name] = [text for text in found[:MOST_REQUIREMENTS] if not (name == "torch" and "nvidia-" in text)]
+    environment = marker_environment({"python.version": f"{python[1]}.0"})
+    for conflict in itertools.islice(find_conflicts(versions, required, environment), _CONFLICTS_SHOWN):
+        yield finding("package-conflict", contents.origin, str(conflict), place=_plain(site))
 
 
 def _check_requirements(

@@ -182,6 +182,12 @@ RULES = {
             "install the version that torch requires",
         ),
         _rule(
+            "package-conflict",
+            "warn",
+            "the packages were not made for each other: an import, or a call long after it, may fail",
+            "install versions that fit: `python -m pip check` lists the conflicts",
+        ),
+        _rule(
             "no-bytecode",
             "info",
             "a SIF is read-only: Python compiles every module at every start, on every node",

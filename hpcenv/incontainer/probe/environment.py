@@ -61,6 +61,7 @@ class Dist:
         listed: the paths of files that its RECORD lists with a hash.
         record, content: the digests; None if unknown.
         modified_count: None if the files were not read.
+        requires: its `Requires-Dist` lines without those of extras; empty at level record.
         outside_rows: number of listed files outside of the environment, which are never read.
         programs: its files in bin/ except launchers of entry points; None if they were not read.
         linked_outside: number of files that were read through a link out of the environment.
@@ -89,6 +90,7 @@ class Dist:
         self.modified: list[dict[str, str]] = []
         self.modified_count: int | None = None
         self.linked_outside = 0
+        self.requires: list[str] = []
         self.outside_rows = 0
         self.programs: list[Program] | None = None
         self.reasons: list[str] = []

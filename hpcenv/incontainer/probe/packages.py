@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 
+# A METADATA file with more, or longer, requirements is cut: they serve a note of `hpcenv lock`.
+REQUIREMENTS, REQUIREMENT_LENGTH = 300, 500
+
+
 def probe_packages(env: ProbedEnvironment) -> Facts:
     """Return the number of dists and the digest over their RECORDs."""
     first: dict[str, Dist] = {}
@@ -82,9 +86,12 @@ def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
         dist.installer = None  # it is information only
     try:
         name = "METADATA" if dist.folder.endswith(".dist-info") else "PKG-INFO"
-        head = _head(read_metadata(env, dist, os.path.join(info, name)))
+        data = read_metadata(env, dist, os.path.join(info, name))
     except NotADirectoryError:
-        head = _head(read_metadata(env, dist, info))  # an egg-info may be one file
+        data = read_metadata(env, dist, info)  # an egg-info may be one file
+    head = _head(data)
+    if env.level != "record":
+        dist.requires = _requirements(data)
     if not head.get("name") or not head.get("version"):
         raise ValueError("no Name and Version in the metadata")
     if len(head["name"]) > 255 or len(head["version"]) > 255:
@@ -104,6 +111,13 @@ def _head(data: bytes) -> dict[str, str]:
         if colon and key[:1].strip():  # a line that starts with a space continues the one before
             headers.setdefault(key.lower(), value.strip())
     return headers
+
+
+def _requirements(data: bytes) -> list[str]:
+    """Return the Requires-Dist lines of METADATA, without those of extras."""
+    header = data.partition(b"\n\n")[0].decode("utf-8", "surrogateescape")
+    lines = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Requires-Dist:")]
+    return [printable(line)[:REQUIREMENT_LENGTH] for line in lines if "extra ==" not in line][:REQUIREMENTS]
 
 
 def _normal_name(name: str) -> str:

@@ -119,6 +119,8 @@ def package_entry(env: ProbedEnvironment, dist: Dist) -> dict[str, Any]:
         entry["git"] = dist.git
     if dist.files:
         entry["files"] = dist.files
+    if dist.requires:
+        entry["requires"] = dist.requires
     if not dist.site.scanned:
         entry["scanned"] = False
     if dist.linked_outside:

@@ -116,6 +116,14 @@ def test_packages():
     assert found == [("library-mismatch", SITE)]
 
 
+def test_packages_that_do_not_fit_together():
+    metadata = "Name: high\nRequires-Dist: low<2\nRequires-Dist: absent; extra == 'x'\n\nRequires-Dist: text\n"
+    high = file(f"{SITE}/high-3.0.dist-info/METADATA", text=metadata)
+    assert judged((high, *dists("low-1.5"))) == []
+    [found] = image_content.lint_contents(contents((high, *dists("low-2.5"))), troubles=TROUBLES)
+    assert (found.rule, found.what) == ("package-conflict", "high 3.0 requires low<2: 2.5 is installed")
+
+
 def test_bytecode_that_is_missing():
     modules = tuple(file(f"{SITE}/m{n}.py") for n in range(300))
     compiled = tuple(file(f"{SITE}/__pycache__/m{n}.cpython-311.pyc") for n in range(300))
