@@ -73,7 +73,7 @@ def test_two_environments_at_different_paths_are_the_same(tmp_path: Path) -> Non
         report.pop("seconds")
         report.pop("look")  # times of files, so that another look at the same machine can be short
         del report["values"]["python.executable"], report["values"]["python.prefix"]
-            del report["mountinfo"]  # a testbed that starts on this machine changes it
+        del report["mountinfo"]  # a testbed that starts on this machine changes it
     assert found[0] == found[1]
     assert found[0]["values"]["packages.env-digest"] == found[0]["values"]["packages.content-digest"]
 
