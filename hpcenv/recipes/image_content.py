@@ -419,7 +419,7 @@ def _metadata_of_torch(final: Mapping[str, ImageFile], site: str) -> str | None:
 def _check_conflicts(
     contents: ImageContents, final: Mapping[str, ImageFile], site: str, versions: Mapping[str, str]
 ) -> Iterator[LintFinding]:
-    """Compare what all packages require with what is installed; the libraries of torch have a rule of their own."""
+    """Compare what all packages require with what is installed; another rule judges the libraries of torch."""
     python = re.search(r"python(3\.\d+)", site)
     if python is None:  # Debian's dist-packages: packages of the system, and its own tools watch over them
         return
