@@ -5,7 +5,7 @@ checkpoints, resume, and a clean stop when the scheduler wants the nodes back.
 
 Runs on: every rank of a job. Under torchrun all ranks train together (NCCL where every
 local rank has a GPU, else Gloo on CPU); `python train.py` alone is a job of one rank.
-Needs PyTorch >= 2.0 and the standard library, Python >= 3.8.
+Needs PyTorch >= 2.0, the NumPy that PyTorch uses, and the standard library, Python >= 3.8.
 
 Same seed, world size and machine: same losses, bit for bit on CPU, resumed or not.
 With --checkpoint-dir, SIGTERM or SIGUSR1 to any rank makes all ranks finish the same step,

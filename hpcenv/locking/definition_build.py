@@ -26,7 +26,8 @@ from hpcenv.node.container import apptainer
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
-# Temporary bytes for what %post adds, in addition to the unpacked sources. The real number is unknown.
+# Temporary bytes for what %post adds, in addition to the unpacked sources: the least, and what is likely enough.
+# Nobody knows the real number.
 _POST_BYTES = 1 << 30
 
 
@@ -139,7 +140,9 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
             folder=build.path.parent,
             architecture=build.platform.architecture,
             destination=folder / "image.sif",
-            temporary=temporary_folder.choose_temporary(temporary_folder.candidates(environ), need),
+            temporary=temporary_folder.choose_temporary(
+                temporary_folder.candidates(environ), need, likely_bytes=need + apptainer_build.CUDA_BYTES
+            ),
             digests=digests,
             allow_floating=build.allow_floating,
             plain_http=plain_http,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.version import Version
 
 from hpcenv.errors import SpecError
 from hpcenv.node.check.compat.table import Compat, TorchRelease
@@ -88,6 +89,16 @@ class Combination:
     python: str
     distribution: Distribution
     requirement: str
+
+    @property
+    def numpy(self) -> str:
+        """The requirement of NumPy, which torch uses but does not require.
+
+        Without it `Tensor.numpy()`, and so `torch.distributed.broadcast_object_list`, ends with "Numpy is not
+        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first one for NumPy 2
+        (pytorch/pytorch issue 132179, 2024-07-31).
+        """
+        return "numpy" if Version(self.torch) >= Version("2.3") else "numpy<2"
 
     @property
     def tag(self) -> str:

@@ -267,7 +267,7 @@ def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
 
 
 def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
-    """Ask pip's index, as the user configured it, for wheels of torch and of its requirements.
+    """Ask pip's index, as the user configured it, for wheels of torch, NumPy and their requirements.
 
     pip only resolves (`--dry-run`). Its report names every file with its sha256.
 
@@ -277,6 +277,7 @@ def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple
     Raises:
         ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
     """
+    wanted = (combination.requirement, combination.numpy)
     with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
         report = Path(scratch) / "report.json"
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
@@ -285,10 +286,10 @@ def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple
         for platform in platforms(combination.distribution):
             argv += ["--platform", platform]
         try:
-            process.run([*argv, combination.requirement], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
+            process.run([*argv, *wanted], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
         except ToolFailed as error:
             raise ToolFailed(
-                f"pip found no wheels of {combination.requirement} and its requirements",
+                f"pip found no wheels of {' and '.join(wanted)}, and of their requirements",
                 status=error.status,
                 why=_without_credentials(error.stderr)[-1500:],
                 hint=_how_to_lock(combination),

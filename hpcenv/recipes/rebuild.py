@@ -29,8 +29,8 @@ from hpcenv.records.manifest import Bind, Environment
 
 _BUILD_SECONDS = 7200.0
 # Bytes of temporary space for the unpacked image, the downloads of pip, and the squashfs. torch alone has 1.2 GB of
-# files without CUDA, and 7 GB with it.
-_ROOM_CPU, _ROOM_CUDA = 3 << 30, 14 << 30
+# files without CUDA.
+_ROOM_CPU, _ROOM_CUDA = 3 << 30, apptainer_build.CUDA_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +240,8 @@ def build_sif(
         )
         os.replace(unfinished, image)
     except ToolFailed as error:
-        raise error.changed(
-            hint=f"if pip and apt need your site's configuration, put pip.conf and apt.sources into `{pip_config}`"
-        ) from error
+        site = f"if pip and apt need your site's configuration, put pip.conf and apt.sources into `{pip_config}`"
+        raise error.changed(hint=(*error.hint_parts, "\n", site)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

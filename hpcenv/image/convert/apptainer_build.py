@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from hpcenv import process
 from hpcenv.errors import FileUnusable, ImageMismatch, SpecError, ToolFailed, ToolMissing
 from hpcenv.image.convert import definition as definition_file
+from hpcenv.image.convert import temporary_folder
 from hpcenv.image.convert.runtime_files import RuntimeFiles, followed_links
 from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.store.record import Material
@@ -40,6 +41,7 @@ from hpcenv.node.check import sif
 from hpcenv.node.container import apptainer as start_line
 
 __all__ = [
+    "CUDA_BYTES",
     "Built",
     "BuiltDefinition",
     "build_definition",
@@ -93,6 +95,11 @@ class BuiltDefinition(Built):
 # (2025-03), the first with --mksquashfs-args.
 _MKSQUASHFS = ("-comp", "zstd", "-Xcompression-level", "3")
 _OLDEST = (1, 4, 0)
+
+
+# Temporary bytes of a build that installs a CUDA build of torch with pip: its files twice (stages), its wheels and its squashfs.
+# 16.7 GB were seen for torch 2.14.1 with CUDA 13.0 on 2026-11-23.
+CUDA_BYTES = 20 << 30
 
 
 def space_needed(compressed: int, unpacked: int | None = None) -> int:
@@ -430,6 +437,8 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     argv += ["--mksquashfs-args", " ".join(_MKSQUASHFS), os.path.abspath(job.destination), str(written)]
     env = _build_environment(os.environ if job.environ is None else job.environ, job.scratch, job.epoch)
     lines: list[str] = []
+    place = f"temporary files are in {temporary_folder.describe(job.scratch.parent)}"
+    job.on_line(f"hpcenv: {place}")
 
     def keep(line: str) -> None:
         lines.append(line)
@@ -442,7 +451,7 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
         process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd)
     except ToolFailed as error:
         status = None if time.monotonic() - begin >= limit else error.status
-        raise start_line.explain("\n".join(lines), argv=argv, status=status) from error
+        raise start_line.explain("\n".join(lines), argv=argv, status=status, place=place) from error
     sif.normalise(job.destination)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from hpcenv.errors import FileUnusable
 from hpcenv.filesystem import mount_of
 
-__all__ = ["candidates", "choose_temporary", "free_memory"]
+__all__ = ["candidates", "choose_temporary", "describe", "free_memory"]
 
 # Memory to leave for programs; mksquashfs of Apptainer 1.4.5 alone needs up to 1.25 GB for a tree of
 # 1.2 GB.
@@ -40,15 +40,22 @@ def candidates(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(name) for name in named if name and name.startswith("/")))
 
 
-def choose_temporary(places: Sequence[Path], need_bytes: int, *, memory: int | None = None) -> Path:
+def choose_temporary(
+    places: Sequence[Path], need_bytes: int, *, likely_bytes: int | None = None, memory: int | None = None
+) -> Path:
     """Return the best folder that has `need_bytes` of space and in which programs may run.
 
     A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
     systems, `noexec` and read-only mounts, and folders without write access are never used.
 
+    With `likely_bytes` the size is not known. Then the first folder that has so much is best: a user whose
+    build did not fit can name another one with TMPDIR. If none has it, the one with the most space is best,
+    a disk before a tmpfs.
+
     Args:
         places: existing folders, see `candidates`.
-        need_bytes: the most that will be written there.
+        need_bytes: the most that will be written there; with `likely_bytes`, the least.
+        likely_bytes: what is likely enough where nobody knows the size; None if the size is known.
         memory: bytes of free memory; None determines them.
 
     Raises:
@@ -63,7 +70,12 @@ def choose_temporary(places: Sequence[Path], need_bytes: int, *, memory: int | N
             why="\n".join(f"{place.path}: {place.refusal}" for place in checked) or "no folder was given",
             hint="set TMPDIR to a folder on a local disk with that much space",
         )
-    return min(usable, key=lambda place: place.kind not in _MEMORY_KINDS).path
+    if likely_bytes is None:
+        return min(usable, key=lambda place: place.kind not in _MEMORY_KINDS).path
+    for place in usable:
+        if _check(place.path, likely_bytes, spare).refusal is None:
+            return place.path
+    return max(usable, key=lambda place: (place.kind not in _MEMORY_KINDS, place.free)).path
 
 
 def _check(path: Path, need: int, memory: int) -> _FolderCandidate:
@@ -89,6 +101,13 @@ def _check(path: Path, need: int, memory: int) -> _FolderCandidate:
     elif kind in _MEMORY_KINDS and memory < need + _MEMORY_LEFT:
         refusal = f"{has}, but {_size(memory)} of memory are free and {_size(need + _MEMORY_LEFT)} are needed"
     return _FolderCandidate(path=path, kind=kind, free=free, refusal=refusal)
+
+
+def describe(path: Path) -> str:
+    """Return the folder, the kind of its file system and its free space in words."""
+    mount = mount_of(Path(os.path.realpath(path)))
+    state = os.statvfs(path)
+    return f"{path} ({mount.kind if mount else 'unknown'}, {_size(state.f_bavail * state.f_frsize)} free)"
 
 
 def _size(count: int) -> str:

@@ -307,12 +307,17 @@ def _seconds(moment: str | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class _Sign(Frozen):
-    """A pattern in Apptainer's output, and the error for the user."""
+    """A pattern in Apptainer's output, and the error for the user.
+
+    Attributes:
+        names_place: whether the error says which temporary folder was used.
+    """
 
     text: str
     error: type[HpcenvError]
     what: str
     hint: Hint
+    names_place: bool = False
 
 
 # Apptainer's own failures all have status 255 and `FATAL:` on stderr, so the text decides. The first
@@ -323,8 +328,9 @@ _SIGNS = (
         text=r"no space left on device|short write: write \S*build-temp",  # 546, 1380
         error=ToolFailed,
         what="there is not enough space to convert the image",
-        hint="set a temporary folder with four times the image's compressed size free "
-        "(TMPDIR), and check the destination's",
+        hint="set TMPDIR to a folder on a local disk with more space, four times the image's compressed size; "
+        "check the destination's too",
+        names_place=True,
     ),
     _Sign(
         text=r"disk quota exceeded",
@@ -413,6 +419,7 @@ _SIGNS = (
         error=ToolFailed,
         what="the temporary folder's file system cannot hold an unpacked image",
         hint="set TMPDIR to a folder on a local disk, not on NFS, Lustre or GPFS",
+        names_place=True,
     ),
     _Sign(
         text=r"fuse: failed to open /dev/fuse|fusermount3?: mount failed|squashfuse\S* not found"
@@ -448,13 +455,14 @@ _SIGNS = (
 )
 
 
-def explain(output: str, *, argv: Sequence[str], status: int | None) -> HpcenvError:
+def explain(output: str, *, argv: Sequence[str], status: int | None, place: str = "") -> HpcenvError:
     """Return the error for a failed apptainer, from its output.
 
     Args:
         output: the end of its output.
         argv: the command.
         status: exit status; None after the time limit.
+        place: a sentence that says where its temporary files were, for a build.
     """
     important = [line for line in output.splitlines() if re.match(r"(FATAL|ERROR|hpcenv)\b", line)]
     why = "\n".join(important or output.splitlines()[-5:])[-2000:] or "it wrote nothing"
@@ -468,6 +476,7 @@ def explain(output: str, *, argv: Sequence[str], status: int | None) -> HpcenvEr
         )
     for sign in _SIGNS:
         if re.search(sign.text, output, re.IGNORECASE):
+            why = f"{why}\n{place}" if place and sign.names_place else why
             if sign.error is ToolFailed:
                 return ToolFailed(sign.what, argv=tuple(argv), status=status, stderr=output, why=why, hint=sign.hint)
             return sign.error(sign.what, why=why, hint=sign.hint)

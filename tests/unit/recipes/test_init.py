@@ -160,16 +160,38 @@ def test_pip_resolves_for_the_image_not_for_this_machine(tmp_path):
     sha = write_wheel(shelf, WHEELS["torch"], "Requires-Dist: filelock\n")
     write_wheel(shelf, "filelock-3.0-py3-none-any.whl")
     write_wheel(shelf, "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl")
+    for version in ("1.26.4", "2.4.6"):
+        write_wheel(shelf, f"numpy-{version}-cp311-cp311-manylinux_2_17_x86_64.whl")
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf)}
     environ["PIP_CONFIG_FILE"] = os.devnull
     result = make(tmp_path, pylock=None, cuda="cpu", torch="2.13.0", environ=environ)
-    assert result.packages == 2
+    assert result.packages == 3
+    assert "numpy==2.4.6 " in (result.folder / "requirements.lock").read_text()
+    assert not any("numpy" in note for note in result.notes)
     assert f"torch==2.13.0+cpu \\\n    --hash=sha256:{sha}\n" in (result.folder / "requirements.lock").read_text()
     assert any("pip resolved the packages now" in note for note in result.notes)
     with pytest.raises(ToolFailed) as caught:
         make(tmp_path, pylock=None, torch="2.12.1", cuda="cpu", environ=environ)
-    assert "torch==2.12.1+cpu" in caught.value.what
+    assert "torch==2.12.1+cpu and numpy, " in caught.value.what
     assert "--pylock" in (caught.value.hint or "")
+
+
+def test_an_old_torch_gets_the_numpy_that_it_was_compiled_for(tmp_path):
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    write_wheel(shelf, "torch-2.2.2+cpu-cp311-cp311-linux_x86_64.whl")
+    for version in ("1.26.4", "2.4.6"):
+        write_wheel(shelf, f"numpy-{version}-cp311-cp311-manylinux_2_17_x86_64.whl")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf)}
+    result = make(tmp_path, pylock=None, cuda="cpu", torch="2.2.2", environ=environ | {"PIP_CONFIG_FILE": os.devnull})
+    assert "numpy==1.26.4 " in (result.folder / "requirements.lock").read_text()
+
+
+def test_a_lock_without_numpy_is_noted(tmp_path):
+    assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
+    with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
+    (tmp_path / "with").mkdir()
+    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True).notes == ()
 
 
 # -- the command ---------------------------------------------------------------------------

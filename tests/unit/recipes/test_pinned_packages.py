@@ -16,7 +16,8 @@ def check(*pins, chosen=None):
 
 def test_pins_that_fit():
     wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
-    assert check(pin("torch", "2.13.0+cpu", file=wheel), pin("filelock", file="filelock-1.0-py3-none-any.whl")) == ()
+    others = (pin("filelock", file="filelock-1.0-py3-none-any.whl"), pin("numpy", "2.3.0"))
+    assert check(pin("torch", "2.13.0+cpu", file=wheel), *others) == ()
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,8 @@ def test_the_sif_is_made_aside_with_the_sites_files_mounted(tmp_path):
     image = out / "x.sif"
     build_sif(image, out, pip_config=out / "site", environ=environ, plain_http=("r",), on_line=lines.append, need=1)
     assert sif.labels(image)["hpcenv.definition.digest"].startswith("sha256:")
-    argv = lines[0]
+    assert lines[0].startswith("hpcenv: temporary files are in /")
+    argv = lines[1]
     assert argv.startswith("build --force --disable-cache --arch ")
     assert f'--no-https --mount type=bind,"source={out}/site","destination=/mnt",ro --mksquashfs-args' in argv
     assert f" {out}/.x.sif.part " in argv

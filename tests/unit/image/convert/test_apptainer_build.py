@@ -6,6 +6,7 @@ The real program builds in tests/cluster/test_image_runs.py.
 import hashlib
 import json
 import os
+import re
 import struct
 import time
 from pathlib import Path
@@ -202,7 +203,9 @@ def test_a_failure_is_explained_and_leaves_nothing(lab):
     (lab.bin / "fail").write_text("INFO:    noise\nFATAL:   write /t/bundle-temp-1/x: no space left on device\n")
     with pytest.raises(ToolFailed, match="not enough space") as error:
         lab.layout()
-    assert error.value.why == "FATAL:   write /t/bundle-temp-1/x: no space left on device"
+    lines = error.value.why.splitlines()
+    assert lines[0] == "FATAL:   write /t/bundle-temp-1/x: no space left on device"
+    assert re.fullmatch(rf"temporary files are in {re.escape(str(lab.temporary))} \(\w+, [0-9.]+ GB free\)", lines[1])
     assert not lab.out.exists()
     assert list(lab.temporary.iterdir()) == []
     (lab.bin / "fail").write_text("FATAL:   GET http://r/v2/a/manifests/x: MANIFEST_UNKNOWN: manifest unknown\n")

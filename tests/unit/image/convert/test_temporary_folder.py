@@ -64,6 +64,25 @@ def test_a_tmpfs_is_preferred_only_with_memory_to_spare(tmp_path):
     assert "of memory are free" in error.value.why
 
 
+@pytest.mark.skipif(bool(_flags(SHM) & (os.ST_NOEXEC | os.ST_RDONLY)), reason="no executable /dev/shm here")
+def test_where_the_size_is_unknown_the_first_folder_with_what_is_likely_enough_is_taken(tmp_path):
+    if _kind(tmp_path) == _kind(SHM):
+        pytest.skip("the temporary folder of the tests is a tmpfs, too")
+    assert choose_temporary([tmp_path, SHM], 1000, likely_bytes=2000, memory=PLENTY) == tmp_path
+    assert choose_temporary([SHM, tmp_path], 1000, likely_bytes=2000, memory=PLENTY) == SHM
+    assert choose_temporary([SHM, tmp_path], 1000, likely_bytes=2 << 30, memory=3 << 30) == tmp_path
+
+
+@pytest.mark.skipif(bool(_flags(SHM) & (os.ST_NOEXEC | os.ST_RDONLY)), reason="no executable /dev/shm here")
+def test_where_none_is_likely_enough_the_disk_with_the_most_space_is_taken(tmp_path):
+    if _kind(tmp_path) == _kind(SHM):
+        pytest.skip("the temporary folder of the tests is a tmpfs, too")
+    assert choose_temporary([SHM, tmp_path], 1000, likely_bytes=1 << 60, memory=PLENTY) == tmp_path
+    assert choose_temporary([SHM], 1000, likely_bytes=1 << 60, memory=PLENTY) == SHM
+    with pytest.raises(FileUnusable, match="too small"):
+        choose_temporary([tmp_path], 1 << 60, likely_bytes=1 << 61, memory=PLENTY)
+
+
 def _kind(path):
     return os.stat(path).st_dev
 
