@@ -27,7 +27,7 @@ from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
 # Temporary bytes for what %post adds, in addition to the unpacked sources: the least, and what is likely enough.
-# Nobody knows the real number.
+# The real number is not known.
 _POST_BYTES = 1 << 30
 
 

@@ -83,10 +83,8 @@ def _check_numpy(pins: Sequence[PinnedPackage], combination: Combination) -> tup
     """Return a note where NumPy is missing: torch does not require it, and parts of torch fail without it."""
     if any(canonicalize_name(pin.name) == "numpy" for pin in pins):
         return ()
-    return (
-        "the lock does not contain numpy: Tensor.numpy() and torch.distributed's functions for Python objects fail "
-        f"without it; if you need them, add `{combination.numpy}` to what is locked, and lock again",
-    )
+    note = "the lock does not contain numpy: Tensor.numpy() and torch.distributed's functions for Python objects fail "
+    return (f"{note}without it; if you need them, add `{combination.numpy}` to what is locked, and lock again",)
 
 
 def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:

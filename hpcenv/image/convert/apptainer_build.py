@@ -97,8 +97,8 @@ _MKSQUASHFS = ("-comp", "zstd", "-Xcompression-level", "3")
 _OLDEST = (1, 4, 0)
 
 
-# Temporary bytes of a build that installs a CUDA build of torch with pip: its files twice (stages), its wheels and its squashfs.
-# 16.7 GB were seen for torch 2.14.1 with CUDA 13.0 on 2026-11-23.
+# Temporary bytes of a build that installs a CUDA build of torch with pip: its files in two stages, its wheels and
+# its squashfs. 16.7 GB were seen for torch 2.14.1 with CUDA 13.0 on 2026-11-23.
 CUDA_BYTES = 20 << 30
 
 

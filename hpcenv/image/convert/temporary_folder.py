@@ -55,7 +55,7 @@ def choose_temporary(
     Args:
         places: existing folders, see `candidates`.
         need_bytes: the most that will be written there; with `likely_bytes`, the least.
-        likely_bytes: what is likely enough where nobody knows the size; None if the size is known.
+        likely_bytes: what is likely enough where the size is not known; None if it is.
         memory: bytes of free memory; None determines them.
 
     Raises:
