@@ -441,7 +441,7 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
     _own_import_path()
     tasks = _beside("tasks")
     _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
-    record = tasks.run(argv)
+    record = tasks.run(argv, _beside("rank_watch"))
     if record["status"] != 0:
         _write(record_path, record)
     return int(record["status"])

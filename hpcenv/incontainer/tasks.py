@@ -1,12 +1,19 @@
-"""Start some copies of a program on one node, each as a task with its own rank, without torchrun.
+"""Start a program on one node without torchrun: copies of it with a rank each, one of them, or one without a rank.
 
 Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library only, Python 3.8 to 3.14.
 
-    OPTIONS -- SCRIPT ARGS...
+    OPTIONS -- PYTHON-ARGUMENTS...
 
-Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR. Each task gets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do; the program itself must set MASTER_ADDR and do a rendezvous.
-The output of a task goes to DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log.
+Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and
+
+    --only=L          start only the task with this local rank: each task of srun starts one
+    --program         start the program once, and without a rank: it starts the ranks itself
+    --set=NAME=VALUE  set a variable; more than once
+    --prefix=TEXT     of the lines in the job's log; {rank} is the rank
+
+Each task gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do. Its output goes to
+DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log; that of a program to DIR/program/,
+and to the job's log as it is. The ranks of a program are found among the processes below it (rank_watch.py).
 """
 
 from __future__ import annotations
@@ -19,32 +26,44 @@ import time
 from typing import Any, BinaryIO, Dict, List, Set, Tuple
 
 _CHECK_SECONDS = 0.05
+# A rank that a program starts can be seen only until the program has taken its status.
+_CHECK_RANKS_SECONDS = 0.02
 # Time between TERM and KILL for the other tasks after one has failed.
 _SECONDS_TO_END = 5.0
 
 
-class Task:
-    """One process of the node."""
+class Options:
+    """What the launch step asks for; see the top of this file."""
 
-    def __init__(self, options: Dict[str, str], local_rank: int, argv: List[str]) -> None:
-        count, nodes = int(options["tasks-per-node"]), int(options["nodes"])
+    def __init__(self, words: List[str]) -> None:
+        pairs = [word[2:].partition("=")[::2] for word in words]
+        single = dict(pairs)
+        self.nodes = int(single["nodes"])
+        self.node_rank = int(single["node-rank"])
+        self.count = int(single["tasks-per-node"])
+        self.log_dir = single["log-dir"]
+        self.is_program = "program" in single
+        self.local_ranks = [int(single["only"])] if "only" in single else list(range(self.count))
+        self.prefix = single.get("prefix", "[default{local_rank}]:")
+        self.variables = dict(value.partition("=")[::2] for name, value in pairs if name == "set")
+
+
+class Task:
+    """One process of the node: a rank, or the program that starts the ranks (`local_rank` is -1)."""
+
+    def __init__(self, options: Options, local_rank: int, argv: List[str]) -> None:
         self.local_rank = local_rank
-        self.rank = int(options["node-rank"]) * count + local_rank
+        self.rank = options.node_rank * options.count + local_rank if local_rank >= 0 else -1
         self.status = None  # type: Any
         self.ended = 0.0
-        folder = os.path.join(options["log-dir"], "tasks", "attempt_0", str(local_rank))
+        of_rank = os.path.join("tasks", "attempt_0", str(local_rank))
+        folder = os.path.join(options.log_dir, of_rank if local_rank >= 0 else "program")
         os.makedirs(folder, exist_ok=True)
-        self.logs = [Log(os.path.join(folder, name + ".log"), local_rank) for name in ("stdout", "stderr")]
-        variables = {
-            "RANK": self.rank,
-            "LOCAL_RANK": local_rank,
-            "WORLD_SIZE": count * nodes,
-            "LOCAL_WORLD_SIZE": count,
-            "GROUP_RANK": int(options["node-rank"]),
-        }
+        prefix = options.prefix.format(rank=self.rank, local_rank=local_rank) if local_rank >= 0 else ""
+        self.logs = [Log(os.path.join(folder, name + ".log"), prefix) for name in ("stdout", "stderr")]
         self.process = subprocess.Popen(
             [sys.executable, "-u", *argv],
-            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+            env={**os.environ, **options.variables, **self._numbers(options)},
             stdin=subprocess.DEVNULL,
             stdout=self.logs[0].target,
             stderr=self.logs[1].target,
@@ -52,6 +71,19 @@ class Task:
         )
         for log in self.logs:
             log.target.close()
+
+    def _numbers(self, options: Options) -> Dict[str, str]:
+        """Return the variables that say which rank this is; none for a program."""
+        if self.local_rank < 0:
+            return {}
+        variables = {
+            "RANK": self.rank,
+            "LOCAL_RANK": self.local_rank,
+            "WORLD_SIZE": options.count * options.nodes,
+            "LOCAL_WORLD_SIZE": options.count,
+            "GROUP_RANK": options.node_rank,
+        }
+        return {name: str(value) for name, value in variables.items()}
 
     def look(self) -> bool:
         """Pass on the new output; return whether the task has ended."""
@@ -75,13 +107,13 @@ class Task:
 
 
 class Log:
-    """A file that a task writes to; its lines go to the job's log with the prefix that torchrun gives them."""
+    """A file that a task writes to; its lines go to the job's log with a prefix."""
 
-    def __init__(self, path: str, local_rank: int) -> None:
+    def __init__(self, path: str, prefix: str) -> None:
         self.target = open(path, "ab")  # type: BinaryIO
         self._source = open(path, "rb")
         self._source.seek(0, os.SEEK_END)
-        self._prefix = b"[default%d]:" % local_rank
+        self._prefix = prefix.encode()
         self._rest = b""
 
     def copy(self, to_end: bool) -> None:
@@ -96,34 +128,41 @@ class Log:
             out.flush()
 
 
-def run(argv: List[str]) -> Dict[str, Any]:
-    """Start the tasks, wait until all have ended, and return the agent's record."""
+def run(argv: List[str], rank_watch: Any) -> Dict[str, Any]:
+    """Start the tasks, wait until all have ended, and return the agent's record.
+
+    Args:
+        argv: see the top of this file.
+        rank_watch: the module of that name, which lies beside this one.
+    """
     end = argv.index("--")
-    options = dict(word[2:].split("=", 1) for word in argv[:end])
+    options = Options(argv[:end])
+    watch = rank_watch.RankWatch(options.count) if options.is_program else None
     tasks = []  # type: List[Task]
     try:
-        for local_rank in range(int(options["tasks-per-node"])):
+        for local_rank in [-1] if options.is_program else options.local_ranks:
             tasks.append(Task(options, local_rank, argv[end + 1 :]))
-        _wait(tasks)
+        _wait(tasks, watch)
     finally:
         for task in tasks:
             if task.process.poll() is None:
                 task.process.kill()
     failed = sorted((task for task in tasks if task.status != 0), key=lambda task: task.ended)
-    return {
-        "schema": 1,
-        "status": failed[0].status if failed else 0,
-        "error": "",
-        "asked": "",
-        "ranks": [task.record() for task in failed],
-    }
+    rows = [task.record() for task in failed]
+    if failed and watch is not None:
+        # The program ended because of its rank.
+        rows = watch.failed(os.path.join(options.log_dir, "errors")) or rows
+    status = next((row["status"] for row in rows if row["status"]), failed[0].status if failed else 0)
+    return {"schema": 1, "status": status, "error": "", "asked": "", "ranks": rows}
 
 
-def _wait(tasks: List[Task]) -> None:
+def _wait(tasks: List[Task], watch: Any) -> None:
     """Wait for all tasks. If one fails, end the others."""
     deadline = None  # type: Any
     signalled = set()  # type: Set[Tuple[int, int]]
     while not all([task.look() for task in tasks]):
+        if watch is not None:
+            watch.look()
         now = time.monotonic()
         if deadline is None and any(task.status not in (None, 0) for task in tasks):
             deadline = now + _SECONDS_TO_END
@@ -133,7 +172,7 @@ def _wait(tasks: List[Task]) -> None:
                 if task.status is None and (task.rank, number) not in signalled:
                     signalled.add((task.rank, number))
                     _send(task, number)
-        time.sleep(_CHECK_SECONDS)
+        time.sleep(_CHECK_SECONDS if watch is None else _CHECK_RANKS_SECONDS)
 
 
 def _send(task: Task, number: int) -> None:

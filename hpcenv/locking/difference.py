@@ -218,8 +218,8 @@ def outcome_of(verdict: Verdict | None, finished: Mapping[str, Any]) -> str:
 
 def _script_of(manifest: Manifest) -> str:
     """Return the module, or the script's path in the copy of its project; without a copy its name."""
-    if manifest.module:
-        return f"-m {manifest.module}"
+    if manifest.module or manifest.entry:
+        return f"--entry {manifest.entry}" if manifest.entry else f"-m {manifest.module}"
     path = PurePath(manifest.script)
     folder = None if manifest.source is None else manifest.source.folder
     return str(path.relative_to(folder)) if folder and path.is_relative_to(folder) else path.name

@@ -17,11 +17,11 @@ from types import FrameType
 
 from hpcenv import process
 from hpcenv.errors import NodeRejected, NodesUnknown, Status
-from hpcenv.node.launch import processes
+from hpcenv.node.launch import processes, starts
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.preflight import inside
-from hpcenv.node.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
+from hpcenv.node.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, LOCAL_TASK
 from hpcenv.records.run_folder import RunFolder
 
 # After the training failed on one node, the others may end by themselves within this time. A node that works longer
@@ -52,14 +52,15 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     processes.adopt_orphans()
     before = process.below(os.getpid())
     try:
-        status = _steps(tasks, launches=manifest.launches)
+        count = manifest.nproc_per_node if starts.starts_one_rank(manifest) else 1
+        status = _steps(tasks, launches=manifest.launches, count=count)
     finally:
         processes.end_rest(before, grace=0.5)
     tasks.finish(status)
     return status
 
 
-def _steps(tasks: _Tasks, *, launches: bool) -> int:
+def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
     if tasks.one("begin") != 0:
         return tasks.stopped or NodesUnknown.exit_status
     # As in the batch script, the next step judges the results of the check.
@@ -75,7 +76,7 @@ def _steps(tasks: _Tasks, *, launches: bool) -> int:
     status = _inside(tasks) or _smoke(tasks)
     if status != 0:
         return status
-    return tasks.all("task", end_together=True) if launches else 0
+    return tasks.all("task", end_together=True, tasks=count) if launches else 0
 
 
 def _inside(tasks: _Tasks) -> int:
@@ -127,9 +128,9 @@ class _Tasks:
         """Run a step on the first node."""
         return self._together(step, self._nodes[:1], arguments, end_together=False)
 
-    def all(self, step: str, *, end_together: bool) -> int:
-        """Run a step on every node; return the first status that is not 0, else 0."""
-        return self._together(step, self._nodes, (), end_together=end_together)
+    def all(self, step: str, *, end_together: bool, tasks: int = 1) -> int:
+        """Run a step on every node, in one or more tasks; return the first status that is not 0, else 0."""
+        return self._together(step, self._nodes, (), end_together=end_together, tasks=tasks)
 
     def finish(self, status: int) -> None:
         """Record the exit status of the run, also after a request to end."""
@@ -147,11 +148,14 @@ class _Tasks:
         self.stopped = self.stopped or 128 + number
         self._end(number)
 
-    def _together(self, step: str, nodes: Sequence[str], arguments: Sequence[str], *, end_together: bool) -> int:
+    def _together(
+        self, step: str, nodes: Sequence[str], arguments: Sequence[str], *, end_together: bool, tasks: int = 1
+    ) -> int:
         self._children = []
         for node in nodes:
-            if not self.stopped:
-                self._children.append(self._start(step, node, *arguments))
+            for task in range(tasks):
+                if not self.stopped:
+                    self._children.append(self._start(step, node, *arguments, task=task))
         if self.stopped:  # the signal arrived while a step was being started
             self._end(self.stopped - 128)
         first_failure = self._wait(end_together=end_together)
@@ -181,10 +185,10 @@ class _Tasks:
             if child.poll() is None:
                 child.send_signal(number)
 
-    def _start(self, step: str, node: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, step: str, node: str, *arguments: str, task: int = 0) -> subprocess.Popen[bytes]:
         return process.start(
             [sys.executable, "-I", str(self._run.step), step, str(self._run.path), *arguments],
-            env={**self._environ, LOCAL_NODE: node},
+            env={**self._environ, LOCAL_NODE: node, LOCAL_TASK: str(task)},
             cwd=Path("/"),
         )
 

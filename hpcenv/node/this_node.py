@@ -45,6 +45,8 @@ class ThisNode:
 LOCAL_NODE = "HPCENV_LOCAL_NODE"
 LOCAL_NODES = "HPCENV_LOCAL_NODES"
 LOCAL_JOB = "HPCENV_LOCAL_JOB"
+# Number of a task on its node, as SLURM_LOCALID.
+LOCAL_TASK = "HPCENV_LOCAL_TASK"
 # Not empty in the `finish` step of a local run that was cancelled.
 LOCAL_CANCELLED = "HPCENV_LOCAL_CANCELLED"
 
@@ -87,6 +89,23 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
             why=f"{nodelist}={environ[nodelist]}",
         )
     return this_node
+
+
+def find_local_rank(environ: Mapping[str, str], *, cluster: Literal["slurm", "local"]) -> int:
+    """Return the number of this task of the launch step on its node, from 0 (SLURM_LOCALID, srun(1)).
+
+    Raises:
+        NodesUnknown: this process is not a task of a launch step.
+    """
+    name = "SLURM_LOCALID" if cluster == "slurm" else LOCAL_TASK
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError) as error:
+        raise NodesUnknown(
+            "this task does not know its number on the node",
+            why=f"{name} is `{environ.get(name, '')}`",
+            hint="start the run with its batch script",
+        ) from error
 
 
 # Slurm's limit is 64K nodes (MAX_SLURM_NODES, 24.11). The limit for a name is that of DNS.

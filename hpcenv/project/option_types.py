@@ -44,6 +44,9 @@ class OptionValues(Frozen):
     cluster: Literal["slurm", "local"] | None = None
     assume_shared: bool = False
     module: bool = False
+    entry: bool = False
+    launcher: Literal["torchrun", "srun", "none"] | None = None
+    expand: bool = False
     standalone: bool = False
     max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ class OptionValues(Frozen):
     lock: str = "default"
     locked: bool = False
     frozen: bool = False
+    bind: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     secret: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +128,7 @@ class SubmitTable(Document):
     comment: Text | None = None
     licenses: Word | None = None
     assume_shared: bool = False
+    launcher: Literal["torchrun", "srun", "none"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
@@ -169,12 +174,16 @@ class SubmitKeywords(TypedDict, total=False):
     site: str
     cluster: Literal["slurm", "local"]
     module: bool
+    entry: bool
+    launcher: Literal["torchrun", "srun", "none"]
+    expand: bool
     standalone: bool
     max_restarts: int
     torchrun_args: Sequence[str]
     lock: str
     locked: bool
     frozen: bool
+    bind: Sequence[str]
     env: Mapping[str, str]
     pass_env: Sequence[str]
     secret: Mapping[str, str]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hpcenv.records.frozen import Frozen
-from hpcenv.records.manifest import DETERMINISM_PROFILES
+from hpcenv.records.manifest import DETERMINISM_PROFILES, LAUNCHERS
 
 Kind = Literal[
     "text",  # any text
@@ -359,6 +359,28 @@ OPTIONS: tuple[Option, ...] = (
         torchrun="module",
     ),
     Option(
+        name="entry",
+        kind="flag",
+        group="Launch",
+        help="SCRIPT is the name of a console script of the environment, for example axolotl or accelerate.",
+    ),
+    Option(
+        name="launcher",
+        kind="choice",
+        choices=LAUNCHERS,
+        group="Launch",
+        help="What starts the ranks: torchrun; srun, one Slurm task for each rank; or none: the program is started "
+        "once on each node, and starts the ranks itself. Default: torchrun.",
+        places=EVERYWHERE,
+    ),
+    Option(
+        name="expand",
+        kind="flag",
+        group="Launch",
+        help="Replace {master_addr}, {master_port}, {nnodes}, {node_rank} and the like in ARGS, on each node. {{NAME}} "
+        "stays {NAME}.",
+    ),
+    Option(
         name="standalone",
         kind="flag",
         group="Launch",
@@ -411,6 +433,13 @@ OPTIONS: tuple[Option, ...] = (
         kind="flag",
         group="Environment",
         help="Use the lockfile even if hpcenv.toml has changed since the lockfile was written.",
+    ),
+    Option(
+        name="bind",
+        kind="texts",
+        group="Environment",
+        help="Bind a folder or file of the nodes into the container: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro.",
+        metavar="SRC[:DST[:ro]]",
     ),
     Option(
         name="env",

@@ -30,6 +30,7 @@ class SiteSubmitTable(Document):
     exclude: Word | None = None
     comment: Text | None = None
     licenses: Word | None = None
+    launcher: Literal["torchrun", "srun", "none"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()

@@ -13,6 +13,8 @@ from hpcenv.records.frozen import Frozen
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
 DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
+Launcher = Literal["torchrun", "srun", "none"]
+LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none")
 Value = str | int | float | bool | tuple[str, ...]
 
 
@@ -206,18 +208,21 @@ class LaunchOptions(Frozen):
     """How the ranks are started, beyond the shape of the run.
 
     Attributes:
-        launcher: `torchrun`; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
+        launcher: `torchrun`; `srun`, which starts one Slurm task for each rank; `none`, which starts the program once
+            on each node; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
         standalone: one node, and a rendezvous that no other machine can reach.
         max_restarts: how often torchrun starts its ranks again after a failure.
         torchrun_args: more arguments for torchrun, each literal.
         beside_check: the launch step starts together with the check step, and waits for the verdict.
+        expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
     """
 
-    launcher: Literal["torchrun", "tasks"] = "torchrun"
+    launcher: Launcher | Literal["tasks"] = "torchrun"
     standalone: bool = False
     max_restarts: int = 0
     torchrun_args: tuple[str, ...] = ()
     beside_check: bool = False
+    expand: bool = False
 
 
 PreflightLevel = Literal["off", "quick", "full", "deep"]
@@ -377,6 +382,7 @@ class Manifest(Frozen):
             and module the nodes are checked and nothing is launched.
         module: the Python module that torchrun starts in place of a script; `script` is its file then, or empty
             where that is not known.
+        entry: the console script of the environment that is started in place of a script; `script` is empty then.
         script_sha256: of the script's bytes at submission; empty where its file is not known.
         settings: variables set by the user or the project, before detection.
         expectations, packages: the lockfile, flattened.
@@ -459,6 +465,7 @@ class Manifest(Frozen):
     unlocked_binds: tuple[str, ...] = ()
     lockfile_edited: str = ""
     module: str = ""
+    entry: str = ""
     determinism: DeterminismOptions = DeterminismOptions()
     recording: RecordingOptions = RecordingOptions()
     start_hook_sha256: str = ""
@@ -466,9 +473,11 @@ class Manifest(Frozen):
     @property
     def launches(self) -> bool:
         """Whether something is launched; otherwise the nodes are only checked."""
-        return bool(self.script or self.module)
+        return bool(self.script or self.module or self.entry)
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What Python starts, without its arguments."""
+        """What is started, without its arguments: a script, a module, or a console script."""
+        if self.entry:
+            return (self.entry,)
         return ("-m", self.module) if self.module else (self.script,)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.records.facts import Difference
+from hpcenv.records.manifest import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class RankExit:
         source: where message and traceback come from: torchelastic's `error-file`, the
             rank's `stderr`, or nowhere.
         log: the rank's standard error, relative to the run folder.
+        program: this is not a rank, but the program that `--launcher none` started, and that starts the ranks.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class RankExit:
     traceback: str = ""
     source: Literal["error-file", "stderr", ""] = ""
     log: str = ""
+    program: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class NodeExit:
         differences: why it refused, where libraries that torch had loaded are not the locked ones.
         full: why nothing more could be written to the run folder when this node ended; empty if it could.
         alone: no rank of the whole run joined a process group. False also if that is not known.
+        launcher: what started the ranks.
+        tasks: with `--launcher srun`, how many tasks of this node have recorded their end; else 0.
     """
 
     schema: int
@@ -87,6 +92,8 @@ class NodeExit:
     differences: tuple[Difference, ...] = ()
     alone: bool = False
     full: str = ""
+    launcher: Launcher | Literal["tasks"] = "torchrun"
+    tasks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

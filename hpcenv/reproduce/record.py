@@ -261,7 +261,7 @@ def _packages(locked: Lockfile) -> tuple[PackageRecord, ...]:
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
     """Return what Python started; the script by its path in the copy of the project, which is the same elsewhere."""
-    if manifest.module:
+    if manifest.module or manifest.entry:
         return manifest.program
     path = Path(manifest.script)
     folder = None if manifest.source is None else Path(manifest.source.folder)

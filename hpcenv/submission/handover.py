@@ -142,7 +142,7 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
 
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
-    return manifest.program if manifest.module else (Path(manifest.script).name,)
+    return manifest.program if manifest.module or manifest.entry else (Path(manifest.script).name,)
 
 
 def _plain(text: str) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hpcenv.errors import UsageError
-from hpcenv.records.manifest import Secret
+from hpcenv.node.launch import expand
+from hpcenv.records.manifest import Launcher, Secret
 
 # Options of torchrun that hpcenv sets (torch/distributed/run.py, torch 1.10 to 2.13), each with the reason why a user
 # cannot set it.
@@ -123,6 +124,50 @@ def _is_known(torch: str) -> bool:
 
 def _refused(word: str, why: str, hint: str) -> UsageError:
     return UsageError(f"`--torchrun-args {word}` cannot be passed on", why=why, hint=hint)
+
+
+def check_expand(words: Sequence[str]) -> None:
+    """Refuse names in the arguments that `--expand` does not know.
+
+    Raises:
+        UsageError: such a name.
+    """
+    unknown = expand.unknown_names(words)
+    if not unknown:
+        return
+    near = difflib.get_close_matches(unknown[0], expand.NAMES, n=1)
+    meant = f"did you mean {{{near[0]}}}? " if near else ""
+    raise UsageError(
+        f"`--expand` has no value for {{{unknown[0]}}}",
+        why=f"it replaces {', '.join(f'{{{name}}}' for name in expand.NAMES)}",
+        hint=f"{meant}To pass the text itself, write {{{{{unknown[0]}}}}}",
+    )
+
+
+# What only torchrun has: option -> why another launcher does not take it.
+_OF_TORCHRUN = {
+    "standalone": "it is torchrun's own rendezvous on one node; MASTER_ADDR is set in any case",
+    "max_restarts": "it is torchrun that starts ranks again; a job that saved its state is queued again (--requeue)",
+    "torchrun_args": "they are arguments of torchrun",
+}
+
+
+def check_launcher(launcher: Launcher, given: Mapping[str, object]) -> None:
+    """Refuse options of torchrun where another launcher starts the ranks.
+
+    Args:
+        launcher: what starts the ranks.
+        given: option name -> its value.
+
+    Raises:
+        UsageError: such an option.
+    """
+    if launcher == "torchrun":
+        return
+    for name, why in _OF_TORCHRUN.items():
+        if given.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"`{flag}` and `--launcher {launcher}` contradict each other", why=why)
 
 
 _NAME_OR_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?|\*")

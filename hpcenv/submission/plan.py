@@ -211,12 +211,12 @@ def render_script(
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
     """Return the `#SBATCH` lines of a run: option and value, None for one without."""
-    run = RunFolder(_path(manifest.run_folder))
+    run, tasks = RunFolder(_path(manifest.run_folder)), tasks_per_node(manifest)
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
         ("nodes", str(request.nodes + request.spare)),
-        ("ntasks-per-node", "1"),
-        *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task))]),
+        ("ntasks-per-node", str(tasks)),
+        *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task // tasks))]),
     ]
     for option in WRITTEN:
         value = getattr(request, option.name)
@@ -296,14 +296,21 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
 _SECONDS_FOR_SLOWER_NODES = 1800
 
 
+def tasks_per_node(manifest: Manifest) -> int:
+    """Return how many Slurm tasks the launch step has on each node."""
+    return manifest.nproc_per_node if manifest.launch.launcher == "srun" and manifest.launches else 1
+
+
 def _launch_options(manifest: Manifest, request: Request) -> list[str]:
+    tasks = tasks_per_node(manifest)
+    cpus = None if request.cpus_per_task is None else request.cpus_per_task // tasks
     return [
         f"--nodes={request.nodes}",
-        f"--ntasks={request.nodes}",
-        "--ntasks-per-node=1",
+        f"--ntasks={request.nodes * tasks}",
+        f"--ntasks-per-node={tasks}",
         # A file with the nodes that the decide step chose: srun reads a file if the value has a slash.
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
-        *_cpus(request),
+        *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
         "--kill-on-bad-exit=1",
         f"--wait={_SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",

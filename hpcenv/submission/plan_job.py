@@ -43,7 +43,16 @@ from hpcenv.records.manifest import (
 )
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
-from hpcenv.submission import choose_site, determinism, kept_secrets, module_file, preflight, snapshot
+from hpcenv.submission import (
+    choose_site,
+    determinism,
+    entry_point,
+    kept_secrets,
+    module_file,
+    preflight,
+    snapshot,
+    typed_binds,
+)
 from hpcenv.submission.locked import (
     LockedSif,
     backend_of,
@@ -167,8 +176,8 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         if options.script is not None and script is not None:
             notes += preflight.compile_script(options.script, script_bytes, locked.lockfile)
         gate = _gate(wanted, shape, locked.lockfile, notes)
-        notes += _module_elsewhere(wanted, gate, script)
-        run_folder = _run_folder(wanted, options.name or _run_name(script, options.call, context))
+        notes += _in_environment(wanted, gate, script)
+        run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
         _preflight(wanted, shape, locked, gate, run_folder, question, notes)
         stage = _stage(wanted, gate, run_folder, notes)
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
@@ -234,23 +243,28 @@ def _code_folder(options: SubmitOptions, context: Context) -> Path | None:
     """Return where Python looks for the code first; None without code."""
     if options.call is not None:
         return None if options.call.module is None else options.call.module.parent
-    if options.script is None or options.module:
+    if options.script is None or options.module or options.entry:
         return None if options.script is None else context.cwd
     return Path(os.path.abspath(context.cwd / options.script)).parent
 
 
 def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, bytes]:
-    """Return the file that torchrun starts, and its bytes; None where it is not known."""
+    """Return the file that the ranks start, and its bytes; None where it is not known."""
     if options.script is None:
+        return None, b""
+    if options.entry:
+        entry_point.require_name(options.script)
         return None, b""
     if options.module:
         return preflight.read_module(options.script, context.cwd, context.command)
     return preflight.read_script(options.script, context.cwd)
 
 
-def _module_elsewhere(wanted: _Wanted, gate: _Gate, script: Path | None) -> tuple[str, ...]:
-    """Look for a module that the project does not have; return a note where that cannot be known."""
+def _in_environment(wanted: _Wanted, gate: _Gate, script: Path | None) -> tuple[str, ...]:
+    """Look for a module that the project does not have, or a console script; return a note where it is not known."""
     options, context = wanted.options, wanted.context
+    if options.entry and options.script is not None:
+        return entry_point.require_in_environment(options.script, gate.environment)
     if script is not None or not options.module or options.script is None:
         return ()
     variables = {**context.environ, **wanted.workspace.project.env, **options.env}
@@ -308,6 +322,7 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     options, context, request = wanted.options, wanted.context, shape.request
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(wanted.workspace, locked, request, shape.profile, context.environ, lock=lock)
+    environment = typed_binds.add(environment, options.bind, context.cwd, notes)
     sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes, lock=lock)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
@@ -435,6 +450,7 @@ def _manifest(
         environment=started.environment,
         script=str(started.place or started.script or ""),
         module=options.script if options.module and options.script is not None else "",
+        entry=options.script if options.entry and options.script is not None else "",
         script_sha256=hashlib.sha256(started.content).hexdigest() if started.script or options.call else "",
         args=options.args,
         workdir=str(started.code.workdir),
@@ -522,6 +538,8 @@ def _edited(locked: Lockfile) -> str:
 
 def _require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
     """Refuse options that contradict each other or need Slurm."""
+    if options.module and options.entry:
+        raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
     if options.locked and options.frozen:
         raise UsageError("`--locked` and `--frozen` contradict each other", why="only --locked checks the lockfile")
     if options.chain is not None and (options.sweep or options.array is not None):
@@ -562,8 +580,9 @@ def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, list[st
     return cluster, []
 
 
-def _run_name(script: Path | None, call: Call | None, context: Context) -> str:
-    stem = script.stem if script is not None else "verify" if call is None else call.name
+def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
+    entry = options.script if options.entry and options.script is not None else "verify"
+    stem = script.stem if script is not None else entry if options.call is None else options.call.name
     return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
 
 

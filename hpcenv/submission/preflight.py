@@ -130,7 +130,7 @@ def require_shared(run_folder: Path, options: SubmitOptions, context: Context, e
             environment.sif or environment.python
         ).parent,
     }
-    if options.script is not None and not options.module:
+    if options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     notes = []
     for what, place in places.items():

@@ -324,7 +324,7 @@ def require_literal(options: SubmitOptions) -> None:
 
 
 def launch_options(options: SubmitOptions, request: Request, *, torch: str = "") -> LaunchOptions:
-    """Return torchrun's options.
+    """Return how the ranks are started.
 
     Args:
         torch: its version as locked; empty where it is not known.
@@ -332,16 +332,29 @@ def launch_options(options: SubmitOptions, request: Request, *, torch: str = "")
     Raises:
         UsageError: they contradict the shape of the run, or would break the launch.
     """
+    launcher = options.launcher or "torchrun"
+    given = {"standalone": options.standalone, "max_restarts": options.max_restarts}
+    launch_rules.check_launcher(launcher, {**given, "torchrun_args": options.torchrun_args})
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
+    cpus = request.cpus_per_task
+    if launcher == "srun" and cpus is not None and cpus < request.nproc_per_node:
+        raise UsageError(
+            f"{cpus} CPUs on each node for {request.nproc_per_node} ranks",
+            why="with `--launcher srun` each rank is a Slurm task, and has its own CPUs",
+            hint=f"--cpus {request.nproc_per_node} or more",
+        )
+    if options.expand:
+        launch_rules.check_expand(options.args)
     if options.standalone and request.nodes > 1:
         raise UsageError("`--standalone` is for one node", why=f"{request.nodes} nodes are requested")
     return LaunchOptions(
-        launcher="torchrun" if options.call is None else options.call.launcher,
+        launcher=launcher if options.call is None else options.call.launcher,
         standalone=options.standalone,
         max_restarts=options.max_restarts or 0,
         torchrun_args=options.torchrun_args,
         # Which nodes train where there are spare ones is known only after the check.
         beside_check=options.launch_step != "after-check" and not request.spare,
+        expand=options.expand,
     )
 
 

@@ -173,6 +173,7 @@ def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]
 def changed_inputs(before: Manifest, now: Manifest) -> tuple[ChangedInput, ...]:
     """Return which inputs of a run have changed since it was submitted. Pure."""
     pairs = [("the script", before.script_sha256, now.script_sha256), ("the module", before.module, now.module)]
+    pairs.append(("the console script", before.entry, now.entry))
     if before.source is not None and now.source is not None:
         pairs.append(("the code's commit", before.source.commit, now.source.commit))
         pairs.append(("the changes that are not committed", before.source.diff_sha256, now.source.diff_sha256))

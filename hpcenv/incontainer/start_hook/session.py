@@ -33,6 +33,7 @@ class Options:
         record: losses, metrics and hashes are recorded.
         hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after: the process ends after this optimizer step; 0 for never.
+        errors: folder for the error of a rank that another program than torchrun may start; empty for none.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -42,6 +43,7 @@ class Options:
         self.record = bool(data["record"])
         self.hash_every = int(data["hash_parameters_every"])
         self.stop_after = int(data["stop_after_steps"])
+        self.errors = data.get("errors") or ""
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
 
@@ -77,8 +79,34 @@ def begin(environ: Any) -> None:
             when_imported("torch", lambda torch: _apply_in_child(torch, options.profile))
         return
     os.environ[_RANK_PID] = str(os.getpid())
+    if options.errors:
+        _keep_error(options.errors, Place(environ))
+    if options.profile == "off" and not options.record and not options.stop_after:
+        return
     _current = Session(options, Place(environ))
     _current.start()
+
+
+def _keep_error(folder: str, place: "Place") -> None:
+    """Write the exception that ends this rank, in the form of torch's error files (torch 1.10 to 2.13)."""
+    before = sys.excepthook
+
+    def keep(kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            import traceback as texts
+
+            stack = "".join(texts.format_exception(kind, error, traceback))
+            message = "%s: %s" % (kind.__name__, error)
+            record = {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": time.time()}}}
+            file = os.path.join(folder, "attempt_%d" % place.restart, str(place.local_rank), "error.json")
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            with open(file, "w", encoding="utf-8", errors="backslashreplace") as opened:
+                json.dump(record, opened)
+        except Exception:  # the error itself is more important
+            pass
+        before(kind, error, traceback)
+
+    sys.excepthook = keep
 
 
 def _apply_in_child(torch: Any, profile: str) -> None:

@@ -338,7 +338,9 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
     if manifest.launches and not manifest.script:
-        code.append(f"script-sha256 not known: the project has no module {manifest.module}, it is the environment's")
+        module = f"the project has no module {manifest.module}"
+        what = f"{manifest.entry} is a console script" if manifest.entry else module
+        code.append(f"script-sha256 not known: {what}, it is the environment's")
     return (*data, *code, *manifest.imported)
 
 

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcenv.errors import RecordInvalid
@@ -28,9 +28,10 @@ _SECONDS_TO_READ = 2.0
 _LONGEST = 1 << 16
 
 
-def address_of(run: str, this_node: ThisNode) -> str:
-    """Return the name of the socket of one attempt of a run on this node."""
-    parts = (str(os.geteuid()), run, this_node.job_id, str(this_node.attempt), this_node.node)
+def address_of(run: str, this_node: ThisNode, local_rank: int | None = None) -> str:
+    """Return the name of the socket of one attempt of a run on this node, or of one task of it."""
+    task = () if local_rank is None else (str(local_rank),)
+    parts = (str(os.geteuid()), run, this_node.job_id, str(this_node.attempt), this_node.node, *task)
     return "\0hpcenv-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
 
@@ -76,8 +77,8 @@ class Listener:
 
 
 @contextmanager
-def telling(address: str) -> Iterator[Callable[[CheckedSif], None]]:
-    """Yield a function that sends a record to the launch step, as long as the block runs.
+def telling(addresses: Sequence[str]) -> Iterator[Callable[[CheckedSif], None]]:
+    """Yield a function that sends a record to the tasks of the launch step, as long as the block runs.
 
     It sends in the background and tries again, because the launch step may start later.
     """
@@ -85,7 +86,8 @@ def telling(address: str) -> Iterator[Callable[[CheckedSif], None]]:
 
     def tell(checked: CheckedSif) -> None:
         message = encode_record(checked).encode()
-        threading.Thread(target=_send, args=(address, message, ended), daemon=True).start()
+        for address in addresses:
+            threading.Thread(target=_send, args=(address, message, ended), daemon=True).start()
 
     try:
         yield tell

@@ -89,6 +89,7 @@ def wait_for_release(
     signals: Signals,
     *,
     begin: Callable[[CheckedSif], Begun],
+    local_rank: int | None = None,
     source: int = 0,
 ) -> Begun | None:
     """Wait until the batch script releases this step; return the container if it was started while waiting.
@@ -99,13 +100,14 @@ def wait_for_release(
         environ: environment variables of the job step.
         signals: the signals of this process.
         begin: starts the container from a SIF that the check of this node has proved.
+        local_rank: of the only rank that this process starts; None if it starts those of the node.
         source: file descriptor that the release is read from.
 
     Raises:
         NotReleasedError: the input ended, or a signal asked this process to end.
     """
     begun: Begun | None = None
-    listener = _listen(manifest, this_node) if can_begin(manifest, environ) else None
+    listener = _listen(manifest, this_node, local_rank) if can_begin(manifest, environ) else None
     received = b""
     try:
         while True:
@@ -180,9 +182,9 @@ def end(begun: Begun) -> None:
     processes.end_rest(begun.before)
 
 
-def _listen(manifest: Manifest, this_node: ThisNode) -> proved_sif.Listener | None:
+def _listen(manifest: Manifest, this_node: ThisNode, local_rank: int | None) -> proved_sif.Listener | None:
     try:
-        return proved_sif.Listener(proved_sif.address_of(manifest.run, this_node))
+        return proved_sif.Listener(proved_sif.address_of(manifest.run, this_node, local_rank))
     except OSError:
         return None  # then the container starts after the verdict
 

@@ -143,7 +143,8 @@ def first_failure(
     if stopped:
         return _of_slurm((), (), nproc, "", (), stopped=stopped)
     lost = {node: reason for node, reason in (down or {}).items() if node in nodes}
-    missing = [node for node in nodes if over and node not in {record.node for record in exits}]
+    whole = {record.node for record in exits if not 0 < record.tasks < nproc}
+    missing = [node for node in nodes if over and node not in whole]
     first = _first(exits, margin=_BECAUSE_OF_SLURM if state in _BY_SLURM else 0.0)
     notes = (*_missing_notes(missing, state), *_memory_notes(exits), *_stopping_notes(exits))
     if missing and exits == () and state == "completed":
@@ -219,7 +220,8 @@ def _of_candidate(
     record, rank = first.record, first.rank
     if rank is None:
         detail = visible(record.detail)[:_MESSAGE]
-        parts = [f"node {visible(record.node)}", f"torchrun ended with {_ended(record.status, record.signal)}"]
+        who = "torchrun" if record.launcher == "torchrun" else "the agent"
+        parts = [f"node {visible(record.node)}", f"{who} ended with {_ended(record.status, record.signal)}"]
         if record.status in _GATE and detail:
             parts = parts[:1] if record.node not in detail else []  # torchrun was not started
         return FirstFailure(
@@ -233,7 +235,8 @@ def _of_candidate(
         )
     message = visible(rank.message)[:_MESSAGE]
     for_memory = rank.signal == "SIGKILL" and bool(record.oom_kills or state == "out-of-memory")
-    parts = [f"node {visible(record.node)}", f"rank {rank.rank if rank.rank >= 0 else 'unknown'}"]
+    number = str(rank.rank) if rank.rank >= 0 else "unknown"
+    parts = [f"node {visible(record.node)}", "the program" if rank.program else f"rank {number}"]
     parts.append(_ended(rank.status, visible(rank.signal)) + (" for lack of memory" if for_memory else ""))
     # Without a traceback, the message is only the last line of the log. It is shown below the headline.
     if message and (rank.traceback or rank.source == "error-file"):

@@ -1,13 +1,17 @@
-"""Start torchrun on this node, forward signals to the ranks, and record how torchrun ended.
+"""Start the ranks of this node, forward signals to them, and record how they ended.
 
-Runs on: COMPUTE NODE. One task per node, one container per node, torchrun inside it.
+Runs on: COMPUTE NODE. One task and one container for each node, torchrun or the user's program inside it; with
+`--launcher srun` one task and one container for each rank.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -23,13 +27,13 @@ from hpcenv.node.check import loaded, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
 from hpcenv.node.container.start_gate import Release, StartGate
-from hpcenv.node.launch import early_start, processes, rank_errors, reserve, start_hook
+from hpcenv.node.launch import early_start, node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.early_start import Begun, NotReleasedError
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
 from hpcenv.node.stage.staged import data_binds, staged_here
-from hpcenv.node.this_node import ThisNode
+from hpcenv.node.this_node import ThisNode, find_local_rank
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.facts import Difference, Facts, Staged
@@ -54,7 +58,7 @@ def launch(
     say: Callable[[str], None],
     release: int | None = None,
 ) -> int:
-    """Run the training on this node and return torchrun's exit status (128 + N for signal N).
+    """Run the training on this node and return its exit status (128 + N for signal N).
 
     Args:
         manifest: manifest of the run.
@@ -68,7 +72,8 @@ def launch(
             attempt. No line of the script has run.
         FileUnusable, ToolMissing: torchrun could not be started.
     """
-    node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say)
+    local_rank = find_local_rank(environ, cluster=manifest.cluster) if starts.starts_one_rank(manifest) else None
+    node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say, local_rank=local_rank)
     with caught_signals() as signals, ExitStack() as stack:
         processes.adopt_orphans()
         early = None
@@ -80,6 +85,7 @@ def launch(
                     environ,
                     signals,
                     begin=lambda checked: _begin_early(node, checked, stack),
+                    local_rank=local_rank,
                     source=release,
                 )
             except NotReleasedError as ended:
@@ -89,13 +95,19 @@ def launch(
 
 @dataclass(frozen=True, kw_only=True)
 class _Node:
-    """What the launch on one node is about. `ranks` is the folder of the ranks, if not that of the training."""
+    """What the launch on one node is about.
+
+    Attributes:
+        ranks: folder of the ranks, if not that of the training.
+        local_rank: the only rank that this process starts (`--launcher srun`); None for those of the node.
+    """
 
     manifest: Manifest
     this_node: ThisNode
     environ: Mapping[str, str]
     say: Callable[[str], None]
     ranks: Path | None = None
+    local_rank: int | None = None
 
     @property
     def run(self) -> RunFolder:
@@ -105,7 +117,7 @@ class _Node:
 def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack) -> int:
     """Start the training, wait for its end, and record it."""
     manifest, run, this_node, say = node.manifest, node.run, node.this_node, node.say
-    stop = Stop(manifest, this_node, node.environ)
+    stop = Stop(manifest, this_node, node.environ, asks=node.local_rank in (None, 0))
     started = time.time()
     killed_before = rank_errors.count_oom_kills(rank_errors.own_cgroup())
     libraries = _Libraries(node)
@@ -118,16 +130,16 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         # Without this record, the report would name a failure of another node as the first one.
         status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
         ended = _exit_record(manifest, this_node, status, started, signals)
-        _record(replace(ended, detail=error.what, refused=True), run, this_node, say)
+        _record(node, replace(ended, detail=error.what, refused=True))
         raise
     if begun is None:
         status = 128 + (signals.asked_to_end or signal.SIGTERM)
-        _record(_exit_record(manifest, this_node, status, started, signals), run, this_node, say)
+        _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
     if killed:
-        say(f"hpcenv: node {this_node.node}: killed {killed} processes that torchrun left running")
+        say(f"hpcenv: node {this_node.node}: killed {killed} processes that the training left running")
     gate = begun.gate
     refusal: HpcenvError | None = libraries.error() if libraries.blocking else None
     if gate.refused or (status != 0 and not gate.is_open and not gate.is_same()):
@@ -141,7 +153,7 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
     )
     if refusal is not None:
         refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking)
-        _record(refused, run, this_node, say)
+        _record(node, refused)
         raise refusal
     _record_end(node, ended, signals, stop)
     return status
@@ -150,20 +162,22 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
 def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> None:
     """Record how the ranks of this node ended, and say it in the log."""
     run, this_node, say = node.run, node.this_node, node.say
-    ranks = rank_errors.read_ranks(run, this_node.node, status=ended.status)
+    ranks = rank_errors.read_ranks(run, this_node.node, status=ended.status, local_rank=node.local_rank)
     ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
-    _record(ended, run, this_node, say)  # first of all: Slurm may end this step soon
+    _record(node, ended)  # first of all: Slurm may end this step soon
+    for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
+        say(line)
+    if node.local_rank:
+        return  # the first task of the node does the rest
     asked = bool(stop.stopped) or signals.asked_to_end is not None
     from hpcenv.node.check import second_look  # slow to load; nothing waits for it here
 
     again = second_look.look_again(node.manifest, _facts(run, this_node), node.environ, asked=asked)
     if again.changed or again.skipped:
         ended = replace(ended, changed=again.changed, not_looked_again=again.skipped)
-        _record(ended, run, this_node, say)
+        _record(node, ended)
         for line in second_look.in_words(again, this_node.node):
             say(line)
-    for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
-        say(line)
 
 
 # -- before -------------------------------------------------------------------------------
@@ -210,9 +224,11 @@ def _begin_early(node: _Node, checked: CheckedSif, stack: ExitStack) -> Begun:
 
 def _order(manifest: Manifest) -> dict[str, object]:
     """Return what the agent loads before it starts anything, and what it reports then."""
-    if manifest.launch.launcher != "torchrun":
-        return {"torch": False}
-    return {"torch": True, "libraries": loaded.wanted(manifest)}
+    if manifest.launch.launcher == "torchrun":
+        return {"torch": True, "libraries": loaded.wanted(manifest)}
+    # Torch is loaded only to see which libraries the loader takes.
+    libraries = {} if manifest.launch.launcher == "tasks" else loaded.wanted(manifest)
+    return {"torch": bool(libraries), "libraries": libraries}
 
 
 class _Libraries:
@@ -229,7 +245,7 @@ class _Libraries:
     def are_locked(self, report: Mapping[str, object]) -> bool:
         """Return whether the ranks may start with what the agent reports; differences are said in the log."""
         manifest = self._node.manifest
-        if manifest.launch.launcher != "torchrun":
+        if manifest.launch.launcher == "tasks":
             return True
         found = loaded.compare(manifest, report)
         for line in loaded.in_words(found, self._node.this_node.node):
@@ -267,7 +283,7 @@ def _begin(
     manifest = node.manifest
     if early is not None:
         variables = _variables(node, settings)
-        words = launcher_words(manifest, settings, nodes=nodes)
+        words = starts.launcher_words(manifest, settings, nodes=nodes, local_rank=node.local_rank)
         if signals.asked_to_end is None and _fits(node, early, settings, variables):
             late = {name: value for name, value in variables.items() if early.variables.get(name) != value}
             unset = [name for name in early.variables if name not in variables]
@@ -326,7 +342,7 @@ def _begin_now(
     if manifest.environment.kind == "sif":
         checked = _checked_sif(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
-    words = launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks)
+    words = starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank)
     begun = _start_agent(node, variables, words, settings.binds, sif, stack, output=output)
     begun.gate.load_when(lambda _report: (), _order(manifest))
     begun.gate.release(Release(), judge)
@@ -377,10 +393,8 @@ def _start_agent(
     try:
         if sif is not None:
             home.mkdir(parents=True, exist_ok=True)
-        tmp, outside = (
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-            for prefix in (f"hpcenv-{this_node.job_id}-", "hpcenv-gate-")
-        )
+        outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
+        tmp = stack.enter_context(_tmp(node))
         gate = StartGate(Path(outside), sif)
     except OSError as error:
         raise FileUnusable(
@@ -388,7 +402,14 @@ def _start_agent(
             why=str(error),
             hint="check free space and quota of the run folder and of the node's temporary folder (TMPDIR)",
         ) from error
-    argv = agent_argv(manifest, this_node.node, words=words, gate_options=gate.options, ranks=node.ranks)
+    argv = agent_argv(
+        manifest,
+        this_node.node,
+        words=words,
+        gate_options=gate.options,
+        ranks=node.ranks,
+        local_rank=node.local_rank,
+    )
     if sif is None:
         start = build_start_command(
             manifest.environment,
@@ -404,7 +425,8 @@ def _start_agent(
         )
         start = _outliving(start, Path(outside))
     before = process.below(os.getpid())
-    child = _start(start, () if sif is None else (sif[0],), stack, output)
+    what = "torchrun" if manifest.launch.launcher == "torchrun" else "the training"
+    child = _start(start, () if sif is None else (sif[0],), stack, output, what=what)
     checked = None if sif is None else sif[1]
     return Begun(child=child, gate=gate, before=before, checked=checked, variables=dict(variables))
 
@@ -454,7 +476,8 @@ def _own_variables(node: _Node) -> dict[str, str]:
         "HPCENV_CHECKPOINTS": str(run.checkpoints),
         "HPCENV_ATTEMPT": str(node.this_node.attempt),
         "HPCENV_NODE": node.this_node.node,
-        **start_hook.variables(node.manifest),
+        **start_hook.variables(node.manifest, node=node.this_node.node),
+        **starts.task_variables(node.manifest, node.environ),
     }
 
 
@@ -477,90 +500,26 @@ def agent_argv(
     words: Sequence[str],
     gate_options: Sequence[str] = (),
     ranks: Path | None = None,
+    local_rank: int | None = None,
 ) -> list[str]:
-    """Return the command line of the agent, which starts torchrun on one node and records how its ranks end. Pure.
+    """Return the command line of the agent, which starts ranks on one node and records how they end. Pure.
 
     Args:
         manifest: manifest of the run.
         node: name of the node.
-        words: what the agent starts, see `launcher_words`; empty if it gets that through the gate.
+        words: what the agent starts, see `starts.launcher_words`; empty if it gets that through the gate.
         gate_options: options that make the agent wait at its start gate.
         ranks: folder for the records and the output of the ranks; None for that of the training.
+        local_rank: the only rank that the agent starts; None for those of the node.
     """
     run = RunFolder(Path(manifest.run_folder))
     return [
         manifest.environment.python,
         *(["-S"] if manifest.environment.kind == "sif" else []),
         str(run.code / "hpcenv" / "incontainer" / "agent.py"),
-        str((ranks or run.ranks) / node / rank_errors.AGENT_RECORD),
+        str((ranks or run.ranks) / node / rank_errors.agent_record(local_rank)),
         *gate_options,
         *words,
-    ]
-
-
-def launcher_words(manifest: Manifest, settings: NodeSettings, *, nodes: int, ranks: Path | None = None) -> list[str]:
-    """Return what the agent of one node starts, as words of its command line. Pure.
-
-    Args:
-        manifest: manifest of the run.
-        settings: settings of this node.
-        nodes: number of nodes that train.
-        ranks: as for `agent_argv`.
-    """
-    log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
-    if manifest.launch.launcher == "torchrun":
-        return ["--", *torchrun_argv(manifest, settings, nodes=nodes, log_dir=log_dir)]
-    return [
-        "--tasks",
-        f"--nodes={nodes}",
-        f"--node-rank={settings.node_rank}",
-        f"--tasks-per-node={manifest.nproc_per_node}",
-        f"--log-dir={log_dir}",
-        "--",
-        manifest.script,
-        *manifest.args,
-    ]
-
-
-def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> list[str]:
-    """Return the arguments of torchrun on one node. Pure.
-
-    `is_host` and `--local-addr` are given because torch compares host names to find them, and
-    that fails with several network cards (pytorch#73656). torch 1.10 to 2.15 accepts the option
-    names with underscores, except `--local_addr` (see incontainer/agent.py). The output of each
-    rank goes to a separate file and, with the rank as prefix, to the log. The user's options
-    come first: argparse uses the last value of a repeated option.
-    """
-    return [
-        *manifest.launch.torchrun_args,
-        f"--nnodes={nodes}",
-        f"--nproc_per_node={manifest.nproc_per_node}",
-        *_rendezvous_options(manifest, settings),
-        f"--max_restarts={manifest.launch.max_restarts}",
-        f"--log_dir={log_dir}",
-        "--tee=3",
-        *(["--module"] if manifest.module else []),
-        # argparse removes the first `--`. With this one, a `--` among the script's arguments arrives.
-        "--",
-        manifest.module or manifest.script,
-        *manifest.args,
-    ]
-
-
-def _rendezvous_options(manifest: Manifest, settings: NodeSettings) -> list[str]:
-    """Return the rendezvous options of torchrun. A standalone agent uses localhost and a port that the system chooses.
-
-    torchrun's `--standalone` is not used: up to torch 1.13 it has the fixed port 29400.
-    """
-    rendezvous = settings.rendezvous
-    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
-    standalone = manifest.launch.standalone
-    return [
-        "--rdzv_backend=c10d",
-        f"--rdzv_endpoint={'localhost:0' if standalone else f'{host}:{rendezvous.port}'}",
-        f"--rdzv_id={rendezvous.id}",
-        f"--rdzv_conf=is_host={int(settings.node_rank == 0)}",
-        f"--local_addr={'localhost' if standalone else settings.local_address}",
     ]
 
 
@@ -641,11 +600,32 @@ def container_binds(manifest: Manifest, tmp: str) -> list[Bind]:
     return [private_tmp, *own_folders(manifest)]
 
 
+@contextmanager
+def _tmp(node: _Node) -> Iterator[str]:
+    """Make the folder that is /tmp in the container. Tasks of one node share it; the last one removes it."""
+    job_id = node.this_node.job_id
+    if node.local_rank is None:
+        with tempfile.TemporaryDirectory(prefix=f"hpcenv-{job_id}-", ignore_cleanup_errors=True) as own:
+            yield own
+        return
+    name = hashlib.sha256(f"{node.run.path}\n{node.this_node.attempt}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"hpcenv-{job_id}-{name}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise FileExistsError(f"{folder} exists, and is not a private folder of this user")
+    yield str(folder)
+    count = node.manifest.nproc_per_node
+    if len(node_exit.read_tasks(node.run, node.this_node, count=count)) == count:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 # -- while it runs ------------------------------------------------------------------------
 
 
 def _start(
-    start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack, output: IO[bytes] | None
+    start: StartCommand, descriptors: tuple[int, ...], stack: ExitStack, output: IO[bytes] | None, *, what: str
 ) -> subprocess.Popen[bytes]:
     parent_pipe, end = os.pipe()
     # The pipe closes when this process ends in any way. incontainer/agent.py then ends the ranks.
@@ -665,7 +645,7 @@ def _start(
         )
     except (OSError, ValueError) as error:
         raise ToolMissing(
-            "torchrun cannot be started",
+            f"{what} cannot be started",
             why=f"{start.argv[0]} in {start.cwd or 'the container'}: {error}",
             hint="check that this node can see the environment and the working directory",
         ) from error
@@ -676,8 +656,9 @@ def _start(
 # -- after --------------------------------------------------------------------------------
 
 
-def _record(record: NodeExit, run: RunFolder, this_node: ThisNode, say: Callable[[str], None]) -> None:
+def _record(node: _Node, record: NodeExit) -> None:
     """Write the exit record of this node. A full disk must not change the exit status of the training."""
+    run, this_node, say = node.run, node.this_node, node.say
     path = run.exit_of(this_node.node)
     if not is_current_attempt(run, this_node):
         say(f"hpcenv: node {this_node.node}: attempt {this_node.attempt} writes no record: a later attempt has begun")
@@ -685,7 +666,10 @@ def _record(record: NodeExit, run: RunFolder, this_node: ThisNode, say: Callable
     # A node that ended well is not told to have failed because others fill the disk.
     record = replace(record, full=reserve.why_full(run) if record.status != 0 else "")
     try:
-        reserve.write(run, this_node.node, encode_record(record), path)
+        if node.local_rank is None:
+            reserve.write(run, this_node.node, encode_record(record), path)
+        else:
+            node_exit.write(record, run, this_node, node.local_rank, count=node.manifest.nproc_per_node)
     except OSError as error:
         say(f"hpcenv: node {record.node}: cannot write {path}: {error}")
 
@@ -701,6 +685,7 @@ def _exit_record(manifest: Manifest, this_node: ThisNode, status: int, started: 
         signal=rank_errors.signal_name(status),
         started=started,
         ended=now,
+        launcher=manifest.launch.launcher,
         asked_to_end="" if asked is None else signal.Signals(asked).name,
         asked_at=None if asked is None else now - (time.monotonic() - signals.since),
     )

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,18 @@ _LINES_AFTER = 20
 _LINES_OF_MESSAGE = 10
 
 
-AGENT_RECORD = "agent.json"
+# What the program that `--launcher none` starts on a node writes to (incontainer/tasks.py).
+PROGRAM = "program"
 
 
-def record_of(run: RunFolder, node: str) -> Path:
-    """Return the path of the agent's record of the ranks on a node (incontainer/agent.py)."""
-    return run.ranks / node / AGENT_RECORD
+def agent_record(local_rank: int | None = None) -> str:
+    """Return the file name of the record of an agent; each task of srun has its own (incontainer/agent.py)."""
+    return "agent.json" if local_rank is None else f"agent.{local_rank}.json"
+
+
+def record_of(run: RunFolder, node: str, local_rank: int | None = None) -> Path:
+    """Return the path of the agent's record of the ranks on a node."""
+    return run.ranks / node / agent_record(local_rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +60,21 @@ class Ranks:
     alone: bool = False
 
 
-def read_ranks(run: RunFolder, node: str, *, status: int) -> Ranks:
+def read_ranks(run: RunFolder, node: str, *, status: int, local_rank: int | None = None) -> Ranks:
     """Return the failed ranks of a node.
 
     Args:
         run: the run folder.
         node: name of the node.
+        local_rank: of the task whose rank is read; None for the ranks of the node.
         status: exit status of torchrun; with 0 no rank has failed.
     """
-    record = _json(record_of(run, node), _RECORD_BYTES)
+    record = _json(record_of(run, node, local_rank), _RECORD_BYTES)
     if status == 0:
         return Ranks(alone=record is not None and record.get("joined") == 0)
     if record is None:
-        return Ranks(detail="torchrun left no record of its ranks")
+        # The agent is torchrun's process.
+        return Ranks(detail=f"{'torchrun' if local_rank is None else 'the agent'} left no record of its ranks")
     error = record.get("error")
     rows = record.get("ranks")
     ranks = [_rank(run, node, row) for row in (rows if isinstance(rows, list) else [])[:_MOST_RANKS]]
@@ -80,14 +89,12 @@ def _rank(run: RunFolder, node: str, row: object) -> RankExit | None:
     if not isinstance(row, dict):
         return None
     status, local = _number(row.get("status")), _number(row.get("local_rank"))
-    folder = _folder_of(run, node, local)
-    message, traceback, source = "", "", ""
-    if folder is not None:
-        message, traceback = _from_error_file(folder / "error.json")
-        source = "error-file" if message or traceback else ""
-        if not source:
-            message, traceback = from_stderr(_tail(folder / "stderr.log"), status=status)
-            source = "stderr" if message or traceback else ""
+    is_program = local == -1 and row.get("rank") == -1
+    folders = [run.ranks / node / PROGRAM] if is_program else _folders_of(run, node, local)
+    message, traceback, source = _error_in(folders, status=status)
+    # The output of ranks whose program keeps no file for each is in its own.
+    logs = [*folders, run.ranks / node / PROGRAM]
+    log = next((folder / "stderr.log" for folder in logs if (folder / "stderr.log").is_file()), None)
     rank, pid, ended = _number(row.get("rank")), _number(row.get("pid")), row.get("ended")
     return RankExit(
         rank=-1 if rank is None else rank,
@@ -99,8 +106,22 @@ def _rank(run: RunFolder, node: str, row: object) -> RankExit | None:
         message=message,
         traceback=traceback,
         source=source,  # type: ignore[arg-type]
-        log="" if folder is None else os.path.relpath(folder / "stderr.log", run.path),
+        log="" if log is None else os.path.relpath(log, run.path),
+        program=is_program,
     )
+
+
+def _error_in(folders: Sequence[Path], *, status: int | None) -> tuple[str, str, str]:
+    """Return message, traceback and source of an error from the log folders of a rank."""
+    for folder in folders:
+        message, traceback = _from_error_file(folder / "error.json")
+        if message or traceback:
+            return message, traceback, "error-file"
+    for folder in folders:
+        message, traceback = from_stderr(_tail(folder / "stderr.log"), status=status)
+        if message or traceback:
+            return message, traceback, "stderr"
+    return "", "", ""
 
 
 def _number(value: object) -> int | None:
@@ -118,12 +139,16 @@ def signal_name(status: int | None) -> str:
 # -- the files that torchrun writes for a rank --------------------------------------------
 
 
-def _folder_of(run: RunFolder, node: str, local_rank: int | None) -> Path | None:
-    """Return the newest log folder of a rank: LOGS/RDZV-ID_xxxx/attempt_N/LOCAL-RANK (torch 1.10 to 2.13)."""
+def _folders_of(run: RunFolder, node: str, local_rank: int | None) -> list[Path]:
+    """Return the log folders of a rank, the newest first: LOGS/RDZV-ID_xxxx/attempt_N/LOCAL-RANK (torch 1.10 to 2.13).
+
+    Only those of its last start count. `errors` is the start hook's.
+    """
     if local_rank is None or local_rank < 0:
-        return None
-    folders = (run.ranks / node).glob(f"*/attempt_*/{local_rank}")
-    return max((f for f in folders if f.is_dir()), key=lambda f: (_restart(f), f.stat().st_mtime), default=None)
+        return []
+    found = [folder for folder in (run.ranks / node).glob(f"*/attempt_*/{local_rank}") if folder.is_dir()]
+    last = max((_restart(folder) for folder in found), default=0)
+    return sorted((f for f in found if _restart(f) == last), key=lambda f: f.stat().st_mtime, reverse=True)
 
 
 def _restart(folder: Path) -> int:
@@ -286,7 +311,8 @@ def in_words(ranks: Ranks, node: str) -> list[str]:
     for rank in ranks.failed[:4]:
         ended = rank.signal or ("no status" if rank.status is None else f"exit {rank.status}")
         message = f": {ascii_line(rank.message)}" if rank.message else ""
-        shown.append(f"hpcenv: node {node}: rank {rank.rank} ended with {ended}{message}")
+        who = "the program" if rank.program else f"rank {rank.rank}"
+        shown.append(f"hpcenv: node {node}: {who} ended with {ended}{message}")
     if len(ranks.failed) > len(shown):
         shown.append(f"hpcenv: node {node}: and {len(ranks.failed) - len(shown)} more ranks")
     return shown

@@ -6,23 +6,30 @@ Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
 
 _VARIABLE = "HPCENV_START_HOOK"
+
+
+# Folder, among the files of a node's ranks, where ranks that another program starts leave their errors.
+ERRORS = "errors"
 
 
 def is_needed(manifest: Manifest) -> bool:
     """Return whether the ranks of a run have something to apply, to record or to count."""
     recording = manifest.recording
-    return manifest.determinism.profile != "off" or recording.metrics or recording.stop_after_steps > 0
+    records = manifest.determinism.profile != "off" or recording.metrics or recording.stop_after_steps > 0
+    return records or manifest.launch.launcher == "none"
 
 
-def variables(manifest: Manifest) -> dict[str, str]:
+def variables(manifest: Manifest, *, node: str) -> dict[str, str]:
     """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure."""
     if not manifest.start_hook_sha256 or not is_needed(manifest):
         return {}
-    options = {
+    options: dict[str, object] = {
         "profile": manifest.determinism.profile,
         "seed": manifest.determinism.seed,
         "variables": manifest.determinism.variables,
@@ -30,4 +37,6 @@ def variables(manifest: Manifest) -> dict[str, str]:
         "hash_parameters_every": manifest.recording.hash_parameters_every,
         "stop_after_steps": manifest.recording.stop_after_steps,
     }
+    if manifest.launch.launcher == "none":
+        options["errors"] = str(RunFolder(Path(manifest.run_folder)).ranks / node / ERRORS)
     return {_VARIABLE: json.dumps(options, sort_keys=True)}

@@ -45,6 +45,8 @@ _EARLY = 60.0
 _SECONDS_TO_ASK = 8.0
 # Nodes ask one after the other, because a thousand requests at once would overload slurmctld.
 _SECONDS_BETWEEN_NODES = 0.02
+# Of a task that waits for the answer that another task of its node gets.
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +118,16 @@ def _time(text: str) -> float | None:
 class Stop:
     """The stop of the training on one node: asks Slurm for the reason, and writes the request for the ranks.
 
+    Of several tasks of one node only the first asks Slurm and writes; the others read its request (`asks` is False).
+
     Attributes:
         answer: Slurm's answer; None until it has arrived or the time for it is over.
     """
 
-    def __init__(self, manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, asks: bool = True
+    ) -> None:
+        self._asks = asks
         self.answer: JobEnd | None = None
         self._manifest = manifest
         self._run = RunFolder(Path(manifest.run_folder))
@@ -195,13 +202,30 @@ class Stop:
         return True
 
     def _ask(self) -> None:
+        if not self._asks:
+            self._received = self._of_first_task()
+            return
         time.sleep(min(self._this_node.rank * _SECONDS_BETWEEN_NODES, _SECONDS_TO_ASK))
         self._received = ask(
             self._this_node.job_id, self._environ, warned=self._number == WARNING, grace=self._manifest.stop.grace
         )
 
+    def _of_first_task(self) -> JobEnd | None:
+        """Return Slurm's answer from the request that the first task of this node writes."""
+        until = time.monotonic() + _SECONDS_TO_ASK + 1.0
+        found: StopRequest | None = None
+        while time.monotonic() < until:
+            with contextlib.suppress(HpcenvError):
+                found = load_record(StopRequest, self._run.stop_of(self._this_node.node))
+                if found.attempt == self._this_node.attempt and found.reason != "unknown":
+                    break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return None if found is None else JobEnd(reason=found.reason, ends=found.ends)
+
     def _write_request(self) -> None:
         """Write the stop request to the file that the ranks of this node read."""
+        if not self._asks:
+            return
         if not is_current_attempt(self._run, self._this_node):
             return  # the ranks belong to a later attempt
         request = StopRequest(

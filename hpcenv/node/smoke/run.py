@@ -146,11 +146,14 @@ class _Test:
             arguments += [f"--seconds={PAIR_SECONDS}", f"--pairs={self._write_rounds()}"]
         else:
             arguments += [f"--seconds={plan.seconds}"]
-        options = replace(self._manifest.launch, launcher="tasks" if self._pairs else "torchrun", max_restarts=0)
+        options = replace(
+            self._manifest.launch, launcher="tasks" if self._pairs else "torchrun", max_restarts=0, expand=False
+        )
         manifest = replace(
             self._manifest,
             script=str(self._run.code / "hpcenv" / "incontainer" / "smoke.py"),
             module="",
+            entry="",
             args=tuple(arguments),
             nproc_per_node=1 if self._pairs else plan.nproc_per_node,
             secrets=(),

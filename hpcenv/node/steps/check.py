@@ -21,7 +21,10 @@ def check(run: RunFolder, environ: Mapping[str, str]) -> int:
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
-    with proved_sif.telling(proved_sif.address_of(manifest.run, place)) as tell:
+    tasks: list[int | None] = [None]
+    if manifest.launch.launcher == "srun":
+        tasks = list(range(manifest.nproc_per_node))
+    with proved_sif.telling([proved_sif.address_of(manifest.run, place, task) for task in tasks]) as tell:
         on_proved = tell if manifest.launch.beside_check else None
         found = facts.gather(manifest, place, environ, probe=probe_source(), on_proved=on_proved)
         save_record(found, run.facts_of(place.node))

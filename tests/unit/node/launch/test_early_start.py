@@ -146,7 +146,7 @@ def checked(run, **changes):
 
 def tell(run, record):
     place = find_this_node(run.environ(), cluster="slurm")
-    with proved_sif.telling(proved_sif.address_of("r1", place)) as send:
+    with proved_sif.telling([proved_sif.address_of("r1", place)]) as send:
         send(record)
         wait_for((run.base / "started").exists)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.node.check import sif_check
-from hpcenv.node.launch import launch
+from hpcenv.node.launch import launch, starts
 from hpcenv.records.facts import Facts, Network, Staged
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Bind, DataFolder, Environment, LaunchOptions, Secret, StageRequest
@@ -62,7 +62,7 @@ def settings(**changes):
 
 
 def words(manifest, nodes=2, **changes):
-    return launch.torchrun_argv(manifest, settings(**changes), nodes=nodes, log_dir="/runs/r1/ranks/n1")
+    return starts.torchrun_argv(manifest, settings(**changes), nodes=nodes, log_dir="/runs/r1/ranks/n1")
 
 
 def test_torchrun_gets_an_explicit_rendezvous(make_manifest):
@@ -86,7 +86,7 @@ def test_torchrun_gets_an_explicit_rendezvous(make_manifest):
 
 def test_torchrun_is_started_by_a_program_that_records_how_ranks_end(make_manifest):
     manifest = make_manifest()
-    argv = launch.agent_argv(manifest, "n1", words=launch.launcher_words(manifest, settings(), nodes=2))
+    argv = launch.agent_argv(manifest, "n1", words=starts.launcher_words(manifest, settings(), nodes=2))
     assert argv[:4] == [
         "/env/bin/python",
         "/runs/r1/code/hpcenv/incontainer/agent.py",

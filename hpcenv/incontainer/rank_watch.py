@@ -1,0 +1,137 @@
+"""Find the ranks that a program starts, and see how each of them ends.
+
+Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library only,
+Python 3.8 to 3.14.
+
+A rank is a process below this one with RANK and LOCAL_RANK in its environment, whose parent has none: what the launchers
+of torch, accelerate, DeepSpeed and MPI-free scripts set. It is a child of the program, so only the program gets its exit
+status. But until the program asks for it, the kernel keeps the process as a zombie, and proc(5) shows its status to the
+same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a second (torch 2.13, monitor_interval).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+# How often new ranks are looked for, while not all of a node are known and running.
+_SECONDS_BETWEEN_SEARCHES = 0.25
+# The statuses of ranks that their launcher ended because another rank had failed: TERM, then KILL.
+_ENDED_BY_LAUNCHER = (143, 137)
+
+
+class Rank:
+    """One rank. `status` is None while it runs, and if it was not seen before the program took it."""
+
+    def __init__(self, pid: int, rank: int, local_rank: int, restart: str) -> None:
+        self.pid = pid
+        self.rank = rank
+        self.local_rank = local_rank
+        self.restart = restart
+        self.status = None  # type: Optional[int]
+        self.ended = None  # type: Optional[float]
+
+
+class RankWatch:
+    """Watches the ranks below this process. Call `look` some times in each second."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ranks = {}  # type: Dict[int, Rank]
+        self._searched = float("-inf")
+
+    def look(self) -> None:
+        """Note ranks that are new, and ranks that have ended."""
+        running = [rank for rank in self._ranks.values() if rank.ended is None]
+        for rank in running:
+            state, code = _state(rank.pid)
+            if state in ("Z", "X", ""):
+                rank.ended = time.time()
+                rank.status = None if code is None or state != "Z" else _status(code)
+        now = time.monotonic()
+        if len(running) < self._count and now - self._searched >= _SECONDS_BETWEEN_SEARCHES:
+            self._searched = now
+            self._search()
+
+    def failed(self, errors: str) -> List[Dict[str, Any]]:
+        """Return the rows of the ranks that failed for the agent's record, the first one first.
+
+        A rank whose status was not seen counts as failed only if it left an error.
+
+        Args:
+            errors: folder where the start hook of a rank writes its error.
+        """
+        self.look()
+        newest = {}  # type: Dict[int, Rank]
+        for rank in sorted(self._ranks.values(), key=lambda rank: rank.ended or 0.0):
+            newest[rank.rank] = rank
+        failed = [rank for rank in newest.values() if rank.ended and (rank.status or self._left_error(rank, errors))]
+        failed.sort(key=lambda rank: (rank.status in _ENDED_BY_LAUNCHER, rank.ended or 0.0))
+        return [
+            {
+                "rank": rank.rank,
+                "local_rank": rank.local_rank,
+                "pid": rank.pid,
+                "status": rank.status,
+                "ended": rank.ended,
+                "error_file": "",
+            }
+            for rank in failed
+        ]
+
+    def _left_error(self, rank: Rank, errors: str) -> bool:
+        place = os.path.join(errors, "attempt_%s" % rank.restart, str(rank.local_rank), "error.json")
+        return rank.status is None and os.path.isfile(place)
+
+    def _search(self) -> None:
+        for pid, parent in _below(os.getpid()):
+            if pid in self._ranks:
+                continue
+            variables = _variables(pid)
+            if b"LOCAL_RANK" not in variables or b"LOCAL_RANK" in _variables(parent):
+                continue
+            try:
+                numbers = int(variables[b"RANK"]), int(variables[b"LOCAL_RANK"])
+            except (KeyError, ValueError):
+                continue
+            restart = variables.get(b"TORCHELASTIC_RESTART_COUNT", b"0").decode("ascii", "replace")
+            self._ranks[pid] = Rank(pid, numbers[0], numbers[1], restart)
+
+
+def _below(pid: int) -> List[Tuple[int, int]]:
+    """Return the descendants of a process, each with its parent (proc_pid_task_tid_children(5))."""
+    found = []  # type: List[Tuple[int, int]]
+    try:
+        for thread in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/children" % (pid, thread), encoding="ascii") as file:
+                for child in file.read().split():
+                    found += [(int(child), pid), *_below(int(child))]
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _variables(pid: int) -> Dict[bytes, bytes]:
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
+    except OSError:
+        return {}
+
+
+def _state(pid: int) -> Tuple[str, Optional[int]]:
+    """Return the state of a process and its wait status; no state if it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "", None
+    try:
+        return fields[0], int(fields[49])
+    except (IndexError, ValueError):
+        return fields[0] if fields else "", None
+
+
+def _status(code: int) -> int:
+    return 128 + os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)

@@ -1,0 +1,50 @@
+"""The console script that `hpcenv submit --entry` names.
+
+Runs on: LOGIN NODE. Looks for a file; starts nothing. incontainer/entry.py starts the console script on the nodes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from hpcenv.errors import Command, ScriptUnusable
+from hpcenv.records.manifest import Environment
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be the name of a console script.
+
+    Raises:
+        ScriptUnusable: it is a path.
+    """
+    if os.path.basename(name) != name or name in ("", ".", ".."):
+        raise ScriptUnusable(
+            f"`{name}` is not the name of a console script",
+            why="--entry takes a name, which is looked for in the environment",
+            hint=Command("hpcenv", "submit", "--entry", os.path.basename(name) or "NAME"),
+        )
+
+
+def require_in_environment(name: str, environment: Environment) -> tuple[str, ...]:
+    """Look for a console script; return a note where it is known only on the nodes.
+
+    Raises:
+        ScriptUnusable: the environment of the host does not have it.
+    """
+    if environment.kind != "host":
+        return (f"not checked whether the image has the console script `{name}`",)
+    folder = Path(environment.python).parent
+    if (folder / name).is_file():
+        return ()
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError:
+        return (f"not checked whether the environment has the console script `{name}`: cannot read {folder}",)
+    near = difflib.get_close_matches(name, names, n=1)
+    raise ScriptUnusable(
+        f"the environment has no console script `{name}`",
+        why=f"looked in {folder}",
+        hint=f"did you mean `{near[0]}`?" if near else "add its package to the environment, then hpcenv lock",
+    )

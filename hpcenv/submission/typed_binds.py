@@ -1,0 +1,65 @@
+"""The binds of `hpcenv submit --bind SRC[:DST[:ro]]`: folders and files of the nodes that the container sees.
+
+Runs on: LOGIN NODE. The form is that of `apptainer exec --bind` (Apptainer user guide 1.4, "User-defined bind paths").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.errors import UsageError
+from hpcenv.records.manifest import Bind, Environment
+
+_READ_ONLY = {"ro": True, "rw": False}
+_FORM = "--bind SOURCE, --bind SOURCE:TARGET or --bind SOURCE:TARGET:ro"
+
+
+def parse(text: str, cwd: Path) -> Bind:
+    """Return one bind.
+
+    Args:
+        text: as typed.
+        cwd: a relative source is in this folder.
+
+    Raises:
+        UsageError: it has another form, or its target is not an absolute path.
+    """
+    source, *rest = text.split(":")
+    target, mode = (*rest, "", "")[:2]
+    if len(rest) > 2 or not source or (mode and mode not in _READ_ONLY) or "," in text:
+        raise UsageError(f"`--bind {text}` is not a bind", hint=_FORM)
+    path = os.path.abspath(cwd / os.path.expanduser(source))
+    if target and not os.path.isabs(target):
+        raise UsageError(
+            f"`--bind {text}`: `{target}` is not an absolute path", why="it is a path in the container", hint=_FORM
+        )
+    return Bind(source=path, target=os.path.normpath(target or path), read_only=_READ_ONLY.get(mode, False))
+
+
+def add(environment: Environment, typed: Sequence[str], cwd: Path, notes: list[str]) -> Environment:
+    """Return the environment with the binds that the user typed; they replace others with the same target.
+
+    Args:
+        notes: gets a line for a source that this machine does not have.
+
+    Raises:
+        UsageError: one has another form, or there is no container.
+    """
+    binds = tuple(parse(text, cwd) for text in typed)
+    if not binds:
+        return environment
+    if environment.kind != "sif":
+        raise UsageError(
+            f"`--bind {typed[0]}`: there is no container",
+            why="the lockfile is of a host environment, whose ranks see all folders of their node",
+            hint="leave it out",
+        )
+    notes += [
+        f"--bind: {bind.source} does not exist on this machine; every node must have it"
+        for bind in binds
+        if not os.path.exists(bind.source)
+    ]
+    return replace(environment, binds=(*binds, *environment.binds))
