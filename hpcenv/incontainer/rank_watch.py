@@ -6,12 +6,14 @@ Python 3.8 to 3.14.
 A rank is a process below this one with RANK and LOCAL_RANK in its environment, whose parent has none: what the launchers
 of torch, accelerate, DeepSpeed and MPI-free scripts set. It is a child of the program, so only the program gets its exit
 status. But until the program asks for it, the kernel keeps the process as a zombie, and proc(5) shows its status to the
-same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a second (torch 2.13, monitor_interval).
+same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a second (torch 2.13, monitor_interval). If a program
+is faster, only an exception of the rank is known, from the start hook (start_hook/session.py).
 """
 
 from __future__ import annotations
 
 import os
+import select
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -31,15 +33,24 @@ class Rank:
         self.restart = restart
         self.status = None  # type: Optional[int]
         self.ended = None  # type: Optional[float]
+        self.descriptor = _open(pid)
 
 
 class RankWatch:
-    """Watches the ranks below this process. Call `look` some times in each second."""
+    """Watches the ranks below this process. Call `look` after each `wait`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._ranks = {}  # type: Dict[int, Rank]
         self._searched = float("-inf")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for this time, or until a rank ends."""
+        poll = select.poll()
+        for rank in self._ranks.values():
+            if rank.ended is None and rank.descriptor >= 0:
+                poll.register(rank.descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
 
     def look(self) -> None:
         """Note ranks that are new, and ranks that have ended."""
@@ -49,6 +60,8 @@ class RankWatch:
             if state in ("Z", "X", ""):
                 rank.ended = time.time()
                 rank.status = None if code is None or state != "Z" else _status(code)
+                if rank.descriptor >= 0:
+                    os.close(rank.descriptor)
         now = time.monotonic()
         if len(running) < self._count and now - self._searched >= _SECONDS_BETWEEN_SEARCHES:
             self._searched = now
@@ -97,6 +110,14 @@ class RankWatch:
                 continue
             restart = variables.get(b"TORCHELASTIC_RESTART_COUNT", b"0").decode("ascii", "replace")
             self._ranks[pid] = Rank(pid, numbers[0], numbers[1], restart)
+
+
+def _open(pid: int) -> int:
+    """Return a descriptor that can be read when the process has ended (pidfd_open(2)); -1 without one."""
+    try:
+        return int(os.pidfd_open(pid))  # type: ignore[attr-defined,unused-ignore]  # Python 3.9, Linux 5.3
+    except (AttributeError, OSError):
+        return -1
 
 
 def _below(pid: int) -> List[Tuple[int, int]]:

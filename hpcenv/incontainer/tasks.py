@@ -26,8 +26,6 @@ import time
 from typing import Any, BinaryIO, Dict, List, Set, Tuple
 
 _CHECK_SECONDS = 0.05
-# A rank that a program starts can be seen only until the program has taken its status.
-_CHECK_RANKS_SECONDS = 0.02
 # Time between TERM and KILL for the other tasks after one has failed.
 _SECONDS_TO_END = 5.0
 
@@ -161,8 +159,6 @@ def _wait(tasks: List[Task], watch: Any) -> None:
     deadline = None  # type: Any
     signalled = set()  # type: Set[Tuple[int, int]]
     while not all([task.look() for task in tasks]):
-        if watch is not None:
-            watch.look()
         now = time.monotonic()
         if deadline is None and any(task.status not in (None, 0) for task in tasks):
             deadline = now + _SECONDS_TO_END
@@ -172,7 +168,11 @@ def _wait(tasks: List[Task], watch: Any) -> None:
                 if task.status is None and (task.rank, number) not in signalled:
                     signalled.add((task.rank, number))
                     _send(task, number)
-        time.sleep(_CHECK_SECONDS if watch is None else _CHECK_RANKS_SECONDS)
+        if watch is None:
+            time.sleep(_CHECK_SECONDS)
+        else:
+            watch.wait(_CHECK_SECONDS)
+            watch.look()
 
 
 def _send(task: Task, number: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, RunNotFound, UsageError
+from hpcenv.node.launch.rank_errors import PROGRAM
 from hpcenv.records.files import load_record, open_regular
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
@@ -19,6 +20,9 @@ from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.runs.entries import Run
 
 _PIECE = 1 << 20
+
+# Standard error of each rank, in the folder of the ranks.
+RANK_FILES = "*/*/attempt_*/*/stderr.log"
 
 # Prefix that torchrun writes before each line of a rank (set in node/check/network.py).
 RANK_PREFIX = re.compile(r"\[([0-9]{1,6})\] ")
@@ -129,12 +133,25 @@ class RankNodes:
         for rank in selection.ranks:
             if rank >= ranks:
                 raise UsageError(f"there is no rank {rank}", why=f"the run has {_ranks(ranks)}; the first one is 0")
+        self._require_ranks_apart(selection)
         if selection.node is None:
             return
         nodes = self.nodes()
         if selection.node not in nodes:
             names = ", ".join(nodes) if nodes else "unknown until the nodes are checked"
             raise UsageError(f"`{selection.node}` is not a node of {self._run.manifest.run}", why=f"its nodes: {names}")
+
+    def _require_ranks_apart(self, selection: Selection) -> None:
+        """Refuse to choose ranks where their program mixes their output, with `--launcher none`."""
+        programs = sorted(self.folder.ranks.glob(f"{selection.node or '*'}/{PROGRAM}/stderr.log"))
+        if selection.everything or not programs or any(self.folder.ranks.glob(RANK_FILES)):
+            return
+        raise UsageError(
+            "the output of single ranks cannot be told apart",
+            why="--launcher none: the program of each node started the ranks, and did not mark their lines",
+            hint="let the program write a file for each rank (accelerate launch: --tee 3 --log_dir {log_dir} with "
+            f"--expand); the output of a node is in {programs[0].parent}",
+        )
 
     def nodes(self) -> tuple[str, ...]:
         """Return the names of the nodes that have written a record."""
@@ -268,7 +285,7 @@ class _RankFiles:
         return "".join(shown)
 
     def _discover(self) -> None:
-        for path in sorted(self._where.folder.ranks.glob("*/*/attempt_*/*/stderr.log")):
+        for path in sorted(self._where.folder.ranks.glob(RANK_FILES)):
             node, local = path.parents[3].name, path.parent.name
             if path in self._tails or not local.isdecimal() or not _is_file(path):
                 continue
@@ -313,7 +330,7 @@ def read_log(run: RunFolder, word: str) -> Iterator[str]:
 def _no_log(run: RunFolder, word: str) -> HpcenvError:
     """Return the error for a missing log: not written yet, or removed."""
     status = Command("hpcenv", "status", word)
-    if next(run.ranks.glob("*/*/attempt_*/*/stderr.log"), None) is not None:
+    if next(run.ranks.glob(RANK_FILES), None) is not None:
         kept = f"standard error of each rank is still in {run.ranks}"
         return FileUnusable(
             f"the log `{run.log}` is gone", why=kept, hint=Command("hpcenv", "logs", "--err", f"{word}")

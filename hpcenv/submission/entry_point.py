@@ -9,7 +9,7 @@ import difflib
 import os
 from pathlib import Path
 
-from hpcenv.errors import Command, ScriptUnusable
+from hpcenv.errors import ScriptUnusable
 from hpcenv.records.manifest import Environment
 
 
@@ -23,7 +23,7 @@ def require_name(name: str) -> None:
         raise ScriptUnusable(
             f"`{name}` is not the name of a console script",
             why="--entry takes a name, which is looked for in the environment",
-            hint=Command("hpcenv", "submit", "--entry", os.path.basename(name) or "NAME"),
+            hint="--entry NAME, or without --entry the path of a Python script",
         )
 
 

@@ -211,12 +211,13 @@ def render_script(
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
     """Return the `#SBATCH` lines of a run: option and value, None for one without."""
-    run, tasks = RunFolder(_path(manifest.run_folder)), tasks_per_node(manifest)
+    run = RunFolder(_path(manifest.run_folder))
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
         ("nodes", str(request.nodes + request.spare)),
-        ("ntasks-per-node", str(tasks)),
-        *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task // tasks))]),
+        # Where Slurm chooses the CPUs, it gives one to each task, and the launch step may have a task for each rank.
+        ("ntasks-per-node", "1" if request.cpus_per_task is not None else str(tasks_per_node(manifest))),
+        *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task))]),
     ]
     for option in WRITTEN:
         value = getattr(request, option.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-# Name -> what it stands for. The reference page has these rows.
+# Name -> what it stands for. docs/how-to/start.md has these rows, and a test compares them.
 NAMES = {
     "master_addr": "address of the first node, for the rendezvous",
     "master_port": "free TCP port on the first node, chosen for this attempt",
