@@ -30,7 +30,7 @@ _CHECK_SECONDS = 0.05
 _SECONDS_TO_END = 5.0
 
 
-class Options:
+class TaskOptions:
     """What the launch step asks for; see the top of this file."""
 
     def __init__(self, words: List[str]) -> None:
@@ -49,7 +49,7 @@ class Options:
 class Task:
     """One process of the node: a rank, or the program that starts the ranks (`local_rank` is -1)."""
 
-    def __init__(self, options: Options, local_rank: int, argv: List[str]) -> None:
+    def __init__(self, options: TaskOptions, local_rank: int, argv: List[str]) -> None:
         self.local_rank = local_rank
         self.rank = options.node_rank * options.count + local_rank if local_rank >= 0 else -1
         self.status = None  # type: Any
@@ -70,7 +70,7 @@ class Task:
         for log in self.logs:
             log.target.close()
 
-    def _numbers(self, options: Options) -> Dict[str, str]:
+    def _numbers(self, options: TaskOptions) -> Dict[str, str]:
         """Return the variables that say which rank this is; none for a program."""
         if self.local_rank < 0:
             return {}
@@ -134,7 +134,7 @@ def run(argv: List[str], rank_watch: Any) -> Dict[str, Any]:
         rank_watch: the module of that name, which lies beside this one.
     """
     end = argv.index("--")
-    options = Options(argv[:end])
+    options = TaskOptions(argv[:end])
     watch = rank_watch.RankWatch(options.count) if options.is_program else None
     tasks = []  # type: List[Task]
     try:
