@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tomlkit
 from packaging.utils import canonicalize_name
 
-from tests.conftest import Done
+from tests.conftest import hpcenv
 
 from .conftest import IMAGE, ROOT, Cluster, Project
 from .test_image_init import CACHE, PUSH, fabric_packages, index_of
@@ -65,9 +65,7 @@ def give_to_alice(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(
-    cluster: Cluster, hpcenv: Callable[..., Done], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Project]:
+def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """alice's project with the recipe, the examples, her index, and the SIF that she builds."""
     host, name = IMAGE.removeprefix("docker://").split("/", 1)
     digest = cluster.must("python3", "-", host, name, stdin=PUSH).strip()
