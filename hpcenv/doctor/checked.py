@@ -70,10 +70,13 @@ class CheckedMachines:
     seconds: Mapping[str, float]
 
 
+_ORDER = {name: number for number, name in enumerate(BY_ID)}
+
+
 def rows_of(node: str, outcomes: Iterable[CheckOutcome], severities: Severities) -> list[CheckRow]:
-    """Return the rows of one node, in the order of the table of checks."""
+    """Return the rows of one node."""
     rows = []
-    for one in sorted(outcomes, key=lambda outcome: list(BY_ID).index(outcome.id)):
+    for one in outcomes:
         check = BY_ID[one.id]
         bad = {finding.field: finding for finding in judge.findings(node, [one], severities)}.get(one.id)
         rows.append(
@@ -101,13 +104,13 @@ def machines(
     skipped: Sequence[str],
     seconds: Mapping[str, float],
 ) -> CheckedMachines:
-    """Return rows with what they mean together."""
+    """Return rows, in the order of the table of checks, with what they mean together."""
     blocking = {row.state for row in rows if row.severity == "must"}
     result: Result = "mismatch" if "failed" in blocking else "unknown" if "unknown" in blocking or silent else "match"
     return CheckedMachines(
         level=level,
         nodes=tuple(nodes),
-        rows=tuple(rows),
+        rows=tuple(sorted(rows, key=lambda row: _ORDER[row.id])),
         result=result,
         silent=dict(silent),
         skipped=tuple(skipped),
