@@ -104,6 +104,7 @@ def test_what_modules_set_reaches_the_ranks_and_the_verdict_names_them(with_modu
     verdict = " ".join(done.stdout.split())
     for part in (
         "SITE_WORD = of the module (module apptainer-enable-mpi",
+        "it extends /opt/cray/lib64 (module apptainer-enable-mpi)",
         "NCCL_MIN_NCHANNELS = 9 (--env)",
         "FI_MR_CACHE_MONITOR = kdreg2 (site profile here",
         "module brics/nccl: NCCL_MIN_NCHANNELS is replaced by --env",

@@ -41,7 +41,7 @@ def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping
     replaced = {name for name in of_modules if name in given and not given[name].expands}
     settings = {**of_modules, **given}
     old = _old_values(manifest, of_modules, environ)
-    settings = {name: _expanded(setting, old, environ) for name, setting in settings.items()}
+    settings = {name: _expanded(setting, old.get(name), environ) for name, setting in settings.items()}
     notes = () if effects is None else effects.notes
     if settings == given and binds == manifest.environment.binds and not notes:
         return manifest
@@ -108,32 +108,37 @@ def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
 # -- variables ----------------------------------------------------------------------------
 
 
-def _old_values(manifest: Manifest, of_modules: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
+def _old_values(
+    manifest: Manifest, of_modules: Mapping[str, Setting], environ: Mapping[str, str]
+) -> dict[str, Setting]:
     """Return what the variables would be that a setting extends: of modules, else of the image or of the job."""
     names = [setting.name for setting in manifest.settings if setting.expands and OLD_VALUE in setting.value]
-    found: dict[str, str] = {}
+    found: dict[str, Setting] = {}
     for name in names:
         if name in of_modules:
-            found[name] = of_modules[name].value
+            found[name] = of_modules[name]
         elif manifest.environment.kind == "host":
-            found[name] = environ.get(name, "")
+            found[name] = Setting(name=name, value=environ.get(name, ""), origin="environment of the job")
         elif name == _LIBRARY_PATH:
             locked = next((e.value for e in manifest.expectations if e.field == _LIBRARY_FIELD), ())
             folders = locked if isinstance(locked, tuple) else ()
-            found[name] = ":".join(folder for folder in folders if folder != _OWN_LIBRARIES)
+            value = ":".join(folder for folder in folders if folder != _OWN_LIBRARIES)
+            found[name] = Setting(name=name, value=value, origin="image")
     return found
 
 
-def _expanded(setting: Setting, old: Mapping[str, str], environ: Mapping[str, str]) -> Setting:
+def _expanded(setting: Setting, old: Setting | None, environ: Mapping[str, str]) -> Setting:
     if not setting.expands:
         return setting
     value = _with_job(setting.value, environ).replace("${node-local}", _NODE_LOCAL)
-    before = old.get(setting.name, "")
-    if OLD_VALUE in value and not before:
+    if OLD_VALUE not in value:
+        return replace(setting, value=value, expands=False)
+    if old is None or not old.value:
         start, _, end = value.partition(OLD_VALUE)
         # Without an old value its separator goes, too: an empty folder means the working directory.
-        value = start[:-1] if start and not end else start + end[1:]
-    return replace(setting, value=value.replace(OLD_VALUE, before), expands=False)
+        return replace(setting, value=start[:-1] if start and not end else start + end[1:], expands=False)
+    reason = f"{setting.reason}; it extends {old.value} ({old.origin})"
+    return replace(setting, value=value.replace(OLD_VALUE, old.value), reason=reason, expands=False)
 
 
 def _with_job(text: str, environ: Mapping[str, str]) -> str:

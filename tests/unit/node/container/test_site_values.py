@@ -58,7 +58,9 @@ def test_values_are_expanded_on_the_node(make_manifest: Any) -> None:
     assert (lighter.severity, lighter.value) == ("warn", path.value)
     assert "site profile jura sets LD_LIBRARY_PATH" in lighter.note
     of_module = ModuleEffects(schema=1, settings=(setting("LD_LIBRARY_PATH", "/fabric", "module x"),))
-    assert values(complete(manifest, of_module, {}))["LD_LIBRARY_PATH"] == "/site:/fabric"
+    extended = next(s for s in complete(manifest, of_module, {}).settings if s.name == "LD_LIBRARY_PATH")
+    assert (extended.value, extended.origin) == ("/site:/fabric", SITE)
+    assert extended.reason.endswith("it extends /fabric (module x)")
     on_host = make_manifest(settings=(setting("EMPTY", "${value}:/end"),))
     assert values(complete(on_host, None, {"EMPTY": "of the job"})) == {"EMPTY": "of the job:/end"}
 
