@@ -151,6 +151,7 @@ def lock(
     path = workspace.lockfile_path(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
+    lost = _notes_on_previous(before, path)
     if pins is not None:
         require_readable(pins)  # likewise
     options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
@@ -176,7 +177,8 @@ def lock(
         changes=() if before is None else _changes(before, locked),
         sif=image,
         notes=(
-            *_notes_on_previous(before, path, None if aside is None else workspace.shown(aside)),
+            *(() if aside is None else (_kept_aside(workspace.shown(aside)),)),
+            *lost,
             *(() if kept is None else (_other_bytes(environment),)),
             *_notes(locked, answer),
             *_conflict_notes(answer),
@@ -214,15 +216,14 @@ def _write(locked: Lockfile, path: Path, *, name: str, unreadable: bool) -> tupl
     return toml_files.write(text, path), aside
 
 
-def _notes_on_previous(before: Lockfile | None, path: Path, aside: str | None) -> tuple[str, ...]:
-    """Return notes on the lockfile that was replaced.
-
-    Args:
-        aside: where it is kept if it could not be read.
-    """
+def _notes_on_previous(before: Lockfile | None, path: Path) -> tuple[str, ...]:
+    """Return notes on the lockfile that will be replaced. They are read from the file, so before it is written."""
     lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
-    kept = () if aside is None else (f"the lockfile that was there could not be read and is kept as {aside}",)
-    return (*kept, *(f"of the lockfile that was there: {note}" for note in lost))
+    return tuple(f"of the lockfile that was there: {note}" for note in lost)
+
+
+def _kept_aside(aside: str) -> str:
+    return f"the lockfile that was there could not be read and is kept as {aside}"
 
 
 def _today() -> dt.date:

@@ -39,6 +39,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "diff": (("diff", "a", "b"), "usage"),
     "reproduce": (("reproduce", "a"), "run-not-found"),
     "compare": (("compare", "a", "b"), "run-not-found"),
+    "site": (("site", "nosuch"), "spec-invalid"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
     "sign": (("sign", "nosuch", "--key", "nosuch"), "file-unusable"),
