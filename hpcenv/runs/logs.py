@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,12 +176,7 @@ def _ranks(count: int) -> str:
 
 
 def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
-    """Number the ranks as torchrun does, by the addresses of the nodes.
-
-    The c10d rendezvous sorts the nodes by the text of `--local-addr` (torch 2.13,
-    dynamic_rendezvous.py, `_NodeDesc`). If two nodes have the same address (emulated nodes on one
-    machine), only the numbers of failed ranks are known.
-    """
+    """Return the node and local rank of each rank that is known, from the settings of the nodes and their exits."""
     settings, nodes = [], {}
     try:
         launched = load_record(Verdict, run.folder.verdict).launched
@@ -194,9 +189,8 @@ def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
             continue
         if not launched or node.node in launched:
             settings.append(node)
-    addresses = {node.local_address for node in settings}
-    if len(addresses) == len(settings) == run.manifest.nodes:
-        ordered = sorted(settings, key=lambda node: node.local_address)
+    ordered = _in_order_of_ranks(run, settings)
+    if len(ordered) == run.manifest.nodes:
         nproc = run.manifest.nproc_per_node
         nodes = {n * nproc + local: (node.node, local) for n, node in enumerate(ordered) for local in range(nproc)}
     for path in run.folder.exits.glob("*.json"):
@@ -206,6 +200,20 @@ def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
             continue
         nodes |= {rank.rank: (ended.node, rank.local_rank) for rank in ended.ranks if rank.rank >= 0 <= rank.local_rank}
     return nodes
+
+
+def _in_order_of_ranks(run: Run, settings: Sequence[NodeSettings]) -> list[NodeSettings]:
+    """Return the nodes in the order in which their ranks are numbered; empty where that is not known.
+
+    torchrun's c10d rendezvous sorts the nodes by the text of `--local-addr` (torch 2.13, dynamic_rendezvous.py,
+    `_NodeDesc`). If two nodes have the same address (emulated nodes on one machine), their order is not known. Tasks
+    of srun get their numbers from hpcenv, and programs that start their ranks get NODE_RANK from it.
+    """
+    if run.manifest.launch.launcher != "torchrun":
+        return sorted(settings, key=lambda node: node.node_rank)
+    if len({node.local_address for node in settings}) < len(settings):
+        return []
+    return sorted(settings, key=lambda node: node.local_address)
 
 
 class _LineFilter:

@@ -106,6 +106,33 @@ def with_entry(cluster: Cluster) -> Iterator[Project]:
     cluster.must("rm", "-rf", info, f"{SITE}/train_here.py", program, user="root")
 
 
+RANK = """\
+import os, time
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "HPCENV_NODE")
+print("HERE", *(os.environ.get(name) for name in names), bool(os.environ.get("MASTER_ADDR")), flush=True)
+time.sleep(1)
+if os.environ["RANK"] == "3":
+    raise ValueError("rank 3 fails on purpose")
+time.sleep(60)
+"""
+
+
+def test_tasks_of_srun_are_ranks_behind_the_gate(host_project: Project, cluster: Cluster) -> None:
+    """The short one of the long test below: numbers, gate, first failure and logs with `--launcher srun`."""
+    cluster.write(f"{host_project.folder}/rank.py", RANK)
+    done = host_project.hpcenv("submit", "rank.py", "--launcher", "srun", *SHAPE, "--name", "by-srun", "--wait")
+    assert done.status == 1, done.text
+    log = host_project.must("logs", "by-srun")
+    assert set(re.findall(r"\[(\d)\] HERE (.*)", log)) == {
+        ("0", "0 0 4 0 n1 True"), ("1", "1 1 4 1 n1 True"), ("2", "2 0 4 2 n2 True"), ("3", "3 1 4 3 n2 True")
+    }, log  # fmt: skip
+    assert log.index("match") < log.index("HERE"), log
+    failure = host_project.json("status", "by-srun")["data"]["failure"]
+    assert (failure["node"], failure["rank"]) == ("n2", 3), failure
+    assert failure["message"] == "ValueError: rank 3 fails on purpose", failure
+    assert set(re.findall(r"HERE (\d)", host_project.must("logs", "by-srun", "--node", "n2"))) == {"2", "3"}
+
+
 @pytest.mark.long
 def test_every_way_to_start_waits_for_the_gate_gives_the_same_losses_and_names_the_first_failure(
     with_entry: Project,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from hpcenv.errors import (
     RunNotFound,
     UsageError,
 )
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import LaunchOptions
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import NodeSettings
 from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import LogTail, RankNodes, Selection, follow_selected, read_log, read_selected
 
@@ -132,6 +136,32 @@ def test_ranks_are_numbered_by_the_text_of_addresses(tmp_path: Path) -> None:
     folders.start(folder, names)
     where = RankNodes(find_run(tmp_path, "a", runs="runs"))
     assert [where.of(rank) for rank in (0, 1, 2, 9)] == [("n1", 0), ("n10", 0), ("n2", 0), ("n9", 0)]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "none"])
+def test_without_torchrun_ranks_are_numbered_by_the_numbers_of_their_nodes(tmp_path: Path, launcher: Any) -> None:
+    names = [f"n{number}" for number in range(1, 11)]
+    launch = LaunchOptions(launcher=launcher)
+    folder = folders.make_run(tmp_path / "runs", "a", nodes=10, nproc_per_node=2, launch=launch)
+    folders.start(folder, names)
+    folder.log.write_text("[2] on n2\n[18] on n10\n[19] on n10, too\n")
+    run = find_run(tmp_path, "a", runs="runs")
+    where = RankNodes(run)
+    assert [where.of(rank) for rank in (0, 3, 18)] == [("n1", 0), ("n2", 1), ("n10", 0)]
+    assert selected(run, node="n10") == "[18] on n10\n[19] on n10, too\n"
+    assert selected(run, node="n2") == "[2] on n2\n"
+
+
+def test_emulated_nodes_with_one_address_have_known_ranks_unless_torchrun_orders_them(tmp_path: Path) -> None:
+    for name, launcher in (("a", "srun"), ("b", "torchrun")):
+        launch = LaunchOptions(launcher=launcher)  # type: ignore[arg-type]
+        folder = folders.make_run(tmp_path / "runs", name, nodes=2, nproc_per_node=1, launch=launch)
+        folders.start(folder, ["local0", "local1"])
+        for node in ("local0", "local1"):
+            record = load_record(NodeSettings, folder.env_of(node))
+            save_record(replace(record, local_address="127.0.0.1"), folder.env_of(node))
+    assert RankNodes(find_run(tmp_path, "a", runs="runs")).of(1) == ("local1", 0)
+    assert RankNodes(find_run(tmp_path, "b", runs="runs")).of(1) is None
 
 
 def test_a_line_longer_than_memory_should_hold_goes_with_its_rank(tmp_path: Path) -> None:
