@@ -121,7 +121,10 @@ def command(
     page = Reproduction(
         target=found.name, rung=wish.rung, verdict="planned", headline="nothing is submitted yet", proofs=proofs,
         cost=job.cost, asks=_accept.reviewed(job.workspace, job.recorded), notes=job.notes,
-        expected=expect(job.record, world_size=job.plan.world_size, accumulated=job.plan.factor > 1),
+        expected=expect(
+            job.record, world_size=job.plan.world_size, accumulated=job.plan.factor > 1, args=wish.args,
+            lockfile=job.other_lockfile,
+        ),
         image=job.image,
     )  # fmt: skip
     if dry_run:
@@ -177,6 +180,8 @@ class _PreparedJob:
     locked: Lockfile
     has_image: bool
     bundled: Path | None
+    other_lockfile: str
+    other_args: bool
     cost: Any
     recorded: Sequence[Asked]
     notes: tuple[str, ...]
@@ -227,6 +232,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
     return _PreparedJob(
         workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
         manifest=found.manifest, locked=locked, has_image=has_image, bundled=bundled, cost=cost,
+        other_lockfile="" if own_lock else str(lockfile), other_args=wish.args not in (None, found.manifest.args),
         recorded=recorded, notes=notes,
     )  # fmt: skip
 
@@ -283,7 +289,8 @@ def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> 
             headline=f"not comparable: {error.what}",
             notes=(*page.notes, error.why or ""),
         )
-    expected = expect_after(job.record, read_record(new))
+    accumulated = job.plan.factor > 1 and not job.other_args
+    expected = expect_after(job.record, read_record(new), compared.causes, accumulated=accumulated)
     verdict, headline = verdict_of(compared, expected, page.rung)
     return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
 

@@ -7,14 +7,15 @@ Sources: cuBLAS promises equal bits only for one toolkit, one architecture and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.records.manifest import Value
+from hpcenv.reproduce.causes import Cause
 from hpcenv.reproduce.record import RunRecord
 
-Best = Literal["equal", "within"]
+Best = Literal["equal", "within", "nothing"]
 
 # Facts of nodes that decide whether the last bit can agree, in words.
 _HARDWARE = {
@@ -25,6 +26,8 @@ _HARDWARE = {
     "host.gpu-mig": "another division of the GPU (MIG)",
 }
 _SWITCHES = ("threads", "capability")
+# Groups of differences that do not exclude equal bits, and of which nobody promises them.
+_UNPROMISED = ("torch and its libraries", "packages", "Python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Attainable:
     """The best agreement that can be expected.
 
     Attributes:
-        best: `equal` to the last bit, or `within` the tolerance.
+        best: `equal` to the last bit, `within` the tolerance, or `nothing`: it is another experiment.
         reasons: why not `equal`; or what has to hold for it.
     """
 
@@ -40,12 +43,30 @@ class Attainable:
     reasons: tuple[str, ...]
 
 
-def expect(record: RunRecord, *, world_size: int, accumulated: bool = False) -> Attainable:
-    """Return what can be expected before a job runs, from the record and the shape of the new job."""
+def expect(
+    record: RunRecord,
+    *,
+    world_size: int,
+    accumulated: bool = False,
+    args: Sequence[str] | None = None,
+    lockfile: str = "",
+) -> Attainable:
+    """Return what can be expected before a job runs, from the record and what is asked for.
+
+    Args:
+        world_size: ranks of the new job.
+        accumulated: fewer ranks keep the global batch, as the authors say how.
+        args: arguments of the script that the user typed in place of those of the run; None for those of the run.
+        lockfile: another lockfile than that of the run; empty for that of the run.
+    """
     reasons = []
+    if args is not None and tuple(args) != record.args:
+        now, before = (" ".join(words) or "none" for words in (args, record.args))
+        return Attainable(best="nothing", reasons=(f"the script gets other arguments: {now}, in place of {before}",))
     if world_size != record.shape.world_size:
-        how = ", with the same global batch by accumulation" if accumulated else ""
-        reasons.append(f"{world_size} ranks in place of {record.shape.world_size}{how}: sums have another order")
+        reasons.append(_other_ranks(record, world_size, accumulated=accumulated))
+    if lockfile:
+        reasons.append(f"the environment is that of {lockfile}, not that of the run")
     profile = _profile(record)
     if profile != "bitwise":
         reasons.append(f"the run used the determinism profile `{profile or 'off'}`, which does not promise equal bits")
@@ -57,11 +78,51 @@ def expect(record: RunRecord, *, world_size: int, accumulated: bool = False) -> 
     return Attainable(best="equal", reasons=(f"on {need}; otherwise within the tolerance",))
 
 
-def expect_after(reference: RunRecord, other: RunRecord) -> Attainable:
-    """Return what can be expected of two runs that have both run, from their records."""
+def _other_ranks(record: RunRecord, world_size: int, *, accumulated: bool) -> str:
+    ranks = f"{world_size} ranks in place of {record.shape.world_size}"
+    if accumulated:
+        return f"{ranks}, with the same global batch by accumulation: sums have another order"
+    return f"{ranks}: each rank has other data, and the global batch is another one unless the script keeps it"
+
+
+def expect_after(
+    reference: RunRecord, other: RunRecord, causes: Iterable[Cause] = (), *, accumulated: bool = False
+) -> Attainable:
+    """Return what can be expected of two runs that have both run, from their records.
+
+    Args:
+        reference, other: the records.
+        causes: what differs between them.
+        accumulated: the arguments differ only in how fewer ranks keep the global batch.
+    """
+    found = _of_records(reference, other, accumulated=accumulated)
+    causes = [replace(one, changes=_unplanned(one, accumulated=accumulated)) for one in causes]
+    others = _first_changes(one for one in causes if one.likelihood == "another-experiment")
+    if others:
+        return Attainable(best="nothing", reasons=(*others, *found.reasons))
+    loose = _first_changes(one for one in causes if one.group in _UNPROMISED)
+    return Attainable(best="within" if loose else found.best, reasons=(*found.reasons, *loose))
+
+
+def _unplanned(cause: Cause, *, accumulated: bool) -> tuple[tuple[str, str, str], ...]:
+    return tuple(one for one in cause.changes if not (accumulated and one[0] == "run.arguments"))
+
+
+def _first_changes(causes: Iterable[Cause]) -> tuple[str, ...]:
+    """Return one sentence for each group: its first difference, and how many more there are."""
+    found = []
+    for one in causes:
+        if one.changes:
+            field, left, right = one.changes[0]
+            more = f", and {len(one.changes) - 1} more" if len(one.changes) > 1 else ""
+            found.append(f"{one.group}: {field}: {left} -> {right}{more}")
+    return tuple(found)
+
+
+def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) -> Attainable:
     reasons = []
     if reference.shape.world_size != other.shape.world_size:
-        reasons.append(f"{other.shape.world_size} ranks in place of {reference.shape.world_size}")
+        reasons.append(_other_ranks(reference, other.shape.world_size, accumulated=accumulated))
     for name, words in _HARDWARE.items():
         before, now = _of_nodes(reference, name), _of_nodes(other, name)
         if before and now and before != now:

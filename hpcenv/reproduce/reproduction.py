@@ -144,7 +144,7 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
     if wrong:
         headline = f"not proved: {wrong[0].what}: {wrong[0].why}"
     else:
-        headline = f"proved from the files: {good} of {len(proofs)} statements; {len(unknown)} are unknown here"
+        headline = f"proved from the files: {good} of {len(proofs)} statements; unknown here: {len(unknown)}"
     return Reproduction(
         target=target.name,
         rung=0,
@@ -156,11 +156,18 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
 
 
 def verdict_of(comparison: RunComparison, expected: Attainable, rung: Rung) -> tuple[ReproductionVerdict, str]:
-    """Return the verdict of a reproduction, and its sentence."""
+    """Return the verdict of a reproduction, and its sentence: what came out, and the most likely reason."""
     part = "" if rung == 3 else f" in the first steps (rung {rung})"
+    if expected.best == "nothing":
+        why = f"; it is another experiment: {expected.reasons[0]}"
+    elif expected.best == "within" and comparison.verdict != "equal":
+        why = f"; the last bit was not to be expected: {expected.reasons[0]}"
+    else:
+        why = ""
     if comparison.verdict == "equal":
-        return "reproduced-bitwise", f"reproduced, bitwise{part}: {comparison.headline}"
+        return "reproduced-bitwise", f"reproduced, bitwise{part}: {comparison.headline}{why}"
     if comparison.verdict == "within":
-        why = f"; the last bit was not to be expected: {expected.reasons[0]}" if expected.best == "within" else ""
         return "reproduced-within", f"reproduced within the tolerance{part}: {comparison.headline}{why}"
-    return "not-reproduced", f"not reproduced{part}: {comparison.headline}"
+    if not why and all(cause.likelihood == "unlikely" for cause in comparison.causes):
+        why = "; nothing that is recorded of the two runs explains it"
+    return "not-reproduced", f"not reproduced{part}: {comparison.headline}{why}"

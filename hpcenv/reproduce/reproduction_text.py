@@ -8,12 +8,18 @@ from collections.abc import Iterator, Sequence
 from hpcenv import size
 from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce import compare_text
+from hpcenv.reproduce.attainable import Best
 from hpcenv.reproduce.cost import Cost
 from hpcenv.reproduce.proofs import StatementProof
 from hpcenv.reproduce.reproduction import Reproduction
 from hpcenv.reproduce.rungs import RUNGS
 
 _WIDTH = 80
+_BEST: dict[Best, str] = {
+    "equal": "equal to the last bit",
+    "within": "within the tolerance",
+    "nothing": "no agreement, it is another experiment",
+}
 _MARKS = {"proved": "proved ", "differs": "DIFFERS", "unknown": "unknown"}
 
 
@@ -86,8 +92,7 @@ def proof_lines(proofs: Sequence[StatementProof]) -> Iterator[str]:
 def _expected_lines(page: Reproduction) -> Iterator[str]:
     if page.expected is None:
         return
-    best = "equal to the last bit" if page.expected.best == "equal" else "within the tolerance"
-    yield f"what can be expected: {best}"
+    yield f"what can be expected: {_BEST[page.expected.best]}"
     for reason in page.expected.reasons:
         yield from wrapped(reason, first="  ", indent="    ")
 

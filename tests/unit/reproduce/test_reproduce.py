@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce.attainable import expect, expect_after
 from hpcenv.reproduce.code_copy import copy_code
+from hpcenv.reproduce.compare import Steps, compare
 from hpcenv.reproduce.cost import estimate
-from hpcenv.reproduce.reproduction import find_target
+from hpcenv.reproduce.record import read_record
+from hpcenv.reproduce.reproduction import find_target, verdict_of
 from hpcenv.reproduce.rungs import _without_cluster, plan_rung
 from hpcenv.submission.request import SubmitOptions
 
@@ -303,3 +306,75 @@ def test_hostile_records_end_in_words(run, hpcenv, tmp_path):
         path.write_bytes(before)
     edit(run.manifest, '"run": "table-1"', '"run": "\\u001b[2Jtable"')
     assert "\x1b" not in hpcenv("reproduce", str(run.path), cwd=tmp_path).stdout
+
+
+# -- the verdict --------------------------------------------------------------------------
+
+
+def judge(other: Path, rung: Any = 3, *, accumulated: bool = False) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return verdict, sentence, what was to be expected, and why, of a recorded run against `table-1`."""
+    compared = compare(other.parent, str(RECORDED), str(other), steps=Steps(last=None if rung == 3 else 20))
+    expected = expect_after(read_record(RECORDED), read_record(other), compared.causes, accumulated=accumulated)
+    verdict, sentence = verdict_of(compared, expected, rung)
+    return verdict, sentence, expected.best, expected.reasons
+
+
+def test_an_equal_run_is_reproduced(run):
+    verdict, sentence, best, reasons = judge(run.path)
+    assert (verdict, best, reasons) == ("reproduced-bitwise", "equal", ())
+    assert sentence.startswith("reproduced, bitwise: equal to the last bit: 120 values")
+
+
+def test_another_hyper_parameter_is_another_experiment():
+    verdict, sentence, best, reasons = judge(RECORDED.parent / "other-lr")
+    assert (verdict, best) == ("not-reproduced", "nothing")
+    assert "it is another experiment: arguments: run.arguments:" in sentence and "0.021" in reasons[0]
+
+
+def test_another_number_of_ranks_is_within_the_tolerance_if_the_authors_say_how():
+    one_node = RECORDED.parent / "one-node"
+    verdict, sentence, best, reasons = judge(one_node, 1, accumulated=True)
+    assert (verdict, best) == ("reproduced-within", "within")
+    assert "2 ranks in place of 4, with the same global batch by accumulation" in sentence
+    # The same arguments typed by a user are another experiment.
+    assert judge(one_node, 1)[2] == "nothing"
+
+
+def test_a_package_that_was_changed_is_named_also_if_the_bits_are_equal(run):
+    version = re.search(r'name = "numpy"\nversion = "([0-9.]+)"', run.lockfile.read_text())
+    assert version is not None
+    edit(run.lockfile, f'name = "numpy"\nversion = "{version[1]}"', 'name = "numpy"\nversion = "2.0.0"')
+    for node in ("n1", "n2"):
+        edit(run.facts_of(node), "sha256:7ddbb7af", "sha256:00000000")
+    verdict, sentence, best, reasons = judge(run.path)
+    assert (verdict, best) == ("reproduced-bitwise", "within")
+    assert any("numpy" in reason and "2.0.0" in reason for reason in reasons)
+
+
+def test_other_cpu_kernels_are_the_reason_that_the_sentence_names(run):
+    path = run.determinism_of(0, 0)
+    read = json.loads(path.read_text())
+    for switch in read["switches"]:
+        if switch["name"] == "torch.cpu-capability":
+            switch["at_start"] = switch["after_first_step"] = switch["at_end"] = "DEFAULT"
+    path.write_text(json.dumps(read))
+    change_loss(run, 1e-7)
+    verdict, sentence, best, _ = judge(run.path)
+    assert (verdict, best) == ("reproduced-within", "within")
+    assert re.search(r"the last bit was not to be expected: torch.cpu-capability: \w+ -> DEFAULT", sentence)
+
+
+def test_results_that_nothing_explains_are_called_that(run):
+    change_loss(run, 0.5)
+    verdict, sentence, best, _ = judge(run.path)
+    assert (verdict, best) == ("not-reproduced", "equal")
+    assert sentence.endswith("; nothing that is recorded of the two runs explains it")
+
+
+def change_loss(run: RunFolder, by: float) -> None:
+    """Change the loss of rank 0 at step 7."""
+    path = run.metrics_of(0, 0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    line = next(one for one in lines if one["kind"] == "loss" and one["step"] == 7)
+    line["value"] = struct.unpack("f", struct.pack("f", float.fromhex(line["value"]) * (1 + by)))[0].hex()
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
