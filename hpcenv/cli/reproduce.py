@@ -44,7 +44,7 @@ from hpcenv.reproduce.compare import Steps, compare
 from hpcenv.reproduce.cost import estimate, proofs_cost
 from hpcenv.reproduce.measured import OF_RANKS
 from hpcenv.reproduce.record import RunRecord, read_record
-from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of
+from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of, why_rejected
 from hpcenv.reproduce.rungs import STEPS, Rung, RungPlan, plan_rung
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.status import RunStatus
@@ -264,18 +264,19 @@ def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish
     changed = _require_same_code(job, plan, allow=wish.allow_changed)
     result = submit(plan, context)
     _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
-    status = _wait(result.run_folder, wish)
+    folder = result.run_folder
+    status = _wait(folder, wish)
     page = replace(
-        page, image=image, run=result.run, run_folder=result.run_folder, outcome=status.state,
+        page, image=image, run=result.run, run_folder=folder, outcome=status.state,
         notes=(*page.notes, *changed, *plan.notes),
     )  # fmt: skip
     if exit_status_of(status) != 0:
         raise JobFailed(
             f"{result.run} did not complete: {status.state}",
-            why=status.detail or f"its exit status is {exit_status_of(status)}",
-            hint=Command("hpcenv", "report", str(result.run_folder)),
+            why="\n".join((status.detail or f"its exit status is {exit_status_of(status)}", *why_rejected(folder))),
+            hint=Command("hpcenv", "report", str(folder)),
         )
-    return _judged(page, found, result.run_folder, job)
+    return _judged(page, found, folder, job)
 
 
 def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> Reproduction:

@@ -28,6 +28,8 @@ _HARDWARE = {
 _SWITCHES = ("threads", "capability")
 # Groups of differences that do not exclude equal bits, and of which nobody promises them.
 _UNPROMISED = ("torch and its libraries", "packages", "Python")
+# Characters of a value in a sentence.
+_LONGEST = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +117,12 @@ def _first_changes(causes: Iterable[Cause]) -> tuple[str, ...]:
         if one.changes:
             field, left, right = one.changes[0]
             more = f", and {len(one.changes) - 1} more" if len(one.changes) > 1 else ""
-            found.append(f"{one.group}: {field}: {left} -> {right}{more}")
+            found.append(f"{one.group}: {field}: {_short(left)} -> {_short(right)}{more}")
     return tuple(found)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) -> Attainable:

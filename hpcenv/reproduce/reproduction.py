@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.errors import HpcenvError, RunNotFound, UsageError
+from hpcenv.errors import HpcenvError, RecordInvalid, RunNotFound, UsageError
+from hpcenv.node.this_node import fold_hostlist
 from hpcenv.project.acceptance import Review
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import find_lockfile, read_lockfile
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
 from hpcenv.reproduce.attainable import Attainable
 from hpcenv.reproduce.compare import RunComparison
 from hpcenv.reproduce.cost import Cost
@@ -22,6 +24,9 @@ from hpcenv.reproduce.proofs import StatementProof, prove_lockfile, prove_run
 from hpcenv.reproduce.record import RunRecord, record_of
 from hpcenv.reproduce.rungs import Rung
 from hpcenv.runs.find import find_run
+
+# Fields of a rejected run that an error names.
+_NAMED = 5
 
 ReproductionVerdict = Literal[
     "proved", "not-proved", "planned", "reproduced-bitwise", "reproduced-within", "not-reproduced", "not-comparable"
@@ -153,6 +158,24 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
         proofs=proofs,
         cost=cost,
     )
+
+
+def why_rejected(folder: Path) -> tuple[str, ...]:
+    """Return what the gate found on the nodes of a run that it rejected, one line for each field; empty if unknown."""
+    try:
+        verdict = load_record(Verdict, RunFolder(folder).verdict)
+    except RecordInvalid:
+        return ()
+    nodes: dict[tuple[str, str, str], list[str]] = {}
+    for one in verdict.findings:
+        if one.severity == "must" and one.result != "match":
+            nodes.setdefault((one.field, one.locked, one.found), []).append(one.node)
+    lines = [
+        f"{fold_hostlist(names)}: {field}: locked {left}, found {right}"
+        for (field, left, right), names in nodes.items()
+    ]
+    more = [f"and {len(lines) - _NAMED} more fields"] if len(lines) > _NAMED else []
+    return (*lines[:_NAMED], *more)
 
 
 def verdict_of(comparison: RunComparison, expected: Attainable, rung: Rung) -> tuple[ReproductionVerdict, str]:
