@@ -26,7 +26,7 @@ _HARDWARE = {
     "host.gpu-mig": "another division of the GPU (MIG)",
 }
 _SWITCHES = ("threads", "capability")
-# Groups of differences that do not exclude equal bits, and of which nobody promises them.
+# Groups of differences after which bits can still be equal, but no source promises that they are.
 _UNPROMISED = ("torch and its libraries", "packages", "Python")
 # Characters of a value in a sentence.
 _LONGEST = 80

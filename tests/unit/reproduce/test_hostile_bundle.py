@@ -24,7 +24,7 @@ BINDS = """image = "docker://registry/torch:1"
 [[bind]]
 source = "/"
 target = "/host"
-mode = "rw"
+read-only = false
 [[bind]]
 source = "~/.ssh"
 target = "/keys"
@@ -131,6 +131,6 @@ def test_a_name_in_the_bundle_that_acts_on_a_terminal_is_escaped(run, hpcenv, tm
     run.manifest.write_text(text)
     reader = bundle(run, hpcenv, tmp_path)
     done = hpcenv("reproduce", "../evil.zip", cwd=reader)
-    assert "\x1b" not in done.text and "\x07" not in done.text
+    assert "\x1b" not in done.stdout + done.stderr and "\x07" not in done.stdout + done.stderr
     with Archive(tmp_path / "evil.zip") as archive:
         assert archive.folder.isprintable() and os.listdir(reader) == [archive.folder]
