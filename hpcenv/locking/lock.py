@@ -28,7 +28,7 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
-from hpcenv.locking import compatibility_notes, required_hashes
+from hpcenv.locking import compatibility_notes, fabric_notes, required_hashes
 from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
@@ -183,6 +183,7 @@ def lock(
             *_notes(locked, answer),
             *_conflict_notes(answer),
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
+            *fabric_notes.notes(locked, facts.read_image_network(answer)),
         ),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpcenv.node.network.known_bad import KNOWN_BAD, matches
 from hpcenv.node.network.profiles import NetworkProfile
+from hpcenv.node.network.verbs_packages import install_line
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric, ImageNetwork, NetworkWarning
@@ -163,7 +164,7 @@ def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarn
         yield NetworkWarning(
             rule="image.verbs",
             what=f"the environment has {lacks}: NCCL cannot use {profile.rdma}",
-            todo="add `RUN apt-get install -y libibverbs1 ibverbs-providers` to the Dockerfile",
+            todo=f"add to the Dockerfile (Debian, Ubuntu): {install_line('debian')}",
             source="NVIDIA/nccl 5067397: NET/IB opens libibverbs.so.1",
         )
     if image.other_plugins:

@@ -17,6 +17,8 @@ import image_fakes
 import pytest
 from http_server import QuietServer
 from image_fakes import sha
+from probe_world import Venv
+from torch_world import ANSWERS, install_cuda_torch
 
 from hpcenv.errors import ImageMismatch
 from hpcenv.image.store.store_folder import open_place
@@ -169,6 +171,20 @@ def test_locking_again_gives_the_same_bytes_and_makes_nothing(
     result = lock_here(project)
     assert (result.changed, result.path.read_bytes()) == (False, first)
     assert len((tmp_path / "tools" / "builds").read_text().split()) == 1
+
+
+def test_what_the_image_lacks_for_fast_networks_is_a_note(
+    project: Path, registry: Registry, python_with_torch: Path, tmp_path: Path
+) -> None:
+    registry.image()
+    assert not [note for note in lock_here(project).notes if "NCCL" in note]  # this torch has no NCCL
+    inside = Venv(tmp_path / "inside")
+    version = {"nccl/lib/libnccl.so.2": "int ncclGetVersion(int *v) { *v = 22602; return 0; }"}
+    install_cuda_torch(inside, answers={**ANSWERS, **version})
+    program = tmp_path / "tools" / "apptainer"
+    program.write_text(program.read_text().replace(str(python_with_torch), str(inside.path / "bin/python3")))
+    notes = lock_here(project).notes
+    assert any(note.startswith("NCCL 2.26.2 is known to fail: ends with `Could not find NET") for note in notes), notes
 
 
 # -- keeping and upgrading ----------------------------------------------------------------

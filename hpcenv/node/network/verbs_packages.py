@@ -1,0 +1,32 @@
+"""The line that adds libibverbs and its providers to a Dockerfile. Data and one pure function.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+Sources, read 2026-11-23: Debian 12's package list (libibverbs1, ibverbs-providers); rdma-core 43.4 (0029011):
+redhat/rdma-core.spec, whose package `libibverbs` contains the providers, and suse/rdma-core.spec, whose `libibverbs1`
+requires them.
+"""
+
+from __future__ import annotations
+
+_APT = (
+    "RUN apt-get update && apt-get install -y --no-install-recommends libibverbs1 ibverbs-providers "
+    "&& rm -rf /var/lib/apt/lists/*"
+)
+_DNF = "RUN dnf install -y libibverbs && dnf clean all"
+_ZYPPER = "RUN zypper --non-interactive install libibverbs1 && zypper clean --all"
+# ID of /etc/os-release -> the line.
+_LINES = {
+    **dict.fromkeys(("debian", "ubuntu"), _APT),
+    **dict.fromkeys(("rhel", "rocky", "almalinux", "centos", "fedora", "ol"), _DNF),
+    **dict.fromkeys(("sles", "opensuse-leap", "opensuse-tumbleweed"), _ZYPPER),
+}
+
+
+def install_line(os_release: str) -> str:
+    """Return the line for a Dockerfile that installs libibverbs and its providers; empty where it is not known.
+
+    Args:
+        os_release: ID and version of the image's distribution, `debian 12`.
+    """
+    return _LINES.get(os_release.partition(" ")[0], "")
