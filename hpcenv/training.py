@@ -24,8 +24,8 @@ checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import re
 import shutil
 import signal
 import sys
@@ -36,6 +36,7 @@ from typing import Any
 
 __all__ = [
     "checkpoint_path",
+    "environment",
     "log_metrics",
     "resume_path",
     "save",
@@ -45,7 +46,6 @@ __all__ = [
     "stop_requested",
 ]
 
-_CHECKPOINT = re.compile(r"step-(\d{1,18})(\.pt)?\Z")
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -57,12 +57,14 @@ class _State:
         handles_term: whether the handler for SIGTERM is installed.
         looked: when the request file was looked for, in seconds of the monotonic clock.
         calls: number of calls of `stop_requested`.
+        seeded: what `seed_everything` did in this process: seed, rank_seed, determinism.
     """
 
     requested = False
     handles_term = False
     looked = float("-inf")
     calls = 0
+    seeded: dict[str, Any] | None = None
 
 
 def stop_requested(*, every: int = 1) -> bool:
@@ -86,30 +88,56 @@ def stop_requested(*, every: int = 1) -> bool:
     return _State.requested
 
 
-def resume_path() -> Path | None:
+def resume_path(*, global_batch: int | None = None) -> Path | None:
     """Return the newest complete checkpoint of this run; None without one, or outside a run.
+
+    Where the run has none yet, it is the checkpoint that `hpcenv submit --resume-from` names. What the record beside a
+    checkpoint says (`save`) is compared with this run; rank 0 writes each difference to stderr: torch, world size,
+    global batch, lockfile, code.
 
     With several nodes, call it on one rank and broadcast the result: a shared file system may show
     a new file to some nodes later than to others.
+
+    Args:
+        global_batch: samples in one optimizer step of all ranks, to compare it.
     """
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
-    step, newest = _newest_checkpoint(folder)
+    from hpcenv.incontainer import provenance
+
+    newest = provenance.newest_checkpoint(folder)
+    if newest is None:
+        newest = _given_checkpoint()
+    if newest is not None and os.environ.get("RANK", "0") == "0":
+        # A script may write the checkpoints of its run itself, without records.
+        without_record = newest.parent == folder and not provenance.record_of(newest).exists()
+        now = {**provenance.identity(os.environ), "global_batch": global_batch}
+        for line in () if without_record else provenance.judge(newest, now):
+            _tell(line)
     session = _session()
     if session is not None:
-        session.resumes(None if newest is None else step)
+        session.resumes(None if newest is None else provenance.step_of(newest))
     return newest
 
 
-def _newest_checkpoint(folder: Path) -> tuple[int, Path | None]:
-    try:
-        checkpoints = [
-            (int(match[1]), path) for path in folder.iterdir() for match in [_CHECKPOINT.match(path.name)] if match
-        ]
-    except OSError:
-        return 0, None
-    return max(checkpoints, default=(0, None), key=lambda item: (item[0], str(item[1])))
+def _given_checkpoint() -> Path | None:
+    """Return the checkpoint that `--resume-from` names; of a folder with several, the newest."""
+    given = _folder("HPCENV_RESUME_FROM")
+    if given is None:
+        return None
+    from hpcenv.incontainer import provenance
+
+    if provenance.step_of(given) is None and given.is_dir():
+        given = provenance.newest_checkpoint(given) or given
+    if not given.exists():
+        raise FileNotFoundError(errno.ENOENT, "the checkpoint that --resume-from names does not exist", str(given))
+    return given
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"hpcenv: {line}\n")
+    sys.stderr.flush()
 
 
 def checkpoint_path(step: int) -> Path | None:
@@ -126,17 +154,19 @@ def checkpoint_path(step: int) -> Path | None:
 
 
 @contextlib.contextmanager
-def saving(step: int) -> Iterator[Path | None]:
+def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | None]:
     """Context manager with a path for a checkpoint, a file or a folder. It is complete at the end of the block.
 
         with training.saving(step) as path:
             torch.save(state, path)
 
     An incomplete checkpoint never has the name of a checkpoint. Use it on one rank. Outside a run,
-    the path is None.
+    the path is None. A record is written beside the checkpoint, for example `step-00000010.json`: run, lockfile, code,
+    torch, world size and global batch.
 
     Args:
         step: number of the step.
+        global_batch: samples in one optimizer step of all ranks, for the record.
 
     Raises:
         OSError: the checkpoint could not be written; earlier checkpoints still exist.
@@ -157,6 +187,7 @@ def saving(step: int) -> Iterator[Path | None]:
         if final.is_dir():
             shutil.rmtree(final)
         os.replace(aside, final)
+        _write_record(final, global_batch)
     except BaseException:
         if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
@@ -170,12 +201,22 @@ def saving(step: int) -> Iterator[Path | None]:
         saved()
 
 
-def save(state: Any, step: int) -> Path | None:
-    """Write `state` with torch.save as the checkpoint of a step. Call it on one rank.
+def _write_record(checkpoint: Path, global_batch: int | None) -> None:
+    from hpcenv.incontainer import provenance
+
+    try:
+        provenance.write_record(checkpoint, os.environ, global_batch=global_batch)
+    except OSError as error:  # the checkpoint is complete, and is what counts
+        _tell(f"the record of {checkpoint.name} could not be written: {error}")
+
+
+def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | None:
+    """Write `state` with torch.save as the checkpoint of a step, and a record beside it. Call it on one rank.
 
     Args:
         state: object to save.
         step: number of the step.
+        global_batch: samples in one optimizer step of all ranks, for the record.
 
     Returns:
         The path of the checkpoint; None outside a run.
@@ -183,7 +224,7 @@ def save(state: Any, step: int) -> Path | None:
     Raises:
         OSError: the checkpoint could not be written; earlier checkpoints still exist.
     """
-    with saving(step) as path:
+    with saving(step, global_batch=global_batch) as path:
         if path is None:
             return None
         import torch  # type: ignore[import-not-found,unused-ignore]
@@ -201,6 +242,32 @@ def saved() -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"saved-{_node()}").touch()
+
+
+# -- where results come from ----------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """Return what a result depends on, for the script's own log: text, numbers and None, so it can be written as JSON.
+
+        wandb.config.update(training.environment())
+
+    `run`, `attempt`, `fingerprint` (of the lockfile) and `commit` are None outside a run. `seed`, `rank_seed` and
+    `determinism` are those that apply to this rank now. `torch`, `cuda`, `hip`, `cudnn`, `nccl`, `numpy` and `python`
+    are versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. What
+    only torch knows is None if the script has not imported torch. `world_size`, `rank` and `node` say where this is.
+    """
+    from hpcenv.incontainer import provenance
+
+    return {**provenance.environment(os.environ), **_seeds()}
+
+
+def _seeds() -> dict[str, Any]:
+    hook = _start_hook()
+    if hook is not None:
+        applied: dict[str, Any] = hook.applied()
+        return applied
+    return _State.seeded or {"seed": None, "rank_seed": None, "determinism": "off"}
 
 
 # -- determinism and metrics ----------------------------------------------------------------
@@ -267,6 +334,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
             seeds.seed_numpy(np, rank_seed)
     if problems:
         raise RuntimeError(f"the determinism profile {profile} could not be applied: {'; '.join(problems)}")
+    _State.seeded = {"seed": base, "rank_seed": int(rank_seed), "determinism": profile}
     return int(rank_seed)
 
 

@@ -132,6 +132,9 @@ def _again(
     other_lock = new.lock != old.lock
     if not as_json:
         _tell_changes(folder.name, rerun.changes(old, new))
+    if before.resume_from and new.resume_from == old.resume_from:
+        # The very checkpoint: the other run may have a newer one by now.
+        new = replace(new, resume_from=before.resume_from)
     if not other_lock:
         new = rerun.with_own_lockfile(new, RunFolder(folder))
     by_name = new.runs_dir is None

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit, urlunsplit
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from hpcenv.project.lockfile import DistTable, Lockfile
@@ -31,6 +30,15 @@ NO_INDEX = {
 MODIFIED = "modified after its installation; the export has the original"
 
 
+def canonical(name: str) -> str:
+    """Return the name by which indexes know a package (PEP 503).
+
+    It is `packaging.utils.canonicalize_name`; that module also loads the tags of platforms, which takes longer than the
+    rest of `requirements.txt` for a run folder.
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def public_url(url: str) -> tuple[str | None, str]:
     """Return a URL without user and password that can be given to others, or None and why it cannot.
 
@@ -47,7 +55,7 @@ def public_url(url: str) -> tuple[str | None, str]:
 
 def sorted_packages(lockfile: Lockfile) -> list[DistTable]:
     """Return the packages in an order that does not depend on the lockfile's own order."""
-    return sorted(lockfile.packages.dist, key=lambda dist: (canonicalize_name(dist.name), dist.version, str(dist)))
+    return sorted(lockfile.packages.dist, key=lambda dist: (canonical(dist.name), dist.version, str(dist)))
 
 
 def judged_packages(lockfile: Lockfile, judge: Callable[[DistTable], str]) -> Iterator[tuple[DistTable, str]]:
@@ -57,9 +65,9 @@ def judged_packages(lockfile: Lockfile, judge: Callable[[DistTable], str]) -> It
         lockfile: the lockfile.
         judge: `why_no_pin` or `why_no_wheel`.
     """
-    count = Counter(canonicalize_name(dist.name) for dist in lockfile.packages.dist)
+    count = Counter(canonical(dist.name) for dist in lockfile.packages.dist)
     for dist in sorted_packages(lockfile):
-        times = count[canonicalize_name(dist.name)]
+        times = count[canonical(dist.name)]
         yield dist, judge(dist) if times == 1 else f"it is installed {times} times; pip can install it only once"
 
 

@@ -6,7 +6,6 @@ new module there, nothing else.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -81,5 +80,7 @@ class Exporter:
 
 def exporters() -> dict[str, Exporter]:
     """Return every export format by name, in alphabetical order."""
+    import pkgutil  # `submit` renders one format, and looks for no others
+
     names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
     return {name: import_module(f"{formats.__name__}.{name}").EXPORTER for name in names}

@@ -71,6 +71,7 @@ class OptionValues(Frozen):
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
     max_requeues: int | None = None
+    resume_from: str | None = None
     workdir: Literal["copy", "live"] | None = None
     include: tuple[str, ...] = ()
     allow_dirty: bool = False
@@ -199,6 +200,7 @@ class SubmitKeywords(TypedDict, total=False):
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]
     max_requeues: int
+    resume_from: str
     workdir: Literal["copy", "live"]
     include: Sequence[str]
     allow_dirty: bool

@@ -574,6 +574,14 @@ OPTIONS: tuple[Option, ...] = (
         places=PROJECT,
         metavar="N",
     ),
+    Option(
+        name="resume_from",
+        kind="text",
+        group="Stop and requeue",
+        help="Continue from a checkpoint of another run: the name of the run (its newest checkpoint), or the path of a "
+        "checkpoint. `hpcenv.training.resume_path()` returns it.",
+        metavar="RUN|PATH",
+    ),
     # -- Code -----------------------------------------------------------------------------
     Option(
         name="workdir",

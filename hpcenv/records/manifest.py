@@ -415,6 +415,8 @@ class Manifest(Frozen):
         lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
         start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.
         chain: how many jobs follow each other on this run, 0 for one alone.
+        fingerprint: of the lockfile's content; empty in a manifest from before it existed.
+        resume_from: the checkpoint that the first attempt continues from, or a folder of checkpoints; empty for none.
     """
 
     schema: int
@@ -469,6 +471,8 @@ class Manifest(Frozen):
     determinism: DeterminismOptions = DeterminismOptions()
     recording: RecordingOptions = RecordingOptions()
     start_hook_sha256: str = ""
+    fingerprint: str = ""
+    resume_from: str = ""
 
     @property
     def launches(self) -> bool:

@@ -32,6 +32,11 @@ class RunFolder:
         return self.path / "lock.toml"
 
     @property
+    def requirements(self) -> Path:
+        """The packages of the lockfile as pip reads them, for people and other tools; hpcenv does not read it."""
+        return self.path / "requirements.txt"
+
+    @property
     def request(self) -> Path:
         """The options of the submission, for `hpcenv rerun`; also in the folder of a sweep."""
         return self.path / "request.json"

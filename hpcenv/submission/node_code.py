@@ -19,7 +19,7 @@ from hpcenv.records.run_folder import RunFolder
 NODE_ROOMS = ("incontainer", "node", "records")
 
 # What a training script can import, also in an image without hpcenv: hpcenv.training, and what it imports.
-RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py")
+RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
 # The start hook is a package beside the file that Python imports by itself: not under the name of hpcenv, of which the
 # image may have another version.

@@ -79,6 +79,7 @@ class Plan(Frozen):
         request: what Slurm is asked for.
         script: the batch script, byte for byte; empty for `--cluster local`.
         lockfile_text: the lockfile's bytes as text, kept with the run.
+        requirements: the packages of the lockfile as pip reads them, kept with the run.
         notes: what the user should know, one sentence each.
         requested: what Slurm is asked for, each with the origin of its value.
         command: the command line that makes this plan again.
@@ -94,6 +95,7 @@ class Plan(Frozen):
     script: str
     lockfile_text: str
     command: tuple[str, ...]
+    requirements: str = ""
     notes: tuple[str, ...] = ()
     requested: tuple[str, ...] = ()
     template: str = ""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import UsageError, WouldOverwrite
 from hpcenv.locking import same_tree
+from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.node.container.start_command import build_start_command, own_folders
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
@@ -50,6 +51,7 @@ from hpcenv.submission import (
     kept_secrets,
     module_file,
     preflight,
+    resume,
     snapshot,
     typed_binds,
 )
@@ -178,11 +180,13 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         gate = _gate(wanted, shape, locked.lockfile, notes)
         notes += _in_environment(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
-        _preflight(wanted, shape, locked, gate, run_folder, question, notes)
+        checkpoint = resume.find_checkpoint(options, context)
+        _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, notes)
         stage = _stage(wanted, gate, run_folder, notes)
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
         data = _data(wanted)
-    manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data)
+    manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data, checkpoint)
+    notes += resume.compare(checkpoint, locked.lockfile, request, manifest)
     manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
     values = kept_secrets.values_of(manifest.secrets, context.environ)
     _require_start_line(manifest)
@@ -191,6 +195,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         request=request,
         script="" if cluster == "local" else _render(template, manifest, request, context),
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
+        requirements=requirements_text(locked.lockfile),
         command=recorded_command(context.command),
         notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
         requested=(*merged.requested(), *choose_site.options_in_words(shape.profile)),
@@ -355,6 +360,7 @@ def _preflight(
     locked: _Locked,
     gate: _Gate,
     run_folder: Path,
+    checkpoint: Path | None,
     question: preflight.Question,
     notes: list[str],
 ) -> None:
@@ -372,7 +378,7 @@ def _preflight(
         preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
         return
     # First the checks without sinfo, which may take seconds.
-    shared = preflight.require_shared(run_folder, options, context, gate.environment)
+    shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers = question.answer(notes)
     if gate.table:
         notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
@@ -432,6 +438,7 @@ def _manifest(
     run_folder: Path,
     stage: StageRequest | None,
     data: tuple[RecordedData, ...],
+    checkpoint: Path | None,
 ) -> Manifest:
     workspace, options, request = wanted.workspace, wanted.options, shape.request
     lockfile, origin = locked.lockfile, workspace.shown(locked.path)
@@ -483,6 +490,8 @@ def _manifest(
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
         lockfile_edited=_edited(lockfile),
+        fingerprint=request.fingerprint,
+        resume_from="" if checkpoint is None else str(checkpoint),
     )
 
 

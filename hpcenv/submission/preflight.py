@@ -119,7 +119,9 @@ def refuse_stale(
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
-def require_shared(run_folder: Path, options: SubmitOptions, context: Context, environment: Environment) -> list[str]:
+def require_shared(
+    run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
+) -> list[str]:
     """Refuse folders that nodes cannot see; return notes about folders where that is not known."""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = {
@@ -132,6 +134,8 @@ def require_shared(run_folder: Path, options: SubmitOptions, context: Context, e
     }
     if options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
+    if checkpoint is not None:
+        places["the folder of the checkpoint"] = checkpoint.parent
     notes = []
     for what, place in places.items():
         seen = filesystem.visibility(place, home=home)

@@ -225,6 +225,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     write_text(plan.lockfile_text, run.lockfile)
+    write_text(plan.requirements, run.requirements)
     if plan.record is not None:
         save_record(plan.record, run.request)
     if plan.script:

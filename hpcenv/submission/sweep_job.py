@@ -258,7 +258,7 @@ def _keep_secrets(sweep: SweepPlan, context: Context) -> None:
 
 
 # Files of the sweep's folder that the elements link to.
-_SHARED = ("code", "inside", "start-hook", "lock.toml")
+_SHARED = ("code", "inside", "start-hook", "lock.toml", "requirements.txt")
 
 
 def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:

@@ -132,6 +132,7 @@ def test_it_needs_nothing_but_the_standard_library_and_says_what_python_3_8_says
     assert at_top <= {
         "__future__",
         "contextlib",
+        "errno",
         "os",
         "re",
         "shutil",

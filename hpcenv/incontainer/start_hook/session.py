@@ -176,6 +176,11 @@ class Session:
             seeds.seed_torch(self.torch, value)
         return value
 
+    def applied(self) -> Dict[str, Any]:
+        """Return seed and profile that apply to this rank now; without a seed, None for both seeds."""
+        seed = None if self._rank_seed is None else self._seed
+        return {"seed": seed, "rank_seed": self._rank_seed, "determinism": self._profile}
+
     def apply(self, profile: str, applied_by: str) -> List[str]:
         """Apply the switches of a profile to torch, which is imported; return what could not be set."""
         self._profile, self._applied_by = profile, applied_by

@@ -16,11 +16,23 @@ from hpcenv.locking.export_notes import (
 )
 from hpcenv.locking.export_packages import MODIFIED, is_modified, judged_packages, pin_of, proved_sha256, why_no_wheel
 from hpcenv.locking.exporter import Exporter, LeftOut, Rendered
-from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.lockfile import DistTable, Lockfile
 
 
 def requirements(lockfile: Lockfile) -> Rendered:
     """Return the input of `pip install --no-deps --require-hashes -r FILE`."""
+    text, pinned, left_out = _render(lockfile)
+    notes = (*summary_notes(lockfile, left_out), *notes_on_indexes(pinned), *notes_on_modified(pinned))
+    return Rendered(text=text, count=len(pinned), left_out=tuple(left_out), notes=notes)
+
+
+def requirements_text(lockfile: Lockfile) -> str:
+    """Return the same text without notes, for the run folder: its comments say what is left out."""
+    return _render(lockfile)[0]
+
+
+def _render(lockfile: Lockfile) -> tuple[str, list[DistTable], list[LeftOut]]:
+    """Return the text, the packages in it, and the others."""
     lines = [*header_lines("requirements", lockfile), "# pip install --no-deps --require-hashes -r FILE"]
     left_out: list[LeftOut] = []
     pinned = []
@@ -33,8 +45,7 @@ def requirements(lockfile: Lockfile) -> Rendered:
             lines.append(comment_on(dist, MODIFIED))
         lines.append(f"{pin_of(dist)} --hash=sha256:{proved_sha256(dist)}")
         pinned.append(dist)
-    notes = (*summary_notes(lockfile, left_out), *notes_on_indexes(pinned), *notes_on_modified(pinned))
-    return Rendered(text="\n".join(lines) + "\n", count=len(pinned), left_out=tuple(left_out), notes=notes)
+    return "\n".join(lines) + "\n", pinned, left_out
 
 
 EXPORTER = Exporter(

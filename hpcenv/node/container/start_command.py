@@ -186,7 +186,12 @@ def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
         folders.append(os.path.dirname(manifest.script))
     if manifest.source is not None:
         folders.extend(manifest.source.roots)
-    return tuple(Bind(source=folder, target=folder) for folder in folders)
+    binds = [Bind(source=folder, target=folder) for folder in folders]
+    if manifest.resume_from:
+        # A record lies beside the checkpoint.
+        folder = os.path.dirname(manifest.resume_from)
+        binds.append(Bind(source=folder, target=folder, read_only=True))
+    return tuple(binds)
 
 
 def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:

@@ -19,6 +19,7 @@ from hpcenv.errors import FileUnusable, NodesUnknown
 from hpcenv.node.check import sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
+from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import LOCAL_NODE, ThisNode
@@ -54,10 +55,7 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
         )
     variables = {
         **{setting.name: setting.value for setting in settings.settings},
-        "HPCENV_RUN_FOLDER": str(run.path),
-        "HPCENV_STOP_FOLDER": str(run.stopping),
-        "HPCENV_CHECKPOINTS": str(run.checkpoints),
-        "HPCENV_ATTEMPT": str(this_node.attempt),
+        **run_variables(manifest, attempt=this_node.attempt),
         **({"TERM": environ["TERM"]} if "TERM" in environ else {}),
         **(
             secret.read_all(manifest.secrets, environ, node=this_node.node, kept=manifest.secret_values)

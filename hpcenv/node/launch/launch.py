@@ -30,6 +30,7 @@ from hpcenv.node.container.start_gate import Release, StartGate
 from hpcenv.node.launch import early_start, node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.early_start import Begun, NotReleasedError
+from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
 from hpcenv.node.stage.staged import data_binds, staged_here
@@ -469,12 +470,8 @@ def _outliving(start: StartCommand, outside: Path) -> StartCommand:
 
 def _own_variables(node: _Node) -> dict[str, str]:
     """Return the variables by which `hpcenv.training` finds the run."""
-    run = node.run
     return {
-        "HPCENV_RUN_FOLDER": str(run.path),
-        "HPCENV_STOP_FOLDER": str(run.stopping),
-        "HPCENV_CHECKPOINTS": str(run.checkpoints),
-        "HPCENV_ATTEMPT": str(node.this_node.attempt),
+        **run_variables(node.manifest, attempt=node.this_node.attempt),
         "HPCENV_NODE": node.this_node.node,
         **start_hook.variables(node.manifest, node=node.this_node.node),
         **starts.task_variables(node.manifest, node.environ),

@@ -1,0 +1,93 @@
+"""`--resume-from`: the checkpoint of another run that this run continues from, and what differs from it.
+
+Runs on: LOGIN NODE. `hpcenv.training.resume_path` returns the checkpoint to the script, and compares again there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import FileUnusable, RunNotFound
+from hpcenv.incontainer import provenance
+from hpcenv.node.launch.run_variables import commit_of
+from hpcenv.project.context import Context
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.find import find_run
+from hpcenv.submission.plan import Request
+from hpcenv.submission.request import SubmitOptions
+
+
+def find_checkpoint(options: SubmitOptions, context: Context) -> Path | None:
+    """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
+
+    Of a run, and of a folder with checkpoints, it is the newest one.
+
+    Raises:
+        RunNotFound: there is neither a path nor a run of that name.
+        FileUnusable: the run or the folder has no checkpoint.
+    """
+    word = options.resume_from
+    if word is None:
+        return None
+    path = Path(os.path.abspath(context.cwd / os.path.expanduser(word)))
+    if not os.path.lexists(path) or RunFolder(path).manifest.is_file():
+        path = _checkpoints_of(word, options, context)
+    if path.is_dir() and provenance.step_of(path) is None:
+        newest = provenance.newest_checkpoint(path)
+        # A folder that another library wrote may have any name.
+        if newest is None and (path.name == "checkpoints" or not _has_content(path)):
+            raise _no_checkpoint(word, path)
+        path = newest or path
+    if not os.access(path, os.R_OK):
+        raise FileUnusable(f"cannot read the checkpoint `{path}`", why="--resume-from names it; you may not read it")
+    return path
+
+
+def _checkpoints_of(word: str, options: SubmitOptions, context: Context) -> Path:
+    """Return the folder of checkpoints of a run."""
+    try:
+        folder = find_run(context.cwd, word, runs=options.runs_dir).folder.checkpoints
+    except RunNotFound as error:
+        why = "\n".join(filter(None, ("--resume-from takes a run, or the path of a checkpoint", error.why)))
+        raise error.changed(why=why) from error
+    if not folder.is_dir():
+        raise _no_checkpoint(word, folder)
+    return folder
+
+
+def _has_content(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError as error:
+        raise FileUnusable(f"cannot read the checkpoint `{folder}`", why=error.strerror) from error
+
+
+def _no_checkpoint(word: str, folder: Path) -> FileUnusable:
+    return FileUnusable(
+        f"`--resume-from {word}`: there is no checkpoint",
+        why=f"looked in {folder} for step-N.pt and step-N, as `hpcenv.training.save` names them",
+        hint="name the file or folder of a checkpoint: --resume-from PATH",
+    )
+
+
+def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifest: Manifest) -> list[str]:
+    """Return a note for each value that the checkpoint was written with and that this run will not have.
+
+    With `--launcher none` the program itself decides how many ranks there are, and the world size is not compared.
+    """
+    if checkpoint is None:
+        return []
+    torch = str(locked.facts.get("torch.version", ""))
+    now: dict[str, Any] = {
+        "torch": torch if re.match("[0-9]", torch) else None,
+        "world_size": None if manifest.launch.launcher == "none" else request.nodes * request.nproc_per_node,
+        "fingerprint": request.fingerprint or None,
+        "commit": commit_of(manifest.source) or None,
+    }
+    return [f"--resume-from {line}" for line in provenance.judge(checkpoint, now)]
