@@ -73,10 +73,10 @@ def test_preempted_and_at_the_time_limit_both_end_with_the_loss_of_an_undisturbe
     still, preempted, limited = (f"{word}-{name}" for word in ("still", "preempted", "limited"))
     submit(sif_project, "examples/train.py", still, *TRAIN)
     submit(sif_project, "examples/train.py", preempted, "--cpus", str(MOST_CPUS), "--partition", "low-grace", *TRAIN)
-    job = submit(sif_project, "examples/train.py", limited, "--grace", "30", *TRAIN)
+    job = submit(sif_project, "examples/train.py", limited, "--grace", "60", *TRAIN)
 
     wait_for_line(sif_project, limited, "] step 10 ")
-    end_in(cluster, job, 35)
+    end_in(cluster, job, 60)
     wait_for_line(sif_project, preempted, "] step 10 ")
     needs_most_cpus(cluster)
     for run in (still, preempted, limited):
