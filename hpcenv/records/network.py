@@ -68,6 +68,23 @@ class RdmaPort:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PortErrors:
+    """How much one error counter of an RDMA port grew while the ranks of a node ran.
+
+    Attributes:
+        counter: name of the file below `counters` or `hw_counters` of the port.
+        grown: by how much.
+        many: more than the limit of check `ib.errors`.
+    """
+
+    device: str
+    port: int
+    counter: str
+    grown: int
+    many: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class CxiDevice:
     """One Slingshot adapter, from `/sys/class/cxi/DEVICE/device/properties`.
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from hpcenv.records.facts import Difference
 from hpcenv.records.manifest import Launcher
+from hpcenv.records.network import PortErrors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ class NodeExit:
         differences: why it refused, where libraries that torch had loaded are not the locked ones.
         full: why nothing more could be written to the run folder when this node ended; empty if it could.
         alone: no rank of the whole run joined a process group. False also if that is not known.
+        port_errors: error counters of RDMA ports that grew while the ranks ran.
+        port_errors_unknown: why that is not known, for some counters or all; empty where it is, or without RDMA.
         launcher: what started the ranks.
         tasks: with `--launcher srun`, how many tasks of this node have recorded their end; else 0.
     """
@@ -92,6 +95,8 @@ class NodeExit:
     differences: tuple[Difference, ...] = ()
     alone: bool = False
     full: str = ""
+    port_errors: tuple[PortErrors, ...] = ()
+    port_errors_unknown: str = ""
     launcher: Launcher | Literal["tasks"] = "torchrun"
     tasks: int = 0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcenv import size
 from hpcenv.node.launch import first_failure
 from hpcenv.node.launch.first_failure import FirstFailure, visible
+from hpcenv.node.network import port_errors
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.runs import determinism
@@ -22,6 +23,7 @@ from hpcenv.runs.status import RunStatus
 _MAX_LINE = 400
 # Failed ranks of one node that are printed. `--json` has all of them.
 _MAX_RANKS = 4
+_MAX_COUNTERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,11 @@ def _exit_lines(node: NodeExit) -> Iterator[str]:
     yield f"  {visible(node.node):<8}  exit status {node.status}{reason} after {node.ended - node.started:.0f} s"
     if node.changed:
         yield f"  {'':<8}  changed while it ran: {visible(', '.join(node.changed))}"
+    many = [port_errors.in_words(one) for one in node.port_errors if one.many]
+    if many:
+        yield f"  {'':<8}  RDMA errors while it ran (ib.errors): {visible(', '.join(many[:_MAX_COUNTERS]))}"
+    if node.port_errors_unknown:
+        yield f"  {'':<8}  RDMA errors unknown: {visible(node.port_errors_unknown)}"
     if node.not_looked_again:
         yield f"  {'':<8}  environment not looked at again: {visible(node.not_looked_again)}"
     if node.asked_to_end:

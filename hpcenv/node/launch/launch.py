@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
@@ -33,6 +33,8 @@ from hpcenv.node.launch.early_start import Begun, NotReleasedError
 from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
+from hpcenv.node.network import port_errors
+from hpcenv.node.preflight.table import active
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode, find_local_rank
 from hpcenv.records.checked_sif import CheckedSif
@@ -47,6 +49,9 @@ from hpcenv.records.verdict import NodeSettings, Verdict
 # First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a
 # pipe from this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
 PARENT_PIPE = b"hpcenv leash\n"
+
+# A log names no more than so many; the exit record has all.
+_MOST_COUNTERS = 8
 
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
 
@@ -137,6 +142,7 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         status = 128 + (signals.asked_to_end or signal.SIGTERM)
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
+    counters = _port_counters(node)
     status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
     if killed:
@@ -151,6 +157,7 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         stopped=stop.stopped,
         saved=stop.saved,
         oom_kills=rank_errors.oom_since(killed_before, rank_errors.count_oom_kills(rank_errors.own_cgroup())),
+        **_grown(node, counters),
     )
     if refusal is not None:
         refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking)
@@ -179,6 +186,24 @@ def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> N
         _record(node, ended)
         for line in second_look.in_words(again, this_node.node):
             say(line)
+
+
+def _port_counters(node: _Node) -> port_errors.PortCounters | None:
+    """Return the error counters of the RDMA ports; None where they are not asked for, or another task reads them."""
+    asked = any(check.id == "ib.errors" for check in active(node.manifest))
+    return port_errors.read_counters() if asked and not node.local_rank else None
+
+
+def _grown(node: _Node, before: port_errors.PortCounters | None) -> dict[str, Any]:
+    """Return what grew of the error counters for the exit record, and say in the log what is too much."""
+    if before is None or not (before.values or before.unread):
+        return {}
+    growth = port_errors.compare(before, port_errors.read_counters())
+    many = [port_errors.in_words(one) for one in growth.errors if one.many]
+    if many:
+        found = ", ".join(many[:_MOST_COUNTERS])
+        node.say(f"hpcenv: node {node.this_node.node}: RDMA errors while the ranks ran: {found}")
+    return {"port_errors": growth.errors, "port_errors_unknown": growth.unknown}
 
 
 # -- before -------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def merge(records: Sequence[NodeExit]) -> NodeExit:
         not_looked_again=next((record.not_looked_again for record in records if record.not_looked_again), ""),
         detail=next((record.detail for record in (base, *records) if record.detail), ""),
         refused=any(record.refused for record in records),
+        port_errors=next((record.port_errors for record in records if record.port_errors), ()),
+        port_errors_unknown=next((record.port_errors_unknown for record in records if record.port_errors_unknown), ""),
         differences=next((record.differences for record in records if record.differences), ()),
         full=next((record.full for record in records if record.full), ""),
         tasks=len(records),

@@ -46,6 +46,14 @@ class HostTree:
         except OSError:
             return ""
 
+    def resolved(self, path: str) -> str:
+        """Return a path of this host with all links followed; empty where it leads nowhere, or out of the tree."""
+        root = os.path.realpath(self._root)
+        real = os.path.realpath(self._place(path))
+        if not os.path.exists(real) or os.path.commonpath((root, real)) != root:
+            return ""
+        return "/" + os.path.relpath(real, root)
+
     def text(self, path: str) -> str:
         """Return the content of a small file without blanks around it."""
         return self.read(path).decode("utf-8", "replace").strip()
@@ -91,6 +99,10 @@ class RecordedTree(HostTree):
     def exists(self, path: str) -> bool:
         """Return whether the recording has such a file, folder or link."""
         return path in self._files or path in self._links or path.rstrip("/") in self._folders
+
+    def resolved(self, path: str) -> str:  # noqa: ARG002
+        """Return nothing: a recording has the last name of a link only."""
+        return ""
 
     def link(self, path: str) -> str:
         """Return where a recorded link leads to."""

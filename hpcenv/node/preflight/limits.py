@@ -9,6 +9,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hpcenv.records.checks import CheckOutcome
@@ -16,6 +17,12 @@ from hpcenv.records.manifest import Manifest
 
 _LEAST_FILES = 1024
 _FILES_PER_RANK = 4
+# Threads of torch, of its data loaders and of NCCL: a rank on eight cores has about 200.
+_THREADS_PER_RANK = 512
+# With a limit above this, no count of the running threads is needed.
+_MANY_THREADS = 65536
+# From this NCCL on, it gives its threads a stack that is large enough.
+_STACK_OF_ITS_OWN = (2, 28)
 _SHM_BYTES = 2**30
 # Slurm counts memory that the kernel keeps for itself, too (RealMemory), so a little less is usual.
 _USUAL_PART = 0.9
@@ -26,6 +33,8 @@ def check_limits(
 ) -> Iterator[CheckOutcome]:
     """Yield the outcomes about limits of this process and memory of this node."""
     yield check_open_files(manifest)
+    yield check_processes(manifest, proc)
+    yield check_stack(manifest)
     yield check_affinity(manifest)
     yield from check_shm(manifest, dev / "shm")
     yield check_memory(environ, proc)
@@ -42,6 +51,53 @@ def check_open_files(manifest: Manifest) -> CheckOutcome:
         found="unlimited" if unlimited else str(soft),
         limit=f">= {needed}",
         note="" if unlimited or soft >= needed else f"the hard limit is {hard}",
+    )
+
+
+def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutcome:
+    """Compare the limit of processes and threads of this user with those that run and those that the ranks start."""
+    name = "sys.nproc"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft == resource.RLIM_INFINITY:
+        return CheckOutcome(id=name, state="fine", found="unlimited")
+    if os.geteuid() == 0:
+        return CheckOutcome(id=name, state="not-run", found="the limit does not hold for root")
+    needed = _THREADS_PER_RANK * manifest.nproc_per_node
+    # Counting the threads of this user takes some ms, so only where it can matter.
+    running = _threads_of_user(proc) if soft < _MANY_THREADS else 0
+    return CheckOutcome(
+        id=name,
+        state="fine" if soft - running >= needed else "failed",
+        found=f"{soft}, of which {running} are in use" if running else str(soft),
+        limit=f">= {needed} free",
+        note="" if soft - running >= needed else f"the hard limit is {hard}",
+    )
+
+
+def _threads_of_user(proc: Path) -> int:
+    """Return how many threads this user's processes have on this node: RLIMIT_NPROC counts them (getrlimit(2))."""
+    count = 0
+    for entry in os.listdir(proc):
+        with suppress(OSError):
+            if entry.isdecimal() and (proc / entry).stat().st_uid == os.getuid():
+                count += len(os.listdir(proc / entry / "task"))
+    return count
+
+
+def check_stack(manifest: Manifest) -> CheckOutcome:
+    """Find a stack without a limit, with which glibc gives threads 2 MB only: too little for NCCL before 2.28."""
+    name = "sys.stack"
+    if manifest.backend != "nccl":
+        return CheckOutcome(id=name, state="not-run", found="the backend is gloo")
+    if resource.getrlimit(resource.RLIMIT_STACK)[0] != resource.RLIM_INFINITY:
+        return CheckOutcome(id=name, state="fine", found="limited")
+    version = next((str(e.value) for e in manifest.expectations if e.field == "libs.nccl.version"), "")
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    if match is None:
+        return CheckOutcome(id=name, state="not-run", found="unlimited; which NCCL the job has is not known")
+    safe = (int(match[1]), int(match[2])) >= _STACK_OF_ITS_OWN
+    return CheckOutcome(
+        id=name, state="fine" if safe else "failed", found=f"unlimited, with NCCL {version}", limit="8192 KiB"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -19,21 +20,56 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable
 from hpcenv.node.preflight.table import BY_ID
-from hpcenv.records.checks import CheckOutcome
+from hpcenv.records.checks import CheckOutcome, CheckState
 from hpcenv.records.manifest import Manifest
 
-# argv: `write=FOLDER` or `look=FOLDER` for each folder. Each has its own thread: a folder that hangs keeps
-# no other one. Prints a line of JSON for each folder that answers.
+# argv: `write=FOLDER` or `look=FOLDER` for each folder, `lustre=ROOT` or `gpfs=ROOT` for a kind of file system, with
+# the folder that has proc and sys. Each has its own thread: a folder that hangs keeps no other one. Prints a line of
+# JSON for each that answers.
 _CHILD = """\
-import json, os, sys, threading, time
+import glob, json, os, sys, threading, time
 lock = threading.Lock()
+def text(path):
+    with open(path) as file:
+        return file.read(4096).strip()
+def lustre(root, answer):
+    answer["states"], answer["unread"] = {}, []
+    for path in ("sys/fs/lustre/health_check", "proc/fs/lustre/health_check"):
+        if os.path.exists(os.path.join(root, path)):
+            answer["health"] = text(os.path.join(root, path))
+            break
+    for kind in ("osc", "mdc"):
+        for folder in glob.glob(root + "/[ps][ry][os]*/fs/lustre/" + kind + "/*/"):  # proc or sys
+            name = os.path.basename(folder[:-1])
+            try:
+                words = text(folder + "state").split()
+                answer["states"][name] = words[words.index("current_state:") + 1]
+            except (OSError, ValueError, IndexError):
+                answer["unread"].append(name)
+    answer["unread"] = sorted(set(answer["unread"]) - set(answer["states"]))
+def gpfs(root, answer):
+    # A private proc, or one that hides the processes of others, does not show kthreadd either.
+    kernel = root + "/proc/2/comm"
+    answer["all"], answer["daemon"] = os.path.exists(kernel) and text(kernel) == "kthreadd", False
+    for path in glob.glob(root + "/proc/[0-9]*/comm"):
+        try:
+            answer["daemon"] = answer["daemon"] or text(path) == "mmfsd"
+        except OSError:
+            pass
 def look(what, place):
     answer = {}
     try:
+        if what in ("lustre", "gpfs"):
+            {"lustre": lustre, "gpfs": gpfs}[what](place, answer)
+            with lock:
+                print(json.dumps([what, answer]), flush=True)
+            return
         os.stat(place)
         room = os.statvfs(place)
         answer["free"], answer["files"] = room.f_frsize * room.f_bavail, room.f_favail if room.f_files else None
@@ -68,6 +104,10 @@ _FULL_BYTES = 64 * 2**20
 _FULL_FILES = 100
 _LITTLE_BYTES = 2**30
 _SKEW_SECONDS = 2.0
+# Kinds of file systems, as mounts have them, whose client tells its health.
+_WATCHED = ("lustre", "gpfs")
+# States of a connection of Lustre that needs nothing (Lustre Operations Manual, import).
+_CONNECTED = ("FULL", "IDLE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +137,16 @@ class FolderLook:
         places: the folders.
         written: those that the run writes to.
         child: None where nothing is looked at, or no child could be started.
+        kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
+        systems: kind of file system -> what the child found of it; complete after `answers`.
     """
 
     places: tuple[str, ...]
     written: frozenset[str]
     child: subprocess.Popen[bytes] | None
     started: float = field(default_factory=time.monotonic)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     _answers: dict[str, FolderAnswer] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -115,7 +159,7 @@ class FolderLook:
 
     def _wait(self, child: subprocess.Popen[bytes]) -> dict[str, FolderAnswer]:
         until = self.started + BY_ID["fs.answers"].seconds
-        lines = _read_lines(child, count=len(self.places), until=until)
+        lines = _read_lines(child, count=len(self.places) + len(self.kinds), until=until)
         missing = (
             FolderAnswer(hangs=True)
             if time.monotonic() >= until
@@ -125,7 +169,10 @@ class FolderLook:
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):
                 place, found = json.loads(line)
-                answers[place] = FolderAnswer(**found)
+                if place in self.kinds:
+                    self.systems[place] = found
+                else:
+                    answers[place] = FolderAnswer(**found)
         return answers
 
     def within(self, path: str) -> Callable[[], None]:
@@ -158,17 +205,47 @@ def folders_of(manifest: Manifest, environ: Mapping[str, str]) -> tuple[dict[str
     return places, frozenset(written)
 
 
-def start(manifest: Manifest, environ: Mapping[str, str]) -> FolderLook:
-    """Start a child that looks at the folders of a run; none where no checks are asked for."""
+def kinds_of(places: Iterable[str], mountinfo: str) -> dict[str, str]:
+    """Return which parallel file systems hold the folders: kind -> the first such folder.
+
+    Args:
+        places: the folders.
+        mountinfo: the text of /proc/self/mountinfo (proc(5)). The file systems themselves are not touched.
+    """
+    mounts = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        words, kind = before.split(), after.split()
+        if len(words) > 4 and kind:
+            mounts[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4])] = kind[0]
+    found: dict[str, str] = {}
+    for place in places:
+        above = [point for point in mounts if _is_below(place, point)]
+        system = mounts[max(above, key=len)] if above else ""
+        if system in _WATCHED:
+            found.setdefault(system, place)
+    return found
+
+
+def start(manifest: Manifest, environ: Mapping[str, str], *, root: Path = Path("/")) -> FolderLook:
+    """Start a child that looks at the folders of a run; none where no checks are asked for.
+
+    Args:
+        root: the folder that has proc and sys.
+    """
     names, written = folders_of(manifest, environ)
     asked = tuple(names) if manifest.preflight.level != "off" else ()
     child = None
+    kinds: dict[str, str] = {}
     if asked:
+        with contextlib.suppress(OSError):
+            kinds = kinds_of(asked, (root / "proc/self/mountinfo").read_text("utf-8", "backslashreplace"))
         words = [f"{'write' if place in written else 'look'}={place}" for place in asked]
+        words += [f"{kind}={root}" for kind in kinds]
         argv = [sys.executable, "-I", "-S", "-c", _CHILD, *words]
         with contextlib.suppress(OSError):
             child = process.start(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return FolderLook(places=asked, written=written, child=child)
+    return FolderLook(places=asked, written=written, child=child, kinds=kinds)
 
 
 def _read_lines(child: subprocess.Popen[bytes], *, count: int, until: float) -> list[bytes]:
@@ -216,6 +293,8 @@ def check_places(look: FolderLook, names: Mapping[str, str]) -> Iterator[CheckOu
     ]
     yield _listed("fs.usable", broken, "", "", fine=f"{len(look.written)} folders")
     yield from _room(look.written, answers, names)
+    yield from _lustre(look)
+    yield _gpfs(look)
     yield _clock(answers)
 
 
@@ -245,6 +324,48 @@ def _room(
     least = min(one.free or 0 for one in known.values()) >> 20
     yield _listed("fs.full", full, "", "", fine=f"{least} MiB at least")
     yield _listed("fs.space", little, "", "", fine=f"{least} MiB at least")
+
+
+def _lustre(look: FolderLook) -> Iterator[CheckOutcome]:
+    names = ("fs.lustre", "fs.lustre.servers")
+    if "lustre" not in look.kinds:
+        yield from (CheckOutcome(id=name, state="not-run", found="no folder of the run is on Lustre") for name in names)
+        return
+    where, found = f"folder {look.kinds['lustre']}", look.systems.get("lustre")
+    if found is None:
+        yield from (CheckOutcome(id=name, state="unknown", found="Lustre's client did not answer") for name in names)
+        return
+    health = str(found.get("health", ""))
+    if health:
+        state: CheckState = "fine" if health.lower() == "healthy" else "failed"
+        yield CheckOutcome(id=names[0], state=state, found=health.splitlines()[0][:80], note=where)
+    else:
+        yield CheckOutcome(id=names[0], state="not-run", found="this Lustre has no health_check that a user may read")
+    yield _servers(found, where)
+
+
+def _servers(found: Mapping[str, Any], where: str) -> CheckOutcome:
+    states, unread = found["states"], found["unread"]
+    apart = [f"{server} {state}" for server, state in sorted(states.items()) if state not in _CONNECTED]
+    if apart:
+        return CheckOutcome(id="fs.lustre.servers", state="failed", found=", ".join(apart[:8]), note=where)
+    if unread or not states:  # since 2.12 these files are in debugfs, which root may read only
+        return CheckOutcome(id="fs.lustre.servers", state="unknown", found="only root may read the states")
+    return CheckOutcome(id="fs.lustre.servers", state="fine", found=f"{len(states)} servers")
+
+
+def _gpfs(look: FolderLook) -> CheckOutcome:
+    name = "fs.gpfs"
+    if "gpfs" not in look.kinds:
+        return CheckOutcome(id=name, state="not-run", found="no folder of the run is on GPFS")
+    found = look.systems.get("gpfs")
+    if found is not None and found["daemon"]:
+        return CheckOutcome(id=name, state="fine", found="mmfsd runs")
+    if found is None:
+        return CheckOutcome(id=name, state="unknown", found="/proc did not answer")
+    if not found["all"]:
+        return CheckOutcome(id=name, state="not-run", found="this user does not see the processes of the node")
+    return CheckOutcome(id=name, state="failed", found="mmfsd does not run", note=f"folder {look.kinds['gpfs']}")
 
 
 def clock_offset(outcomes: Iterable[CheckOutcome]) -> float | None:

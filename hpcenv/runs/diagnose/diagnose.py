@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.node.launch.first_failure import Cause, FirstFailure, first_failure, visible
+from hpcenv.node.network import port_errors
+from hpcenv.node.preflight.table import BY_ID
 from hpcenv.records.files import open_regular
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
@@ -34,6 +36,8 @@ _LONGEST_TEXT = 300
 # Ranks of one finding that are listed.
 _MOST_RANKS = 64
 _MOST_PEERS = 3
+# Error counters of one node that are listed.
+_MOST_COUNTERS = 8
 # Stands for the name of a log where the records of a run say it.
 _RECORDS = "the records of the run"
 
@@ -245,8 +249,23 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
         seen = [*seen, *_seen(scan(text, patterns), sources[-1], len(sources) - 1, {}, ranks, year=0)]
     return _result(
         status.run, seen, logs, sources, len(patterns), failure=failure, failed=status.has_failed, torch=torch,
-        headline=headline, notes=[*clock_notes, *flight.describe(flight.dumps_of(run.folder))],
+        headline=headline, notes=[*clock_notes, *_link_notes(status), *flight.describe(flight.dumps_of(run.folder))],
     )  # fmt: skip
+
+
+def _link_notes(status: RunStatus) -> Iterator[str]:
+    """Yield for each node which error counters of its RDMA ports grew too much while its ranks ran."""
+    check = BY_ID["ib.errors"]
+    for record in status.exits:
+        many = [port_errors.in_words(one) for one in record.port_errors if one.many]
+        if many:
+            found = ", ".join(many[:_MOST_COUNTERS])
+            yield (
+                f"node {record.node}: RDMA errors while its ranks ran: {found} [{check.owner}: {check.id}]; "
+                f"{check.why}; {check.remedy}"
+            )
+        if record.port_errors_unknown:
+            yield f"node {record.node}: whether RDMA errors grew is unknown: {record.port_errors_unknown}"
 
 
 def _by_true_clocks(run: Submitted, status: RunStatus, offsets: Mapping[str, float]) -> FirstFailure | None:

@@ -12,6 +12,7 @@ import run_folders as folders
 
 from hpcenv.records.files import save_record, write_text
 from hpcenv.records.manifest import Environment, Manifest
+from hpcenv.records.network import PortErrors
 from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
@@ -101,6 +102,18 @@ def test_the_first_failure_comes_first_in_text_and_json(make: Make, tmp_path: Pa
     data = json.loads(hpcenv("report", "a", "--runs-dir", "runs", "--json", cwd=tmp_path).stdout)["data"]
     told = data["failure"]
     assert (told["node"], told["rank"], told["status"], told["others"], told["cause"]) == ("n2", 3, 7, 3, "rank")
+
+
+def test_errors_of_rdma_ports_while_it_ran_are_told(make: Make, tmp_path: Path, hpcenv: Any) -> None:
+    down = PortErrors(device="mlx5_3", port=1, counter="link_downed", grown=2, many=True)
+    few = PortErrors(device="mlx5_3", port=1, counter="symbol_error", grown=3, many=False)
+    put(make(), ended("n1", 0, port_errors=(down, few)), ended("n2", 1, port_errors_unknown="no counter"))
+    text = hpcenv("report", "a", "--runs-dir", "runs", cwd=tmp_path).stdout
+    assert "            RDMA errors while it ran (ib.errors): mlx5_3:1 link_downed +2\n" in text
+    assert "            RDMA errors unknown: no counter\n" in text
+    data = json.loads(hpcenv("report", "a", "--runs-dir", "runs", "--json", cwd=tmp_path).stdout)["data"]
+    (errors,) = [node["port_errors"] for node in data["status"]["exits"] if node["node"] == "n1"]
+    assert [(one["counter"], one["grown"]) for one in errors] == [("link_downed", 2), ("symbol_error", 3)]
 
 
 def test_nodes_that_did_not_train_are_not_missed(make: Make, tmp_path: Path) -> None:

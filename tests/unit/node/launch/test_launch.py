@@ -16,7 +16,15 @@ from hpcenv.node.check import sif_check
 from hpcenv.node.launch import launch, starts
 from hpcenv.records.facts import Facts, Network, Staged
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.manifest import Bind, DataFolder, Environment, LaunchOptions, Secret, StageRequest
+from hpcenv.records.manifest import (
+    Bind,
+    DataFolder,
+    Environment,
+    LaunchOptions,
+    PreflightOptions,
+    Secret,
+    StageRequest,
+)
 from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.records.verdict import NodeSettings, Rendezvous
 
@@ -289,6 +297,27 @@ def test_a_torchrun_that_records_nothing_is_said_to_have_done_so(run):
 
 
 # -- the environment of the ranks ---------------------------------------------------------
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: a mount over /sys/class needs root")
+def test_errors_of_rdma_ports_that_grow_while_the_ranks_run_are_recorded_and_said(run):
+    port = run.base / "class" / "infiniband" / "mlx5_0" / "ports" / "1" / "counters"
+    port.mkdir(parents=True)
+    (port / "link_downed").write_text("4\n")
+    (port / "symbol_error").write_text("0\n")
+    run.save(preflight=PreflightOptions(level="quick"))
+    run.open_gate()
+    run.torchrun(f"sleep 0.5; echo 6 > {port}/link_downed; echo 2 > {port}/symbol_error; exit 1")
+    mount = ["unshare", "--mount", "sh", "-c", f'mount --bind {run.base}/class /sys/class && exec "$@"', "sh"]
+    done = subprocess.run([*mount, *run.argv("task")], env=run.environ(), cwd="/", capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "hpcenv: node n1: RDMA errors while the ranks ran: mlx5_0:1 link_downed +2" in done.stderr.splitlines()
+    record = exit_record(run)
+    assert [(one.counter, one.grown, one.many) for one in record.port_errors] == [
+        ("link_downed", 2, True),
+        ("symbol_error", 2, False),
+    ]
+    assert record.port_errors_unknown == ""
 
 
 def test_ranks_learn_where_their_run_is(run):

@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -19,14 +20,17 @@ from pathlib import Path
 import pytest
 
 from hpcenv.node.check import gpus
-from hpcenv.node.preflight import fabric_checks, gpu_checks, judge, limits, net_checks, places
+from hpcenv.node.network import port_errors
+from hpcenv.node.network.port_errors import PortGrowth
+from hpcenv.node.network.tree import HostTree
+from hpcenv.node.preflight import dcgm, fabric_checks, gpu_checks, judge, limits, net_checks, pci_checks, places
 from hpcenv.node.preflight.table import BY_ID, CHECKS
 from hpcenv.node.this_node import ThisNode
 from hpcenv.project.severities import severities
 from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.facts import Network
 from hpcenv.records.manifest import Environment, PreflightOptions, RecordedData, Setting
-from hpcenv.records.network import Fabric, RdmaPort
+from hpcenv.records.network import Fabric, GpuPlace, RdmaPort
 
 ROOT = Path(__file__).resolve().parents[4]
 GCC = shutil.which("gcc") or shutil.which("cc")
@@ -44,6 +48,13 @@ def assert_failed(outcome, word, *, state="failed"):
     check = BY_ID[outcome.id]
     assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.remedy)
     assert check.remedy and check.source
+
+
+def assert_unknown_for_information(outcome, word):
+    """The outcome is unknown, and that stops no job and is no warning."""
+    assert outcome.state == "unknown" and word in outcome.found, outcome
+    (finding,) = judge.findings("n1", [outcome], severities({}))
+    assert (finding.severity, finding.result) == ("info", "unknown")
 
 
 def of(outcomes, name):
@@ -199,6 +210,36 @@ def test_few_open_files():
     assert in_process(code, RLIMIT_NOFILE=4096).state == "fine"
 
 
+def test_few_processes():
+    code = MANIFEST + "import os; from hpcenv.node.preflight import limits\n"
+    code += "os.setuid(65534) if os.getuid() == 0 else None; show(limits.check_processes(manifest))"
+    assert_failed(of([in_process(code, RLIMIT_NPROC=1024)], "sys.nproc"), "1024")
+    assert in_process(code, RLIMIT_NPROC=60000).state == "fine"
+
+
+def test_running_threads_count(tmp_path):
+    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
+    (tmp_path / "7" / "task" / "8").mkdir()
+    assert limits._threads_of_user(tmp_path) == 2
+
+
+def test_a_stack_without_a_limit():
+    code = MANIFEST + (
+        "import resource; from hpcenv.node.preflight import limits\n"
+        "resource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "manifest.expectations = [SimpleNamespace(field='libs.nccl.version', value='{}')]\n"
+        "show(limits.check_stack(manifest))"
+    )
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if hard != resource.RLIM_INFINITY and os.getuid() != 0:
+        pytest.skip("NOT RUN: this user may not remove the limit of the stack")
+    assert_failed(of([in_process(code.format("2.27.5"))], "sys.stack"), "unlimited, with NCCL 2.27.5")
+    assert in_process(code.format("2.28.9")).state == "fine"  # it gives its threads a larger stack
+    assert in_process(code.format("")).state == "not-run"
+    limited = MANIFEST + "from hpcenv.node.preflight import limits; show(limits.check_stack(manifest))"
+    assert in_process(limited, RLIMIT_STACK=8 * 2**20).state == "fine"
+
+
 def test_one_core_for_all_ranks():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + MANIFEST
     code += "from hpcenv.node.preflight import limits; show(limits.check_affinity(manifest))"
@@ -265,7 +306,10 @@ def folders(make_manifest, tmp_path):
 
 def test_good_folders_fail_no_check(folders, tmp_path):
     outcomes, _ = folders()
-    assert {one.state for one in outcomes} == {"fine"}, outcomes
+    bad = [one for one in outcomes if one.state != "fine"]
+    assert {one.state for one in bad} <= {"not-run"} and {one.id.split(".")[1] for one in bad} <= {"lustre", "gpfs"}, (
+        bad
+    )
     assert os.listdir(tmp_path / "run") == []
 
 
@@ -291,6 +335,71 @@ def test_a_folder_that_cannot_be_written(folders, tmp_path):
     (tmp_path / "file").touch()
     outcomes, _ = folders(environ={"TMPDIR": str(tmp_path / "file")})
     assert_failed(of(outcomes, "fs.usable"), "Not a directory")
+
+
+# -- Lustre and GPFS, from trees as their clients make them ------------------------------------------
+
+
+@pytest.fixture
+def on_system(make_manifest, tmp_path):
+    """Look at a run folder that a parallel file system holds, as its mounts say; `files` are those of proc and sys."""
+
+    def _on_system(kind, files):
+        run, root = tmp_path / "run", tmp_path / "root"
+        run.mkdir(exist_ok=True)
+        mounts = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:9 / {tmp_path} rw - {kind} server:/fs rw\n"
+        for name, text in {"proc/self/mountinfo": mounts, **files}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        environment = Environment(kind="host", python=sys.executable)
+        manifest = make_manifest(run_folder=str(run), workdir=str(tmp_path), environment=environment, preflight=QUICK)
+        env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+        found = places.start(manifest, env, root=root)
+        outcomes = list(places.check_places(found, places.folders_of(manifest, env)[0]))
+        shutil.rmtree(root)
+        return outcomes
+
+    return _on_system
+
+
+LUSTRE = {
+    "sys/fs/lustre/health_check": "healthy\n",
+    "proc/fs/lustre/osc/scratch-OST0000-osc-ff11/state": "current_state: FULL\nstate_history:\n - [1, CONNECTING]\n",
+    "proc/fs/lustre/mdc/scratch-MDT0000-mdc-ff11/state": "current_state: IDLE\n",
+}
+
+
+def test_a_healthy_lustre(on_system):
+    outcomes = on_system("lustre", LUSTRE)
+    assert {one.id: one.state for one in outcomes if one.state != "fine"} == {"fs.gpfs": "not-run"}
+    assert of(outcomes, "fs.lustre.servers").found == "2 servers"
+
+
+def test_a_lustre_client_that_has_met_a_bug(on_system):
+    outcomes = on_system("lustre", LUSTRE | {"sys/fs/lustre/health_check": "LBUG\nNOT HEALTHY\n"})
+    assert_failed(of(outcomes, "fs.lustre"), "LBUG")
+
+
+def test_a_server_of_lustre_that_is_not_connected(on_system):
+    name = "proc/fs/lustre/osc/scratch-OST0000-osc-ff11/state"
+    outcomes = on_system("lustre", LUSTRE | {name: "current_state: DISCONN\n"})
+    assert_failed(of(outcomes, "fs.lustre.servers"), "scratch-OST0000-osc-ff11 DISCONN")
+
+
+def test_states_that_only_root_may_read_are_unknown_and_stop_no_job(on_system):
+    files = {"sys/fs/lustre/health_check": "healthy\n", "sys/fs/lustre/osc/scratch-OST0000-osc-ff11/active": "1\n"}
+    one = of(on_system("lustre", files), "fs.lustre.servers")
+    assert (one.state, one.found) == ("unknown", "only root may read the states")
+    (finding,) = judge.findings("n1", [one], severities({}))
+    assert finding.severity == "info"
+
+
+def test_gpfs_without_its_daemon(on_system):
+    node = {"proc/2/comm": "kthreadd\n", "proc/900/comm": "slurmd\n"}
+    assert_failed(of(on_system("gpfs", node), "fs.gpfs"), "mmfsd does not run")
+    assert of(on_system("gpfs", node | {"proc/901/comm": "mmfsd\n"}), "fs.gpfs").state == "fine"
+    # With hidepid a user sees no processes of others.
+    assert of(on_system("gpfs", {"proc/900/comm": "python\n"}), "fs.gpfs").state == "not-run"
 
 
 @contextlib.contextmanager
@@ -473,6 +582,184 @@ def test_a_bad_port(make_manifest, name, changes, word):
     assert_failed(of(fabric_checks.check_fabric(make_manifest(), fabric), name), word)
     good = fabric_checks.check_fabric(make_manifest(), Fabric(ports=(port(0), port(1))))
     assert of(good, name).state == "fine"
+
+
+# -- error counters of RDMA, before and after the ranks ran ---------------------------------------
+
+
+def counters(root, **values):
+    """The error counters of one port, as sysfs has them."""
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    usual = {"counters/link_downed": 0, "counters/symbol_error": 3, "hw_counters/local_ack_timeout_err": 7}
+    for name, value in {**usual, "counters/port_xmit_data": 5, **values}.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(f"{value}\n")
+    return port_errors.read_counters(HostTree(root))
+
+
+def test_errors_of_a_port_that_grow_while_the_ranks_run(tmp_path):
+    before = counters(tmp_path)
+    assert port_errors.compare(before, counters(tmp_path, **{"counters/port_xmit_data": 10**9})) == PortGrowth()
+    after = counters(tmp_path, **{"counters/link_downed": 1, "counters/symbol_error": 90})
+    growth = port_errors.compare(before, after)
+    assert [port_errors.in_words(one) for one in growth.errors] == [
+        "mlx5_0:1 link_downed +1",
+        "mlx5_0:1 symbol_error +87",
+    ]
+    assert [one.many for one in growth.errors] == [True, False]  # a few symbol errors are usual
+    (many,) = port_errors.compare(before, counters(tmp_path, **{"hw_counters/local_ack_timeout_err": 500})).errors
+    assert (many.counter, many.grown, many.many) == ("local_ack_timeout_err", 493, True)
+    check = BY_ID["ib.errors"]
+    assert (check.severity, check.owner, check.place) == ("warn", "node", "run")
+
+
+def test_counters_that_cannot_be_compared_are_unknown(tmp_path):
+    full = counters(tmp_path, **{"counters/symbol_error": 65535})
+    assert port_errors.compare(full, full).unknown == "mlx5_0:1 symbol_error had reached its end before"
+    growth = port_errors.compare(full, counters(tmp_path))
+    assert growth.unknown == "mlx5_0:1 symbol_error was reset while the ranks ran"
+    hidden = tmp_path / "hidden"
+    (hidden / "sys/class/infiniband/mlx5_2/ports/1").mkdir(parents=True)
+    read = port_errors.read_counters(HostTree(hidden))
+    assert port_errors.compare(read, read).unknown == "no error counter of mlx5_2:1 can be read"
+    assert port_errors.read_counters(HostTree(tmp_path / "nothing")) == port_errors.PortCounters()
+
+
+# -- the PCI bus ------------------------------------------------------------------------------
+
+
+def configuration(*, kind=6, control=0):
+    """The configuration space of a PCI bridge: capability 0x10 at 0x40, access control at 0x150 after another one."""
+    space = bytearray(4096)
+    space[0x34] = 0x40
+    struct.pack_into("<BBH", space, 0x40, 0x10, 0, kind << 4 | 2)
+    struct.pack_into("<I", space, 0x100, 0x150 << 20 | 1 << 16 | 0x0001)
+    struct.pack_into("<IHH", space, 0x150, 1 << 16 | 0x000D, 0x1F, control)
+    return bytes(space)
+
+
+def pci_tree(root, *, kind="identity", config=None, flags="fpu vme"):
+    """Two GPUs below a PCI switch (root port, upstream port, two downstream ports), with IOMMU groups."""
+    top = root / "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    for number in (0, 1):
+        bridge = top / f"0000:02:0{number}.0"
+        gpu = bridge / f"0000:0{number + 3}:00.0"
+        group = root / f"sys/kernel/iommu_groups/{number}"
+        gpu.mkdir(parents=True)
+        group.mkdir(parents=True)
+        (group / "type").write_text(f"{kind}\n")
+        (gpu / "iommu_group").symlink_to(group)
+        (bridge / "config").write_bytes(configuration() if config is None else config)
+        for folder in (gpu, bridge):
+            (root / "sys/bus/pci/devices" / folder.name).symlink_to(folder)
+    (top / "config").write_bytes(configuration(kind=5))
+    (root / "sys/bus/pci/devices/0000:01:00.0").symlink_to(top)
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    return HostTree(root)
+
+
+GPUS = Fabric(gpu_vendor="nvidia", gpus=(GpuPlace(bus="0000:03:00.0"), GpuPlace(bus="0000:04:00.0")))
+
+
+def pci(tree, *, machine="x86_64", fabric=GPUS):
+    return {one.id: one for one in pci_checks.check_pci(fabric, tree, machine=machine)}
+
+
+def test_a_good_pci_bus(tmp_path):
+    assert {name: one.state for name, one in pci(pci_tree(tmp_path)).items()} == {
+        "pci.iommu": "fine",
+        "pci.acs": "fine",
+    }
+
+
+def test_an_iommu_that_translates(tmp_path):
+    tree = pci_tree(tmp_path, kind="DMA-FQ")
+    assert_failed(pci(tree)["pci.iommu"], "of 2 of 2 GPUs")
+    assert pci(tree, machine="aarch64")["pci.iommu"].state == "not-run"
+    (tmp_path / "proc/cpuinfo").write_text("flags\t\t: fpu hypervisor vme\n")
+    assert pci(tree)["pci.iommu"].state == "not-run"
+
+
+def test_access_control_that_redirects(tmp_path):
+    outcomes = pci(pci_tree(tmp_path, config=configuration(control=0x1D)))
+    assert_failed(outcomes["pci.acs"], "2 of 3 bridges redirect to the CPU")
+    assert "0000:02:00.0, 0000:02:01.0" in outcomes["pci.acs"].note
+
+
+def test_what_only_root_may_read_of_the_pci_bus_is_unknown(tmp_path):
+    one = pci(pci_tree(tmp_path, config=configuration()[:64]))["pci.acs"]
+    assert_unknown_for_information(one, "only root may read it, of 2 bridges")
+
+
+def test_a_kernel_that_does_not_tell_the_kind_of_an_iommu_group(tmp_path):
+    tree = pci_tree(tmp_path, kind="")
+    assert_unknown_for_information(pci(tree)["pci.iommu"], "does not tell the kind")
+
+
+def test_one_gpu_needs_no_bus_to_others(tmp_path):
+    one = Fabric(gpu_vendor="nvidia", gpus=GPUS.gpus[:1])
+    assert {found.state for found in pci(pci_tree(tmp_path), fabric=one).values()} == {"not-run"}
+
+
+# -- DCGM, a program beside the check ---------------------------------------------------------
+
+
+@pytest.fixture
+def dcgmi(tmp_path):
+    """Ask a `dcgmi` that prints a text."""
+
+    def _dcgmi(text, *, status=0, alone=True):
+        (tmp_path / "answer").write_text(text)
+        program = tmp_path / "dcgmi"
+        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\ncat {tmp_path}/answer\nexit {status}\n')
+        program.chmod(0o755)
+        found = list(dcgm.check_dcgm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}, alone=alone))
+        assert (tmp_path / "asked").read_text().splitlines()[-1] == "health -g 0 -c -j"
+        return found
+
+    return _dcgmi
+
+
+def health(word):
+    """What `dcgmi health -c -j` prints (dcgmi/Health.cpp, DcgmiOutput.cpp)."""
+    text = {"value": word, "overflow": ["A DBE has been detected.", "Reset GPU 3."]}
+    gpu = {"3": {"value": word, "children": {"Errors": {"children": {"Memory system": text}}}}}
+    body = {"Overall Health": {"value": word}}
+    return json.dumps({"body": body | ({} if word == "Healthy" else {"GPU": {"children": gpu}}), "header": ["Health"]})
+
+
+def test_what_dcgm_has_found(dcgmi):
+    assert {one.state for one in dcgmi(health("Healthy"))} == {"fine"}
+    assert_failed(
+        of(dcgmi(health("Failure")), "dcgm.health"), "GPU 3: Memory system: A DBE has been detected. Reset GPU 3."
+    )
+    found = dcgmi(health("Warning"))
+    assert_failed(of(found, "dcgm.warning"), "GPU 3: Memory system")
+    assert of(found, "dcgm.health").state == "fine"
+
+
+def test_a_failure_on_a_shared_node_may_be_of_another_jobs_gpu(dcgmi):
+    found = dcgmi(health("Failure"), alone=False)
+    assert (of(found, "dcgm.health").state, of(found, "dcgm.warning").state) == ("fine", "failed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error: Health watches not enabled. Please enable watches. \n",
+        "Error: unable to establish a connection to the specified host: localhost\n",
+    ],
+)
+def test_dcgm_that_is_not_set_up(dcgmi, text):
+    assert {one.state for one in dcgmi(text, status=255)} == {"not-run"}
+
+
+def test_an_answer_of_dcgm_that_nobody_knows_stops_no_job(dcgmi):
+    found = dcgmi("Segmentation fault\n", status=139)
+    assert of(found, "dcgm.health").state == "not-run"
+    assert_unknown_for_information(of(found, "dcgm.warning"), "Segmentation fault")
 
 
 # -- all of them ------------------------------------------------------------------------------

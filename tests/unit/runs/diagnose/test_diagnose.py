@@ -16,6 +16,7 @@ import run_folders as folders
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Expectation
+from hpcenv.records.network import PortErrors
 from hpcenv.records.outcome import RankExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.diagnose.diagnose import FailureDiagnosis, diagnose, moment_of
@@ -107,6 +108,18 @@ def test_a_kill_for_lack_of_memory_is_known_from_the_records(run: Run, tmp_path:
     assert diagnosis.cause is not None
     assert (diagnosis.cause.pattern, diagnosis.cause.node, diagnosis.cause.line) == ("slurm-oom-kill", "n2", 0)
     assert next_lines(diagnosis)[0].startswith("fix: Ask for more with --mem")
+
+
+def test_errors_of_rdma_ports_are_told_with_node_port_and_number(run: Run, tmp_path: Path) -> None:
+    folder = run("[3] step 4\n")
+    down = PortErrors(device="mlx5_3", port=1, counter="link_downed", grown=2, many=True)
+    few = replace(down, counter="symbol_error", grown=3, many=False)
+    folders.end(folder, "n1", 1, port_errors=(down, few))
+    folders.end(folder, "n2", 1, port_errors_unknown="no error counter of mlx5_0:1 can be read")
+    notes = [note for note in of(tmp_path).notes if "RDMA" in note]
+    assert notes[0].startswith("node n1: RDMA errors while its ranks ran: mlx5_3:1 link_downed +2 [node: ib.errors]; ")
+    assert "--exclude NODE" in notes[0] and "symbol_error" not in notes[0]
+    assert notes[1] == "node n2: whether RDMA errors grew is unknown: no error counter of mlx5_0:1 can be read"
 
 
 def test_a_rank_that_was_killed_goes_before_what_others_say_of_it(run: Run, tmp_path: Path) -> None:
