@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "wait", "note"]
+Phase = Literal[
+    "resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "push", "wait", "note"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import ssl
 import sys
 import threading
+import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -50,6 +52,8 @@ class Served:
                 path = self.path.partition("?")[0]
                 missing = (404, {}, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"unknown"}]}')
                 answer = outer.paths.get(path, missing)
+                if answer is missing:
+                    answer = outer.other(self, path) or missing
                 if callable(answer):
                     answer = answer(self)
                     if answer is None:
@@ -60,10 +64,17 @@ class Served:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                if getattr(self, "head", False):
+                    self.head = False
+                    return
                 with contextlib.suppress(OSError):
                     self.wfile.write(body)
 
-            do_POST = do_GET
+            do_POST = do_PUT = do_GET
+
+            def do_HEAD(self):
+                self.head = True
+                self.do_GET()
 
             def log_message(self, *args):
                 pass
@@ -74,6 +85,10 @@ class Served:
             self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         self.host = f"127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def other(self, handler, path):
+        """Answer a request for a path that is not in `paths`; None is 404."""
+        return None
 
     def put(self, name, body, media):
         document = json.dumps(body).encode() if not isinstance(body, bytes) else body
@@ -163,3 +178,81 @@ def break_after(count):
         handler.close_connection = True
 
     return fault
+
+
+class PushServed(Served):
+    """A registry that takes uploads (OCI distribution-spec 1.1).
+
+    `referrers`: whether it has the referrers API. `blobs` and `manifests` hold what was pushed, by repository and name.
+    `location(path)` names the address of an upload; `upload(handler)` may answer an upload in place of the registry.
+    """
+
+    def __init__(self, tls=None, *, referrers=True):
+        super().__init__(tls)
+        self.referrers = referrers
+        self.blobs, self.manifests = {}, {}
+        self.location = lambda path: path
+        self.upload = lambda handler: None
+
+    def other(self, handler, path):
+        match = re.fullmatch(r"/v2/(?P<name>.+?)/(?P<kind>blobs|manifests|referrers)/(?P<rest>.+?)/?", path)
+        if match is None:
+            return None
+        name, kind, rest = match.group("name", "kind", "rest")
+        if kind == "blobs" and rest.startswith("uploads"):
+            return self._upload(handler, name, path)
+        if kind == "referrers":
+            return self._referrers(name, rest) if self.referrers else None
+        if handler.command == "PUT":
+            return self._put_manifest(handler, name, rest)
+        if kind == "blobs":
+            body = self.blobs.get((name, rest))
+            return None if body is None else (200, {"Content-Type": "application/octet-stream"}, body)
+        found = self.manifests.get((name, rest))
+        return (
+            None
+            if found is None
+            else (200, {"Content-Type": found[0], "Docker-Content-Digest": sha(found[1])}, found[1])
+        )
+
+    def _upload(self, handler, name, path):
+        answer = self.upload(handler)
+        if answer is not None:
+            return answer
+        if handler.command == "POST":
+            return 202, {"Location": self.location(f"/v2/{name}/blobs/uploads/one?state=x%3D")}, b""
+        digest = urllib.parse.parse_qs(handler.path.partition("?")[2])["digest"][0]
+        if sha(handler.body) != digest:
+            return (
+                400,
+                {},
+                b'{"errors":[{"code":"DIGEST_INVALID","message":"provided digest did not match uploaded content"}]}',
+            )
+        self.blobs[name, digest] = handler.body
+        return 201, {"Location": f"/v2/{name}/blobs/{digest}"}, b""
+
+    def _put_manifest(self, handler, name, rest):
+        document = json.loads(handler.body)
+        for entry in [document["config"], *document["layers"]] if "layers" in document else []:
+            if (name, entry["digest"]) not in self.blobs:
+                return 400, {}, b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}'
+        for key in {rest, sha(handler.body)}:
+            self.manifests[name, key] = (handler.headers["Content-Type"], handler.body)
+        known = self.referrers and "subject" in document
+        return 201, {"OCI-Subject": document["subject"]["digest"]} if known else {}, b""
+
+    def _referrers(self, name, digest):
+        listed = {}
+        for (repository, _), (media, body) in self.manifests.items():
+            document = json.loads(body)
+            if repository == name and document.get("subject", {}).get("digest") == digest:
+                kind = document.get("artifactType") or document["config"]["mediaType"]
+                listed[sha(body)] = {
+                    "mediaType": media,
+                    "digest": sha(body),
+                    "size": len(body),
+                    "artifactType": kind,
+                    "annotations": document.get("annotations", {}),
+                }
+        index = {"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": list(listed.values())}
+        return 200, {"Content-Type": OCI + "index.v1+json"}, json.dumps(index).encode()

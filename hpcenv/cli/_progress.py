@@ -35,6 +35,7 @@ _WORDS = {
     "verify": "verifying",
     "stage": "staging",
     "publish": "publishing",
+    "push": "uploading",
 }
 
 

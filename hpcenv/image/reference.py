@@ -7,6 +7,7 @@ and where hpcenv.toml or a lockfile is used. Everything below takes `Source`, `R
     oci:FOLDER[:TAG|@sha256:DIGEST]                    an OCI image layout
     oci-archive:FILE[:TAG|@sha256:DIGEST]              the same in a tar archive
     docker-archive:FILE[:NAME[:TAG]]                   what `docker save` writes
+    oras://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]      a finished SIF in a registry
     PATH.sif                                           a finished SIF
     PATH.def                                           an Apptainer definition file
     host                                               no container
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn, TypedDict
 
 from hpcenv.errors import Command, SpecError
 
@@ -31,11 +32,14 @@ __all__ = [
     "LocalImage",
     "Platform",
     "Reference",
+    "RegistryName",
     "SifFile",
+    "SifReference",
     "Source",
     "parse_layered",
     "parse_platform",
     "parse_reference",
+    "parse_sif_reference",
     "parse_source",
     "refuse_floating",
     "require_layers",
@@ -58,8 +62,10 @@ class Platform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
-    """An image in a registry, `docker://...`; `registry` is the name that users write."""
+class RegistryName:
+    """Something in a registry; `registry` is the name that users write."""
+
+    scheme: ClassVar[str] = "docker"
 
     registry: str
     repository: str
@@ -69,12 +75,24 @@ class Reference:
     def __str__(self) -> str:
         tag = "" if self.tag is None else f":{self.tag}"
         digest = "" if self.digest is None else f"@{self.digest}"
-        return f"docker://{self.registry}/{self.repository}{tag}{digest}"
+        return f"{self.scheme}://{self.registry}/{self.repository}{tag}{digest}"
 
     @property
     def api_host(self) -> str:
         """The host of the registry's API; Docker Hub's differs from its registry name."""
         return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(RegistryName):
+    """An image in a registry, `docker://...`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SifReference(RegistryName):
+    """A finished SIF in a registry, `oras://...`, as `apptainer push` writes it; or another file kept there."""
+
+    scheme: ClassVar[str] = "oras"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +145,7 @@ class HostEnvironment:
 
 # An image that consists of layers, so hpcenv can convert it.
 LayeredImage = Reference | LocalImage
-Source = Reference | LocalImage | SifFile | DefinitionFile | HostEnvironment
+Source = Reference | LocalImage | SifReference | SifFile | DefinitionFile | HostEnvironment
 
 # The grammar of github.com/distribution/reference v0.6 (2024-03), `reference.go`, and its
 # `normalize.go`: the first component is a host if it contains a dot or colon or is `localhost`.
@@ -138,7 +156,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:]+\])(?::(?P<port>[0-9]{{1,5}}))?")
 _FORM = "docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]"
-_FORMS = "docker://..., oci:FOLDER, oci-archive:FILE, docker-archive:FILE, PATH.sif, PATH.def or host"
+_FORMS = "docker://..., oci:FOLDER, oci-archive:FILE, docker-archive:FILE, oras://..., PATH.sif, PATH.def or host"
 
 # image-spec 1.1, annotations.md: the alphabet of `org.opencontainers.image.ref.name`. Names in a
 # docker archive use the same alphabet.
@@ -150,7 +168,7 @@ _ELSEWHERE = {
     "dir": "copy it into a layout: skopeo copy dir:FOLDER oci:FOLDER2:TAG",
     "library": "pull it with apptainer, and name the SIF file",
     "shub": "pull it with apptainer, and name the SIF file",
-    "oras": "pull it with apptainer, and name the SIF file",
+    "oras": f"the form is {_FORM.replace('docker', 'oras', 1)}",
     "docker": f"the form is {_FORM}",
 }
 _LONGEST = 4096
@@ -169,6 +187,8 @@ def parse_source(text: str) -> Source:
     scheme, colon, rest = text.partition(":")
     if colon and rest.startswith("//") and scheme == "docker":
         return parse_reference(text)
+    if colon and rest.startswith("//") and scheme == "oras":
+        return parse_sif_reference(text)
     if colon and scheme in ("oci", "oci-archive", "docker-archive"):
         return _local(text, scheme, rest)
     if colon and scheme in _ELSEWHERE:
@@ -199,6 +219,12 @@ def require_layers(source: Source) -> LayeredImage:
     """
     if isinstance(source, (Reference, LocalImage)):
         return source
+    if isinstance(source, SifReference):
+        raise SpecError(
+            f"`{source}` is not an image with layers",
+            why="it is a finished SIF, which has nothing to convert or to compare with",
+            hint=("to fetch it: ", Command("hpcenv", "image", "pull", str(source))),
+        )
     raise SpecError(
         f"`{source}` is not an image with layers",
         why="hpcenv converts only such images",
@@ -257,11 +283,31 @@ def parse_reference(reference: str) -> Reference:
     Raises:
         SpecError: the text is not a reference; the message says which part is wrong.
     """
+    return Reference(**_parsed(reference, Reference.scheme))
+
+
+def parse_sif_reference(reference: str) -> SifReference:
+    """Parse `oras://...`, by the same rules.
+
+    Raises:
+        SpecError: the text is not a reference; the message says which part is wrong.
+    """
+    return SifReference(**_parsed(reference, SifReference.scheme))
+
+
+class _Parts(TypedDict):
+    registry: str
+    repository: str
+    tag: str | None
+    digest: str | None
+
+
+def _parsed(reference: str, wanted: str) -> _Parts:
     scheme, mark, rest = reference.partition("://")
     if not mark:
-        _bad_reference(reference, "it has no scheme", f"write docker://{reference}")
-    if scheme != "docker":
-        _bad_reference(reference, f"hpcenv reads docker:// references, not {scheme}://")
+        _bad_reference(reference, "it has no scheme", f"write {wanted}://{reference}")
+    if scheme != wanted:
+        _bad_reference(reference, f"hpcenv reads {wanted}:// references here, not {scheme}://")
     rest, mark, digest = rest.partition("@")
     if mark and not DIGEST.fullmatch(digest):
         _bad_reference(reference, f"`{digest}` is not a digest (sha256: and 64 hexadecimal digits)")
@@ -281,7 +327,7 @@ def parse_reference(reference: str) -> Reference:
             _bad_reference(reference, f"`{part}` cannot be part of a repository name (lower case only)")
     if len(host) + 1 + len(path) > 255:
         _bad_reference(reference, "the name is longer than 255 characters")
-    return Reference(registry=host, repository=path, tag=tag if colon else None, digest=digest or None)
+    return {"registry": host, "repository": path, "tag": tag if colon else None, "digest": digest or None}
 
 
 def _check_host(reference: str, host: str) -> None:
@@ -296,14 +342,11 @@ def _check_host(reference: str, host: str) -> None:
 def _bad_reference(reference: str, why: str, hint: str | None = None) -> NoReturn:
     if "#" in reference:  # enroot writes HOST#NAME:TAG
         hint = f"write / for #: {reference.replace('#', '/')}"
-    raise SpecError(
-        f"`{reference[:300]}` is not an image reference",
-        why=why,
-        hint=hint or f"the form is {_FORM}",
-    )
+    form = _FORM.replace("docker", "oras", 1) if reference.startswith("oras:") else _FORM
+    raise SpecError(f"`{reference[:300]}` is not an image reference", why=why, hint=hint or f"the form is {form}")
 
 
-def refuse_floating(reference: Reference) -> NoReturn:
+def refuse_floating(reference: RegistryName) -> NoReturn:
     """Raise the error for a reference that names another image every few weeks.
 
     Raises:

@@ -14,12 +14,13 @@ from pathlib import Path
 from hpcenv.errors import Command, SpecError, UsageError
 from hpcenv.image.convert import apptainer_build, temporary_folder
 from hpcenv.image.convert import definition as definition_file
+from hpcenv.image.describe import describe_sif
 from hpcenv.image.pull import BuiltImage
 from hpcenv.image.reference import Platform, Reference, parse_reference
 from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store.record import ImageRecord, Material, Provenance, SifFacts, utc_now
+from hpcenv.image.store.record import Material, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.node.check import sif
 from hpcenv.node.container import apptainer
@@ -161,35 +162,6 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
         record = describe_sif(made.path, build.name, provenance)
         stored = store.publish_image(made.path, record)
     return BuiltImage(path=stored.path, record=stored.record or record, reused=False, read=True)
-
-
-def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:
-    """Return a store record of a SIF, from the SIF itself; reads the whole file.
-
-    Args:
-        path: the SIF.
-        reference: the name under which the user knows it.
-        made: how it was made.
-
-    Raises:
-        HpcenvError: the SIF cannot be read.
-    """
-    header = sif.read_header(path)
-    sha256 = sif.file_sha256(path)
-    return ImageRecord(
-        digest=f"sha256:{sha256}",
-        references=(reference,),
-        platform=f"linux/{header.architecture}",
-        sif=SifFacts(
-            sha256=sha256,
-            size=header.file_size,
-            partition_sha256=sif.partition_sha256(path, header),
-            partition_size=header.runs.size,
-            compression=sif.superblock(path, header).compression,
-            architecture=header.architecture,
-        ),
-        made=made,
-    )
 
 
 def _without_logins(environ: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -15,17 +15,26 @@ from typing import Any
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError, UsageError
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Converted
+from hpcenv.image.describe import describe_sif
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, convert_image, resolve
-from hpcenv.image.reference import DefinitionFile, HostEnvironment, LayeredImage, LocalImage, SifFile
+from hpcenv.image.reference import (
+    DefinitionFile,
+    HostEnvironment,
+    LayeredImage,
+    LocalImage,
+    SifFile,
+    SifReference,
+)
+from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
+from hpcenv.image.sif_registry import fetch_sif, resolve_sif
 from hpcenv.image.store.record import ImageRecord, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.locking.definition_build import (
     DefinitionBuild,
     build_definition,
-    describe_sif,
     find_earlier_build,
     read_definition,
     refuse_on_cluster,
@@ -117,6 +126,8 @@ def _make(
         raise SpecError('this project has no image to build: `image` is "host"', why=f"in {workspace.spec}")
     if isinstance(source, SifFile):
         return _use_sif_file(workspace, source)
+    if isinstance(source, SifReference):
+        return _fetch_sif(workspace, source, before, environ, on_event, options)
     if isinstance(source, DefinitionFile):
         return _make_from_definition(workspace, source, before, environ, on_event, options)
     if options.binds:
@@ -293,6 +304,31 @@ def _use_sif_file(workspace: Workspace, source: SifFile) -> ProjectImage:
     return ProjectImage(path=path, container=container, record=record, reused=True, read=True)
 
 
+def _fetch_sif(
+    workspace: Workspace,
+    source: SifReference,
+    before: Lockfile | None,
+    environ: Mapping[str, str],
+    on_event: OnEvent,
+    options: BuildOptions,
+) -> ProjectImage:
+    """Return the SIF of a registry: the locked one by its sha256, or the one that the tag names now."""
+    access = registry_access(workspace, environ, typed=options.plain_http)
+    locked = _locked_container(workspace, before)
+    if locked is None:
+        floating = options.allow_floating or workspace.project.allow_floating
+        spec = resolve_sif(source, access, allow_floating=floating, on_event=on_event).spec
+    else:
+        spec = BlobSpec(digest=f"sha256:{locked.sif.sha256}", size=locked.sif.size)
+        on_event(Event(phase="note", what=f"using the locked SIF {spec.digest} (--upgrade resolves the tag again)"))
+    store = open_place(workspace.store_place, create=True)
+    made = fetch_sif(
+        source, spec, access, platform=project_platform(workspace), store=store, on_event=on_event
+    )  # fmt: skip
+    container = _described_container(str(source), made.path, made.record)
+    return ProjectImage(path=made.path, container=container, record=made.record, reused=made.reused, read=True)
+
+
 def _described_container(reference: str, path: Path, record: ImageRecord) -> ContainerTable:
     labels = sif.labels(path)
     return ContainerTable(
@@ -300,6 +336,7 @@ def _described_container(reference: str, path: Path, record: ImageRecord) -> Con
         manifest_digest=None,
         config_digest=labels.get("hpcenv.source.config-digest"),
         rootfs_chain_id=labels.get("hpcenv.source.chain-id"),
+        tree_sha256=record.tree_sha256,
         platform=record.platform,
         nvidia=_nvidia_variables(_oci_config(path)),
         sif=_sif_table(record, path),

@@ -243,7 +243,7 @@ FIELDS: tuple[Field, ...] = (
         "info",
         "note",
         what="digest of the file tree, equal for every SIF of the image, however it was made",
-        source="computed from the layers, and compared with what the SIF holds",
+        source="computed from the layers, and compared with what the SIF holds; of oras:// read from the SIF",
         why="it is absent where the two were not compared; rootfs-chain-id names the same files",
         judged_by=(),
     ),

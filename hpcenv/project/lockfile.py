@@ -93,8 +93,8 @@ class ContainerTable(LockTable):
 
     `digest_origin` says where the manifest digest comes from: a registry, a layout, or, for
     an archive of `docker save`, hpcenv's own canonical manifest. `tree_sha256` is the digest
-    of the file tree, equal for every SIF of this image. `nvidia` holds the image's NVIDIA_*
-    variables and CUDA_VERSION: what it needs from a driver.
+    of the file tree, equal for every SIF of this image; of a SIF from a registry that of
+    the tree in it. `nvidia` holds the image's NVIDIA_* variables and CUDA_VERSION: what it needs from a driver.
     """
 
     reference: str

@@ -47,6 +47,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "bundle verify": (("bundle", "verify", "nosuch"), "file-unusable"),
     "bundle unpack": (("bundle", "unpack", "nosuch"), "file-unusable"),
     "image pull": (("image", "pull", "docker://UPPER CASE"), "spec-invalid"),
+    "image push": (("image", "push", "nosuch.sif", "oras://registry:5000/a"), "spec-invalid"),
     "image build": (("image", "build"), "spec-invalid"),
     "image verify": (("image", "verify", "nosuch.sif"), "environment-unreadable"),
     "image inspect": (("image", "inspect", "nosuch.sif"), "environment-unreadable"),

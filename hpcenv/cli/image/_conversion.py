@@ -5,8 +5,10 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +21,15 @@ from hpcenv.errors import HpcenvError, SpecError, UsageError
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.convert.on_cluster import Allocation
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest
-from hpcenv.image.reference import LayeredImage, Platform, Reference, parse_layered, parse_platform, parse_reference
+from hpcenv.image.reference import (
+    LayeredImage,
+    Platform,
+    RegistryName,
+    SifReference,
+    parse_layered,
+    parse_platform,
+    parse_reference,
+)
 from hpcenv.image.registry.oci_layout import local_form
 from hpcenv.image.registry.source import Access
 from hpcenv.project import duration
@@ -97,26 +107,53 @@ def layered_image(text: str) -> LayeredImage:
         raise error.changed(why="it is a path without a scheme", hint=HintCommand(*words)) from error
 
 
+def registry_options(command: _render.Command) -> _render.Command:
+    """Add the options that say how to connect to a registry; see `registry_access`."""
+    return _plain_http_or_own(_ca_file(command))
+
+
 def image_options(command: _render.Command) -> _render.Command:
     """Add the options that describe an image and its registry; see `image_request`."""
-    return platform(_plain_http_or_own(_ca_file(command)))
+    return platform(registry_options(command))
 
 
 def image_request(source: LayeredImage, values: dict[str, Any], *, allow_floating: bool) -> ImageRequest:
     """Return the request that the image options describe."""
-    own = source.registry if isinstance(source, Reference) else ""
-    hosts = (own if host == _OWN_REGISTRY else host for host in values["plain_http"])
-    ca_file = values["ca_file"]
     return ImageRequest(
         source=source,
         platform=values["platform"],
-        access=Access(
-            plain_http=tuple(filter(None, hosts)),
-            ca_file=None if ca_file is None else Path(os.path.abspath(_render.cwd() / ca_file)),
-            environ=os.environ,
-        ),
+        access=registry_access(source, values),
         allow_floating=allow_floating,
     )
+
+
+def registry_access(source: LayeredImage | RegistryName, values: dict[str, Any]) -> Access:
+    """Return how to connect to registries, from --plain-http and --ca-file."""
+    own = source.registry if isinstance(source, RegistryName) else ""
+    hosts = (own if host == _OWN_REGISTRY else host for host in values["plain_http"])
+    ca_file = values["ca_file"]
+    return Access(
+        plain_http=tuple(filter(None, hosts)),
+        ca_file=None if ca_file is None else Path(os.path.abspath(_render.cwd() / ca_file)),
+        environ=os.environ,
+    )
+
+
+@contextlib.contextmanager
+def own_plain_http_hint(host: str) -> Iterator[None]:
+    """Let the hint of an error to use http name the user's own command, not `hpcenv image pull`."""
+    try:
+        yield
+    except HpcenvError as problem:
+        parts = (
+            HintCommand(*_render.command_line(), "--plain-http", host) if _is_plain_http(part) else part
+            for part in problem.hint_parts
+        )
+        raise problem.changed(hint=tuple(parts)) from problem
+
+
+def _is_plain_http(part: str | HintCommand) -> bool:
+    return isinstance(part, HintCommand) and part[:4] == ("hpcenv", "image", "pull", "--plain-http")
 
 
 def _slurm_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -243,6 +280,8 @@ def _summary(result: BuiltImage) -> tuple[str, ...]:
     if result.reused:
         return ("already in the store", "its bytes are those in the record" if result.read else "not read again")
     made = f"made by {record.made.builder}"
+    if record.references and record.references[0].startswith(f"{SifReference.scheme}://"):
+        return "fetched as a finished SIF", f"tree {record.tree_sha256}"
     if record.tree_sha256 is not None:
         return made, f"tree {record.tree_sha256}"
     if record.manifest_digest is None:

@@ -13,8 +13,11 @@ import click
 
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli.image import _conversion
-from hpcenv.image.pull import BuiltImage, ImageRequest, pull
-from hpcenv.image.reference import Reference
+from hpcenv.errors import UsageError
+from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, pull
+from hpcenv.image.reference import Reference, SifReference, parse_sif_reference
+from hpcenv.image.sif_registry import fetch_sif, resolve_sif
+from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.verify import request_options
 
 
@@ -34,8 +37,13 @@ def command(
     REFERENCE is docker://HOST/NAME:TAG, oci:DIR, oci-archive:FILE or docker-archive:FILE.
     hpcenv resolves the tag once, downloads the layers, and checks and stores them. What
     the store already has is not downloaded or converted again. For a digest,
-    NAME@sha256:..., hpcenv then does not contact the registry.
+    NAME@sha256:..., hpcenv then does not contact the registry. Of oras://HOST/NAME:TAG, a
+    finished SIF, it fetches the file and checks its digest.
     """
+    if reference.startswith(f"{SifReference.scheme}://"):
+        return _pull_sif(
+            parse_sif_reference(reference), accept, where, values, floating=allow_floating, as_json=as_json
+        )
     request = _conversion.image_request(_conversion.layered_image(reference), values, allow_floating=allow_floating)
     if where.is_projects:
         _accept.require_paths(accept, as_json=as_json)
@@ -44,6 +52,31 @@ def command(
     return _conversion.show_result(
         "image pull", result, as_json=as_json, verify=_verify_command(request, result, where)
     )
+
+
+def _pull_sif(
+    wanted: SifReference,
+    accept: str | None,
+    where: _render.Where,
+    values: dict[str, Any],
+    *,
+    floating: bool,
+    as_json: bool,
+) -> int:
+    """Fetch a finished SIF into the store."""
+    if _conversion.chosen(values) != ConvertOptions():
+        raise UsageError(
+            f"`{wanted}` is a finished SIF", why="nothing is converted or compared with layers",
+            hint="leave out the options of a conversion",
+        )  # fmt: skip
+    access = _conversion.registry_access(wanted, values)
+    if where.is_projects:
+        _accept.require_paths(accept, as_json=as_json)
+    with _progress.shown(as_json=as_json) as on_event:
+        found = resolve_sif(wanted, access, allow_floating=floating, on_event=on_event)
+        store = open_place(where.place(), create=True)
+        result = fetch_sif(wanted, found.spec, access, platform=values["platform"], store=store, on_event=on_event)
+    return _conversion.show_result("image pull", result, as_json=as_json)
 
 
 def _verify_command(request: ImageRequest, result: BuiltImage, where: _render.Where) -> str:

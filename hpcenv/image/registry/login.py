@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from hpcenv.image.reference import Reference
+from hpcenv.image.reference import RegistryName
 from hpcenv.image.registry.credentials import Credential
 from hpcenv.image.registry.session import RegistrySession, read_in_time
 
@@ -62,7 +62,7 @@ class Login:
     """
 
     def __init__(
-        self, reference: Reference, credential: Credential | None, session: RegistrySession, *, plain_http: bool
+        self, reference: RegistryName, credential: Credential | None, session: RegistrySession, *, plain_http: bool
     ) -> None:
         self.credential = credential
         self._reference = reference

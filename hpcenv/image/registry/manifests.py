@@ -362,7 +362,7 @@ def _artifact(manifest: Mapping[str, Any], media: str, name: str) -> ImageUnavai
     if media.startswith("application/vnd.cncf.helm."):
         return unusable(name, "it is a Helm chart, not a container image", "take the name of an image from the chart")
     if media.startswith("application/vnd.sylabs.sif."):
-        pull = Command("apptainer", "pull", "FILE.sif", name.replace("docker://", "oras://", 1))
+        pull = Command("hpcenv", "image", "pull", name.replace("docker://", "oras://", 1))
         return unusable(name, "it is a SIF in a registry, not a container image", ("it needs no conversion: ", pull))
     stated = str(manifest.get("artifactType") or media)[:100]
     return unusable(name, f"it is an artifact of type {stated!r}, not a container image", _CHECK_NAME)

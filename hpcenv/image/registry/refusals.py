@@ -14,7 +14,7 @@ import requests
 import urllib3.exceptions
 
 from hpcenv.errors import Command, ImageUnavailable
-from hpcenv.image.reference import Reference
+from hpcenv.image.reference import RegistryName
 from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.session import retry_after
 
@@ -31,7 +31,7 @@ class Refusals:
         timeout: seconds that one request may take.
     """
 
-    reference: Reference
+    reference: RegistryName
     search: Search
     timeout: float
 
@@ -149,6 +149,15 @@ class Refusals:
             f"the registry `{self.reference.api_host}` sent no bytes for {self.timeout:g} s",
             why="the connection is open, but a layer stopped arriving",
             hint="try again: hpcenv continues the download; a firewall that drops packets can be the cause",
+        )
+
+    def leads_elsewhere(self, url: str) -> ImageUnavailable:
+        """Return the error for an address on another host that the registry named, and that is not used."""
+        parts = urlsplit(url)
+        return ImageUnavailable(
+            f"the registry `{self.reference.api_host}` names an address that hpcenv does not use",
+            why=f"it is {one_line(parts.scheme)}://{one_line(parts.netloc.rpartition('@')[2])}",
+            hint="report this to the administrators of the registry; behind a proxy it may not know its own address",
         )
 
     def too_large(self, limit: int) -> ImageUnavailable:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import FileUnusable
-from hpcenv.image.reference import Platform, Reference, refuse_floating
+from hpcenv.image.reference import Platform, Reference, RegistryName, refuse_floating
 from hpcenv.image.registry import credentials, manifests
 from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.manifests import ImageDocuments, ResolvedImage
@@ -27,7 +27,7 @@ from hpcenv.progress import OnEvent, ignore
 if TYPE_CHECKING:
     from hpcenv.image.registry.client import Client, RegistryBlobs
 
-__all__ = ["open_source", "resolve"]
+__all__ = ["check_ca", "open_source", "resolve"]
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _DEFAULT_PLATFORM = Platform()
@@ -69,7 +69,7 @@ def resolve(
 
     if reference.digest is None and reference.tag in (None, "latest") and not allow_floating:
         refuse_floating(reference)
-    _check_ca(ca_file)
+    check_ca(ca_file)
 
     search = search or credentials.find(reference.registry, reference.repository, environ)
     client = Client(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout, on_event=on_event)
@@ -107,7 +107,7 @@ def _fetch(client: Client, reference: Reference, name: str) -> tuple[str, bytes,
 
 
 def open_source(
-    reference: Reference,
+    reference: RegistryName,
     *,
     plain_http: bool = False,
     timeout: float = 30.0,
@@ -129,12 +129,12 @@ def open_source(
     """
     from hpcenv.image.registry.client import RegistryBlobs
 
-    _check_ca(ca_file)
+    check_ca(ca_file)
     search = search or credentials.find(reference.registry, reference.repository, environ)
     return RegistryBlobs(reference, search, plain_http=plain_http, ca_file=ca_file, timeout=timeout)
 
 
-def _check_ca(ca_file: Path | None) -> None:
+def check_ca(ca_file: Path | None) -> None:
     """Raise `FileUnusable` for a bad CA file; the HTTP library's error would not name the file."""
     if ca_file is None:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv.errors import ImageUnavailable
-from hpcenv.image.reference import LayeredImage, LocalImage, Platform, Reference
+from hpcenv.image.reference import LayeredImage, LocalImage, Platform, Reference, RegistryName
 from hpcenv.image.registry import blobs, credentials, manifests, oci_layout
 from hpcenv.image.registry import resolve as registry
 from hpcenv.image.registry.credentials import Search
@@ -20,9 +20,9 @@ from hpcenv.image.registry.oci_layout import LocalBlobs
 from hpcenv.progress import OnEvent, ignore
 
 if TYPE_CHECKING:
-    from hpcenv.image.registry.client import RegistryBlobs
+    from hpcenv.image.registry.client import Client, RegistryBlobs
 
-__all__ = ["Access", "open_source", "resolve", "resolve_stored"]
+__all__ = ["Access", "open_blobs", "open_client", "open_source", "resolve", "resolve_stored"]
 
 _NOT_SENT = (
     "a saved password is not sent to {0}: it uses http, and only hpcenv.toml says so; to send it: --plain-http {0}"
@@ -47,7 +47,7 @@ class Access:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 30.0
 
-    def credentials_for(self, reference: Reference) -> Search:
+    def credentials_for(self, reference: RegistryName) -> Search:
         """Return the user's credentials for a registry, as far as they may be sent there."""
         if reference.registry in self.without_password:
             return Search(credential=None, notes=(_NOT_SENT.format(reference.registry),))
@@ -133,6 +133,40 @@ def _stored(folder: Path, digest: str, limit: int) -> bytes | None:
     return data if manifests.digest_of(data) == digest else None
 
 
+def open_client(reference: RegistryName, access: Access, *, on_event: OnEvent = ignore) -> Client:
+    """Return a connection to the repository of a reference; the caller closes it.
+
+    Raises:
+        FileUnusable: the file of certificates cannot be read.
+    """
+    from hpcenv.image.registry.client import Client
+
+    registry.check_ca(access.ca_file)
+    return Client(
+        reference,
+        access.credentials_for(reference),
+        plain_http=reference.registry in access.plain_http,
+        ca_file=access.ca_file,
+        timeout=access.timeout,
+        on_event=on_event,
+    )
+
+
+def open_blobs(reference: RegistryName, access: Access) -> RegistryBlobs:
+    """Give access to the blobs of a repository, for `blobs.fetch_all`; a context manager.
+
+    Raises:
+        FileUnusable: the file of certificates cannot be read.
+    """
+    return registry.open_source(
+        reference,
+        plain_http=reference.registry in access.plain_http,
+        timeout=access.timeout,
+        search=access.credentials_for(reference),
+        ca_file=access.ca_file,
+    )
+
+
 def open_source(source: LayeredImage, resolved: ResolvedImage, access: Access) -> LocalBlobs | RegistryBlobs:
     """Give access to the layers of a resolved image; a context manager.
 
@@ -141,10 +175,4 @@ def open_source(source: LayeredImage, resolved: ResolvedImage, access: Access) -
     """
     if isinstance(source, LocalImage):
         return oci_layout.open_source(source, resolved)
-    return registry.open_source(
-        source,
-        plain_http=source.registry in access.plain_http,
-        timeout=access.timeout,
-        search=access.credentials_for(source),
-        ca_file=access.ca_file,
-    )
+    return open_blobs(source, access)

@@ -103,7 +103,7 @@ class ImageRecord:
         manifest_digest, config_digest, chain_id: identity of the image, if it has one.
         platform: `os/architecture[/variant]`.
         tree_sha256: digest of the file tree, `sha256:HEX`; None if the tree was not compared
-            with the layers.
+            with the layers. Of a SIF that was fetched as one, the digest of the tree in it.
         layers: digests of the layers as downloaded; `diff_ids` of their uncompressed content.
         notes: what the user should know of the image: what was left out, and what cannot work.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tarfile
 import time
@@ -17,12 +18,15 @@ from typing import Any
 
 import image_fakes
 import pytest
-from http_server import Served
+from http_server import PushServed, Served
 from image_fakes import sha
 
-from hpcenv.errors import ImageMismatch, SpecError, UsageError
+from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError, UsageError
+from hpcenv.image.reference import parse_sif_reference
 from hpcenv.image.registry.source import Access
+from hpcenv.image.sif_registry import push_sif
 from hpcenv.image.store.store_folder import open_place
+from hpcenv.image.verify import read_tree_digest
 from hpcenv.locking.definition_build import DefinitionBuild, build_definition, parse_bind, read_definition
 from hpcenv.locking.diff import diff
 from hpcenv.locking.formats.cyclonedx import cyclonedx
@@ -375,6 +379,42 @@ def test_a_bind_is_read_only_when_it_says_so(tmp_path: Path) -> None:
     assert parse_bind("site:/mnt", tmp_path).read_only is False
     assert parse_bind("site:/mnt:ro", tmp_path).read_only is True
     assert parse_bind("site:/mnt:ro", tmp_path).source == str(tmp_path / "site")
+
+
+def test_a_sif_in_a_registry_is_locked_by_its_own_digest(folder: Path, fake_slurm: Any) -> None:
+    some, served = a_sif(folder), PushServed()
+    try:
+        access = Access(plain_http=(served.host,), environ={"HOME": "/none"})
+        target = parse_sif_reference(f"oras://{served.host}/lab/train:1")
+        pushed = push_sif(some, target, access, on_event=lambda _: None)
+        spec(folder, str(target), f'plain-http = ["{served.host}"]\n')
+        locked = lock_here(folder)
+        table = container(locked)
+        assert (table.sif.sha256, table.manifest_digest) == (pushed.sha256, None)
+        assert table.tree_sha256 == read_tree_digest(some)
+        assert locked.sif is not None
+        assert locked.sif.name == f"sha256-{pushed.sha256}.sif"
+        assert reasons(folder) == []
+
+        # The tag moves. A clone without a store gets the locked SIF, by its sha256.
+        other = folder / "other.sif"
+        other.write_bytes(some.read_bytes() + b"\0" * 512)
+        moved = push_sif(other, target, access, on_event=lambda _: None)
+        assert moved.sha256 != pushed.sha256
+        shutil.rmtree(open_workspace(folder).store)
+        workspace, environ = open_workspace(folder), dict(os.environ)
+        made = build(workspace, before=locked.lockfile, environ=environ, on_event=lambda _: None)
+        assert (made.path.name, made.container) == (locked.sif.name, table)
+        # One changed byte in the registry: refused, and nothing is in the store.
+        shutil.rmtree(open_workspace(folder).store)
+        key = ("lab/train", f"sha256:{pushed.sha256}")
+        served.blobs[key] = served.blobs[key][:-1] + b"x"
+        with pytest.raises(ImageUnavailable):
+            build(workspace, before=locked.lockfile, environ=environ, on_event=lambda _: None)
+        assert open_place(workspace.store_place).list_images() == ()
+        assert container(lock_here(folder, upgrade=True)).sif.sha256 == moved.sha256
+    finally:
+        served.close()
 
 
 def test_only_definition_files_see_the_host(folder: Path) -> None:

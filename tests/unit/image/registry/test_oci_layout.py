@@ -574,7 +574,7 @@ def test_sources(text, expected):
         ("oci:", "oci:PATH"), ("oci://a", "oci:a"), ("oci::v1", "oci:PATH"), ("oci:a:", "forms are"), ("oci:a: b", "forms are"),
         (f"oci:a:v1@sha256:{'0' * 64}", "omit the tag"), ("oci:a@sha256:00", "forms are"),
         (f"docker-archive:a@sha256:{'0' * 64}", "NAME:TAG"), ("docker-daemon:a:1", "docker save"), ("library://a/b", "apptainer"),
-        ("oras://a/b", "apptainer"), ("http://a/b.sif", "forms are"), ("file:///a.sif", "forms are"), ("a\nb.sif", "forms are"),
+        ("oras://a b", "oras://HOST"), ("oras:a", "oras://HOST"), ("http://a/b.sif", "forms are"), ("file:///a.sif", "forms are"), ("a\nb.sif", "forms are"),
         ("a\0.sif", "forms are"), ("x" * 5000 + ".sif", "forms are"), ("oci:a:" + "-" * 4000, "forms are"),
     ],
 )  # fmt: skip

@@ -1,0 +1,37 @@
+"""Describe a SIF by its own bytes. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.node.check import sif
+
+
+def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:
+    """Return a store record of a SIF, from the SIF itself; reads the whole file.
+
+    Args:
+        path: the SIF.
+        reference: the name under which the user knows it.
+        made: how it was made.
+
+    Raises:
+        HpcenvError: the SIF cannot be read.
+    """
+    header = sif.read_header(path)
+    sha256 = sif.file_sha256(path)
+    return ImageRecord(
+        digest=f"sha256:{sha256}",
+        references=(reference,),
+        platform=f"linux/{header.architecture}",
+        sif=SifFacts(
+            sha256=sha256,
+            size=header.file_size,
+            partition_sha256=sif.partition_sha256(path, header),
+            partition_size=header.runs.size,
+            compression=sif.superblock(path, header).compression,
+            architecture=header.architecture,
+        ),
+        made=made,
+    )

@@ -1,0 +1,195 @@
+"""Keep a SIF in a registry: `hpcenv image push`, and `oras://` as the source of an image.
+
+Runs on: LOGIN NODE.
+
+A SIF is one blob, so its sha256 is its name in the registry: what arrives is the SIF that was requested, or it is
+refused. In the store it has its own sha256 as its name. It never stands there for the image that it was made from: only
+who pushed it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError
+from hpcenv.image.convert.conversion import FORMAT_LABEL
+from hpcenv.image.describe import describe_sif
+from hpcenv.image.pull import BuiltImage
+from hpcenv.image.reference import Platform, SifReference, refuse_floating
+from hpcenv.image.registry import blobs, manifests, sif_manifest, source
+from hpcenv.image.registry.blobs import BlobSpec
+from hpcenv.image.registry.source import Access
+from hpcenv.image.store.record import Provenance, utc_now
+from hpcenv.image.store.store import Store
+from hpcenv.image.verify import read_tree_digest
+from hpcenv.node.check import sif
+from hpcenv.progress import Event, OnEvent
+
+__all__ = ["PushedSif", "ResolvedSif", "fetch_sif", "push_sif", "resolve_sif"]
+
+# How long to wait for another download of the same SIF.
+_WAIT_SECONDS = 4 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedSif:
+    """A SIF in a registry.
+
+    Attributes:
+        reference: with the tag.
+        by_digest: with the digest of the manifest; it names this SIF forever.
+        sha256: of the SIF, in hexadecimal.
+        size: of the SIF in bytes.
+        uploaded: the registry did not have the SIF before.
+    """
+
+    reference: str
+    by_digest: str
+    sha256: str
+    size: int
+    uploaded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSif:
+    """Which SIF a reference names now.
+
+    Attributes:
+        manifest_digest: of the manifest; signatures name it.
+        spec: the SIF.
+    """
+
+    manifest_digest: str
+    spec: BlobSpec
+
+
+def push_sif(path: Path, target: SifReference, access: Access, *, on_event: OnEvent) -> PushedSif:
+    """Upload a SIF under a tag, in the form that `apptainer pull oras://` reads.
+
+    Raises:
+        SpecError: the reference names a digest or no tag.
+        ImageMismatch: the file is not a SIF.
+        ImageUnavailable: the registry refuses it or cannot be reached.
+        FileUnusable: the file cannot be read.
+    """
+    from hpcenv.image.registry import upload
+
+    if target.digest is not None or target.tag is None:
+        why = "a push gives a SIF a tag; its digest follows from its content"
+        raise SpecError(f"`{target}` is no name to push to", why=why, hint="write oras://HOST/NAME:TAG")
+    header = sif.read_header(path)
+    spec = BlobSpec(digest=f"sha256:{sif.file_sha256(path)}", size=header.file_size)
+    with contextlib.closing(source.open_client(target, access, on_event=on_event)) as client:
+        client.authenticate()
+        upload.push_bytes(client, upload.EMPTY)
+        uploaded = upload.push_blob(client, spec, path, on_event=on_event)
+        made = upload.push_manifest(client, target.tag, sif_manifest.sif_manifest(spec, target))
+    return PushedSif(
+        reference=str(target),
+        by_digest=str(replace(target, tag=None, digest=made.digest)),
+        sha256=spec.digest.removeprefix("sha256:"),
+        size=spec.size,
+        uploaded=uploaded,
+    )
+
+
+def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, on_event: OnEvent) -> ResolvedSif:
+    """Ask a registry which SIF a reference names now.
+
+    Raises:
+        SpecError: the reference floats.
+        ImageUnavailable: it does not exist, is no SIF, or the registry cannot be reached.
+    """
+    if wanted.digest is None and wanted.tag in (None, "latest") and not allow_floating:
+        refuse_floating(wanted)
+    on_event(Event(phase="resolve", what=str(wanted)))
+    with contextlib.closing(source.open_client(wanted, access, on_event=on_event)) as client:
+        client.authenticate()
+        digest, body = client.manifest(wanted.digest or wanted.tag or "latest")
+    document = manifests.read_document(body, origin=wanted.registry, what="manifest")
+    spec = sif_manifest.read_sif_layer(document, str(wanted))
+    on_event(Event(phase="resolve", what=str(wanted), done=1, total=1))
+    return ResolvedSif(manifest_digest=digest, spec=spec)
+
+
+def fetch_sif(
+    wanted: SifReference, spec: BlobSpec, access: Access, *, platform: Platform, store: Store, on_event: OnEvent
+) -> BuiltImage:
+    """Return a SIF of a registry in the store; download it if the store does not have it.
+
+    Its bytes are hashed, also those of a SIF that the store has.
+
+    Args:
+        wanted: the registry and the repository.
+        spec: the SIF, from its manifest or from a lockfile.
+        access: how to connect to the registry.
+        platform: that the SIF must be for.
+        store: where it goes.
+        on_event: gets the progress.
+
+    Raises:
+        ImageUnavailable: the registry does not have it, sends other bytes, or it is for another platform.
+        ImageMismatch: it is damaged, or no SIF.
+        FileUnusable: the store has no room, or is not trusted.
+    """
+    digest = spec.digest
+    if not store.writable:
+        found = _stored(wanted, spec, store)
+        if found is not None:
+            return found
+    purpose = f"fetches {digest[:19]}"
+    with store.lease(digest, purpose=purpose, timeout=_WAIT_SECONDS, on_event=on_event):
+        found = _stored(wanted, spec, store)
+        if found is not None:
+            on_event(Event(phase="note", what=f"{wanted}: the SIF {digest[:19]}... is in the store"))
+            return found
+        return _download(wanted, spec, access, platform=platform, store=store, on_event=on_event)
+
+
+def _stored(wanted: SifReference, spec: BlobSpec, store: Store) -> BuiltImage | None:
+    """Return the SIF in the store, if it has its bytes; move one that was changed aside."""
+    stored = store.find_image(spec.digest)
+    if stored is None or stored.record is None:
+        return None
+    if f"sha256:{sif.file_sha256(stored.path)}" != spec.digest:
+        store.set_aside(spec.digest)
+        return None
+    store.remember(spec.digest, reference=str(wanted))
+    return BuiltImage(path=stored.path, record=stored.record, reused=True, read=True)
+
+
+def _download(
+    wanted: SifReference, spec: BlobSpec, access: Access, *, platform: Platform, store: Store, on_event: OnEvent
+) -> BuiltImage:
+    with store.scratch(0, purpose="fetch the SIF") as folder:
+        finished = folder / "image.sif"
+        try:
+            with source.open_blobs(wanted, access) as connection:
+                (blob,) = blobs.fetch_all([spec], connection, store.blobs, on_event=on_event)
+            # Both are in the store's file system. From here on the SIF exists once.
+            os.rename(blob, finished)
+        except OSError as error:
+            raise filesystem.refused(finished, error) from error
+        labels = sif.labels(finished)
+        made = Provenance(
+            builder="hpcenv" if FORMAT_LABEL in labels else "apptainer", tools={}, created=utc_now()
+        )  # fmt: skip
+        record = describe_sif(finished, str(wanted), made)
+        if record.digest != spec.digest:
+            raise ImageMismatch(
+                f"the SIF of `{wanted}` does not have its digest",
+                why=f"expected {spec.digest}\nreceived {record.digest}",
+            )
+        if record.platform != f"{platform.os}/{platform.architecture}":
+            raise ImageUnavailable(
+                f"`{wanted}` is for {record.platform}",
+                why=f"{platform} was requested",
+                hint="name the SIF of that platform",
+            )
+        record = replace(record, tree_sha256=read_tree_digest(finished))
+        stored = store.publish_image(finished, record)
+    return BuiltImage(path=stored.path, record=record, reused=False, read=True)
