@@ -37,7 +37,7 @@ from hpcenv.image.registry.refusals import Refusals, one_line
 from hpcenv.image.registry.session import RegistrySession, read_in_time, retry_after
 from hpcenv.progress import Event, OnEvent, ignore
 
-__all__ = ["Answer", "Client", "RegistryBlobs"]
+__all__ = ["Client", "RegistryAnswer", "RegistryBlobs"]
 
 _T = TypeVar("_T")
 _ERROR_LIMIT = 64 * 1024
@@ -51,7 +51,7 @@ _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.I
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class RegistryAnswer:
     """The registry's answer to a small request; `body` is empty unless the method was GET."""
 
     status: int
@@ -147,7 +147,7 @@ class Client:
         accept: tuple[int, ...],
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> Answer:
+    ) -> RegistryAnswer:
         """Send a small request about this repository, with login and repetition.
 
         Args:
@@ -169,7 +169,7 @@ class Client:
             self._refusals.raise_for_status(response, self._error_text(response))
         content = self._read(response, MANIFEST_LIMIT, deadline) if method == "GET" else b""
         self.end()
-        return Answer(status=response.status_code, url=response.url, headers=response.headers, body=content)
+        return RegistryAnswer(status=response.status_code, url=response.url, headers=response.headers, body=content)
 
     def send_blob(self, location: str, content: Callable[[], Iterator[bytes]], size: int) -> None:
         """Send a blob to the address that the registry named for it (distribution-spec 1.1, "POST then PUT").
