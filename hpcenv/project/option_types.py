@@ -65,6 +65,7 @@ class OptionValues(Frozen):
     seed: int | None = None
     hash_parameters_every: int | None = None
     record_metrics: bool = True
+    trace_steps: str | None = None
     smoke_limit: int | None = None
     stop_after_steps: int | None = None
     grace: int | None = None
@@ -194,6 +195,7 @@ class SubmitKeywords(TypedDict, total=False):
     seed: int
     hash_parameters_every: int
     record_metrics: bool
+    trace_steps: str
     smoke_limit: str | int
     stop_after_steps: int
     grace: str | int

@@ -75,6 +75,20 @@ def size(value: str | int) -> int:
     return int(match[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}[match[2]]
 
 
+def step_range(value: str) -> str:
+    """Return a range of optimizer steps, `A:B`, both ends included; the first step is 1."""
+    match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text(value))
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError("is not a range of optimizer steps; 1:1 is the first step, 5:6 are the fifth and the sixth")
+    return f"{int(match[1])}:{int(match[2])}"
+
+
+def first_and_last(steps: str) -> tuple[int, int]:
+    """Return both ends of a range that `step_range` has returned."""
+    first, _, last = steps.partition(":")
+    return int(first), int(last)
+
+
 def memory(value: str) -> str:
     """Return the memory of a GPU in one form, `40 GB`: a size in whole gigabytes."""
     whole, rest = divmod(size(text(value).replace(" ", "")), 10**9)
@@ -224,6 +238,7 @@ _PARSERS: dict[str, Callable[[Option, object], OptionValue]] = {
     "time": lambda _option, value: time_limit(_text_or_number(value)),
     "seconds": lambda _option, value: seconds(_text_or_number(value)),
     "size": lambda _option, value: size(_text_or_number(value)),
+    "steps": lambda option, value: step_range(_text(option, value)),
     "texts": _texts,
     "variables": _variables,
     "secrets": _secrets,

@@ -36,6 +36,7 @@ Kind = Literal[
     "time",  # a length of time that Slurm reads; a plain number is minutes
     "seconds",  # a length of time; a plain number is seconds
     "size",  # bytes
+    "steps",  # a range of steps, A:B
     "texts",  # several texts
     "variables",  # NAME=VALUE, several times
     "secrets",  # NAME=SOURCE, several times
@@ -519,6 +520,14 @@ OPTIONS: tuple[Option, ...] = (
         group="Environment",
         help="Record the loss of every rank and optimizer step to the last bit, without a change of the script.",
         places=PROJECT,
+    ),
+    Option(
+        name="trace_steps",
+        kind="steps",
+        group="Environment",
+        help="Record each operation of torch in the optimizer steps A to B, with hashes of its inputs and outputs, for "
+        "`hpcenv compare --explain-op`. These steps take longer.",
+        metavar="A:B",
     ),
     Option(
         name="smoke_limit",

@@ -362,11 +362,14 @@ class RecordingOptions(Frozen):
         metrics: losses, metrics and hashes (`records/metrics.py`).
         hash_parameters_every: the parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after_steps: the training ends with status 0 after this optimizer step; 0 for never.
+        trace_first, trace_last: optimizer steps whose operations are recorded (`records/trace.py`); 0 for none.
     """
 
     metrics: bool = False
     hash_parameters_every: int = 0
     stop_after_steps: int = 0
+    trace_first: int = 0
+    trace_last: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -108,6 +108,11 @@ class RunFolder:
         return self.path / "determinism"
 
     @property
+    def trace(self) -> Path:
+        """The operations of chosen optimizer steps of every rank; kept over all attempts (`records.trace`)."""
+        return self.path / "trace"
+
+    @property
     def start_hook(self) -> Path:
         """What Python runs at the start of every rank, before the script."""
         return self.path / "start-hook"
@@ -257,6 +262,9 @@ class RunFolder:
 
     def determinism_of(self, attempt: int, rank: int) -> Path:
         return self.determinism / f"attempt-{attempt}" / f"rank-{rank}.json"
+
+    def trace_of(self, attempt: int, rank: int) -> Path:
+        return self.trace / f"attempt-{attempt}" / f"rank-{rank}.jsonl"
 
     def exit_of(self, node: str) -> Path:
         return self.exits / f"{node}.json"

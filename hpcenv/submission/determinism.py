@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hpcenv.incontainer.start_hook.switches import SWITCHES, variables_of
 from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.option_values import first_and_last
 from hpcenv.project.spec import Project
 from hpcenv.records.manifest import DeterminismOptions, RecordingOptions, Setting
 from hpcenv.submission.request import SubmitOptions
@@ -46,10 +47,13 @@ def _nccl(locked: Lockfile) -> tuple[int, int] | None:
 def recording_options(options: SubmitOptions, project: Project) -> RecordingOptions:
     """Return what the ranks of a run record. Pure."""
     every = options.hash_parameters_every
+    first, last = (0, 0) if options.trace_steps is None else first_and_last(options.trace_steps)
     return RecordingOptions(
         metrics=options.record_metrics,
         hash_parameters_every=project.determinism.hash_parameters_every if every is None else every,
         stop_after_steps=options.stop_after_steps or 0,
+        trace_first=first,
+        trace_last=last,
     )
 
 

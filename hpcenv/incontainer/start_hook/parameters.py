@@ -1,8 +1,9 @@
 """The hash over all parameters that are trained: equal losses do not prove equal weights."""
 
-import ctypes
 import hashlib
 from typing import Any, Dict, Iterator, List
+
+from .tensor_bytes import add_bytes
 
 
 def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
@@ -13,20 +14,14 @@ def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
 
     Args:
         optimizers: the `param_groups` of each.
+
+    Raises:
+        RuntimeError: a parameter has no memory now.
     """
     digest, tensors, size = hashlib.sha256(), 0, 0
     for parameter in _parameters(optimizers):
-        tensor = parameter.detach()
-        if hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()
-        tensor = tensor.contiguous().cpu()
-        count = tensor.numel() * tensor.element_size()
-        if count and not tensor.data_ptr():
-            raise RuntimeError("a parameter has no memory now")
-        if count:
-            # No NumPy: an image with torch need not have it.
-            digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
-        tensors, size = tensors + 1, size + count
+        size += add_bytes(digest, parameter)
+        tensors += 1
     return {"value": digest.hexdigest(), "tensors": tensors, "bytes": size}
 
 

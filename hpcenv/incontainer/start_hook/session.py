@@ -5,12 +5,13 @@ get the switches of torch. Environment: HPCENV_START_HOOK has the options as JSO
 """
 
 import atexit
+import contextlib
 import json
 import os
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import seeds, switches
 
@@ -33,6 +34,7 @@ class Options:
         record: losses, metrics and hashes are recorded.
         hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after: the process ends after this optimizer step; 0 for never.
+        trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
     """
 
@@ -43,6 +45,8 @@ class Options:
         self.record = bool(data["record"])
         self.hash_every = int(data["hash_parameters_every"])
         self.stop_after = int(data["stop_after_steps"])
+        first, last = data.get("trace_steps") or (0, 0)
+        self.trace = (int(first), int(last)) if last else None
         self.errors = data.get("errors") or ""
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
@@ -81,7 +85,7 @@ def begin(environ: Any) -> None:
     os.environ[_RANK_PID] = str(os.getpid())
     if options.errors:
         _keep_error(options.errors, Place(environ))
-    if options.profile == "off" and not options.record and not options.stop_after:
+    if options.profile == "off" and not options.record and not options.stop_after and not options.trace:
         return
     _current = Session(options, Place(environ))
     _current.start()
@@ -122,6 +126,7 @@ class Session:
         self.place = place
         self.torch = None  # type: Any
         self.watch = None  # type: Any
+        self.trace = None  # type: Any
         self._pid = os.getpid()
         self._resumed = None  # type: Optional[int]
         self._asked_for_checkpoint = False
@@ -197,7 +202,7 @@ class Session:
         if self._rank_seed is not None:
             seeds.seed_torch(torch, self._rank_seed)
         self.apply(self._profile, self._applied_by)
-        if self.options.record or self.options.stop_after:
+        if self.options.record or self.options.stop_after or self.options.trace:
             from .steps import StepWatch
 
             self.watch = StepWatch(torch, self)
@@ -214,6 +219,33 @@ class Session:
         atexit.register(self.end)
         self._read("at_start")
         self._save("started")
+        self._begin_trace(torch)
+
+    def _begin_trace(self, torch: Any) -> None:
+        """Begin the trace, if one is wanted: last, so that it does not see what the hook itself does."""
+        if self.options.trace is None:
+            return
+        from .trace import Trace
+
+        try:
+            self.trace = Trace(torch, self, *self.options.trace)
+            self.trace.install()
+        except Exception as error:
+            self.trace = None
+            self._problems.append("no trace: %s: %s" % (type(error).__name__, error))
+            sys.stderr.write("hpcenv: %s\n" % self._problems[-1])
+
+    @contextlib.contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Keep what the hook itself asks of torch out of the trace."""
+        trace = self.trace
+        if trace is not None:
+            trace.muted += 1
+        try:
+            yield
+        finally:
+            if trace is not None:
+                trace.muted -= 1
 
     # -- what the script changes ----------------------------------------------------------------
 
@@ -306,6 +338,8 @@ class Session:
     def resumes(self, step: Optional[int]) -> None:
         """Note that the script asked for the newest checkpoint; None without one."""
         self._asked_for_checkpoint, self._resumed = True, step
+        if self.trace is not None and step and self.is_rank():
+            self.trace.resumes(step)
 
     def counted(self, watch: Any) -> None:
         """Look at the training after a counted step."""
@@ -319,6 +353,8 @@ class Session:
             self._save("first-step")
         if self._writer is not None:
             self._writer.write()
+        if self.trace is not None:
+            self.trace.step_ended(watch.counted)
 
     def after_step(self, watch: Any) -> None:
         """End this process after the step that the run asks for."""
@@ -353,7 +389,8 @@ class Session:
         from .parameters import hash_parameters
 
         try:
-            found = hash_parameters(self.watch.parameters())
+            with self.without_trace():
+                found = hash_parameters(self.watch.parameters())
         except Exception as error:
             self.watch.note("the parameters cannot be hashed: %s: %s" % (type(error).__name__, error))
             return
@@ -422,6 +459,8 @@ class Session:
             return
         if self._profile == "seeded" and self.torch is not None and not self._counts_warnings():
             self._problems.append("the script changed Python's warning filters: more operations may lack a kernel")
+        if self.trace is not None:
+            self.trace.close()
         reason = "stop-after-steps" if self._stopped_after else "finished"
         if getattr(sys, "last_type", None) is not None:
             reason = "exception"

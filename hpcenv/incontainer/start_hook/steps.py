@@ -78,6 +78,14 @@ class StepWatch:
     def counted(self) -> int:
         return self.steps + (self.before or 0)
 
+    def is_stepping(self) -> bool:
+        """Whether an optimizer steps now."""
+        return bool(self._stack)
+
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass runs now."""
+        return self._in_backward > 0
+
     def parameters(self) -> List[Any]:
         """Return the groups of parameters of the optimizers that have stepped, in the order of their first steps."""
         return [groups for _, groups in self._optimizers]
@@ -105,7 +113,8 @@ class StepWatch:
 
         def run(*args: Any, **kwargs: Any) -> None:
             try:
-                function(*args, **kwargs)
+                with self._session.without_trace():
+                    function(*args, **kwargs)
             except Exception as error:
                 self.note("%s: %s: %s" % (function.__name__.strip("_"), type(error).__name__, error))
 

@@ -1,4 +1,4 @@
-"""The file that a rank appends its losses, metrics and hashes to (hpcenv.records.metrics has the format)."""
+"""The files that a rank appends to: losses, metrics and hashes (hpcenv.records.metrics), the trace (hpcenv.records.trace)."""
 
 import json
 import os
@@ -10,16 +10,25 @@ _SECONDS_BETWEEN_WRITES = 0.2
 
 
 class Writer:
-    """Appends JSON lines. A full disk must not end the training: the first error is reported, then nothing more is."""
+    """Appends JSON lines. A full disk must not end the training: the first error is reported, then nothing more is.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the file.
+        afterwards: what an error means for the reader, in words.
+    """
+
+    def __init__(self, path: str, afterwards: str = "metrics are no longer recorded") -> None:
         self.path = path
+        self._afterwards = afterwards
         self.problem = ""
         self._lines = []  # type: List[str]
         self._written = 0.0
 
-    def add(self, line: Dict[str, Any]) -> None:
-        self._lines.append(json.dumps(line, allow_nan=False) + "\n")
+    def add(self, line: Dict[str, Any]) -> int:
+        """Add a line; return its length in bytes."""
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._lines.append(text)
+        return len(text)
 
     def write(self, *, now: bool = False) -> None:
         """Write the collected lines, at most five times a second."""
@@ -38,7 +47,7 @@ class Writer:
                 os.close(descriptor)
         except OSError as error:
             self.problem = "cannot write %s: %s" % (self.path, error)
-            sys.stderr.write("hpcenv: %s; metrics are no longer recorded\n" % self.problem)
+            sys.stderr.write("hpcenv: %s; %s\n" % (self.problem, self._afterwards))
 
 
 def replace_file(path: str, data: Dict[str, Any]) -> str:

@@ -21,8 +21,8 @@ ERRORS = "errors"
 def is_needed(manifest: Manifest) -> bool:
     """Return whether the ranks of a run have something to apply, to record or to count."""
     recording = manifest.recording
-    records = manifest.determinism.profile != "off" or recording.metrics or recording.stop_after_steps > 0
-    return records or manifest.launch.launcher == "none"
+    records = recording.metrics or recording.stop_after_steps > 0 or recording.trace_last > 0
+    return records or manifest.determinism.profile != "off" or manifest.launch.launcher == "none"
 
 
 def variables(manifest: Manifest, *, node: str) -> dict[str, str]:
@@ -37,6 +37,8 @@ def variables(manifest: Manifest, *, node: str) -> dict[str, str]:
         "hash_parameters_every": manifest.recording.hash_parameters_every,
         "stop_after_steps": manifest.recording.stop_after_steps,
     }
+    if manifest.recording.trace_last:
+        options["trace_steps"] = [manifest.recording.trace_first, manifest.recording.trace_last]
     if manifest.launch.launcher == "none":
         options["errors"] = str(RunFolder(Path(manifest.run_folder)).ranks / node / ERRORS)
     return {_VARIABLE: json.dumps(options, sort_keys=True)}

@@ -84,7 +84,7 @@ def _records(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> It
         for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name):
             if folder.is_dir() and not folder.is_symlink():
                 yield from _of_attempt(RunFolder(folder), f"{run.attempts.name}/{folder.name}/", left_out)
-    for folder in (run.metrics, run.determinism):
+    for folder in (run.metrics, run.determinism, run.trace):
         yield from _files_below(run.path, folder)
 
 

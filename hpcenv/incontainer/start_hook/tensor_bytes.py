@@ -1,0 +1,29 @@
+"""The bytes of a tensor in order, for a hash. torch.hash_tensor is an XOR, so it does not see another order."""
+
+import ctypes
+from typing import Any
+
+
+def add_bytes(digest: Any, tensor: Any) -> int:
+    """Give all bytes of a tensor to a hash, in the order of its elements; return their number.
+
+    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. Of a DTensor the rank's own part counts. A
+    tensor on a GPU is copied, which waits for the GPU.
+
+    Args:
+        digest: of hashlib.
+
+    Raises:
+        RuntimeError: it has no memory now, or no bytes that can be copied (a FakeTensor, for example).
+    """
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    count = tensor.numel() * tensor.element_size()
+    if count and not tensor.data_ptr():
+        raise RuntimeError("a tensor has no memory now")
+    if count:
+        # No NumPy: an image with torch need not have it.
+        digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
+    return int(count)

@@ -1,0 +1,276 @@
+"""The trace of chosen optimizer steps: each operation of torch that a rank called, with hashes of inputs and outputs.
+
+Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py), so this
+reader limits sizes and counts, and a line that does not fit is a problem and no error.
+
+One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
+
+`start`: a process of this rank begins. `first`, `last`: the steps that are wanted.
+    {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4,
+     "first": 1, "last": 1}
+`begin`: a step begins. What was recorded of an earlier step that has no end does not count. `resumed`: the step of the
+    checkpoint that the process began with, 0 without one. The first step of a process holds the start of the model too.
+    {"kind": "begin", "resumed": 0}
+`op`: one operation, in the order of the calls.
+    {"kind": "op", "i": 17, "name": "aten.addmm.default", "phase": "forward", "module": "Net.head", "class": "Linear",
+     "at": "source/train.py:11", "in": [["self", "float32[5]", "c4bf..."], ...], "args": "beta=1", "out": [...]}
+    `phase`: `setup` (before the first module is called), `forward`, `backward`, `gradients` (between the backward pass
+    and the optimizer) or `optimizer`. `module`: in the module that the script called. `at`: line of the script; in the
+    backward pass, that of the forward pass. `in` and `out`: name in the operation's schema (a number for a returned
+    value), type, and the first 32 digits of sha256 over the bytes in order; `-` where there is no hash: memory
+    that nothing was written to yet, results of a send or receive. Of a list of tensors also eight digits for
+    each, and its type. `generator` is the state from which random numbers are drawn. `args`: other arguments.
+`end`: the step has ended; `step` is its number.
+    {"kind": "end", "step": 1, "operations": 214}
+`note`: something that the trace does not show, in words.
+`limit`: the file has reached its limit; no step after this is whole.
+    {"kind": "limit", "bytes": 33554432}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hpcenv.records.files import open_regular
+from hpcenv.records.metrics import rank_files
+from hpcenv.records.run_folder import RunFolder
+
+Phase = Literal["setup", "forward", "backward", "gradients", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+UNKNOWN = "-"
+
+_MOST_BYTES = 64 << 20
+_LONGEST_LINE = 256 * 1024
+_LONGEST_TEXT = 600
+_MOST_VALUES = 2000
+_MOST_PROBLEMS = 20
+_HASH = re.compile(r"[0-9a-f]{8,32}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTensor:
+    """An argument or a result of an operation.
+
+    Attributes:
+        name: in the schema of the operation; a number for a returned value.
+        type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is no tensor.
+        hash: of its bytes; `-` where it has none. Of a `number` its text.
+        each: of a list of tensors, the first digits of the hash of each; empty if there are too many.
+        types: of a list of tensors, the type of each.
+    """
+
+    name: str
+    type: str
+    hash: str
+    each: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOperation:
+    """One operation.
+
+    Attributes:
+        index: its place in the step, from 0.
+        name: torch's, for example `aten.addmm.default`.
+        module, module_class: of the module that called it; empty outside of modules.
+        at: `file:line` of the script; empty if unknown.
+        arguments: those that are no tensors.
+    """
+
+    index: int
+    name: str
+    phase: Phase
+    module: str
+    module_class: str
+    at: str
+    inputs: tuple[TracedTensor, ...]
+    outputs: tuple[TracedTensor, ...]
+    arguments: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedStep:
+    """One whole optimizer step.
+
+    Attributes:
+        resumed: the step of the checkpoint that the process began with; 0 without one.
+    """
+
+    step: int
+    resumed: int
+    operations: tuple[TracedOperation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """What one rank traced in one attempt.
+
+    Attributes:
+        steps: number -> step, the whole ones; of a step that was traced twice the later one.
+        notes: what the trace does not show, in words.
+        problems: what in the file could not be read, and whether its limit was reached.
+    """
+
+    attempt: int
+    rank: int
+    steps: dict[int, TracedStep] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_run_trace(run: RunFolder) -> dict[int, RankTrace]:
+    """Return rank -> what it traced, over all attempts; the later attempt has the newer step. Empty without a trace."""
+    found: dict[int, RankTrace] = {}
+    for attempt, rank, path in rank_files(run.trace, ".jsonl"):
+        new, old = read_trace(path, attempt, rank), found.get(rank)
+        if old is not None:
+            new = RankTrace(
+                attempt=attempt,
+                rank=rank,
+                steps={**old.steps, **new.steps},
+                notes=tuple(dict.fromkeys((*old.notes, *new.notes))),
+                problems=(*old.problems, *new.problems),
+            )
+        found[rank] = new
+    return dict(sorted(found.items()))
+
+
+def read_trace(path: Path, attempt: int, rank: int) -> RankTrace:
+    """Return what the file of one rank holds. What cannot be read is in `problems`."""
+    reading = _TraceLines()
+    try:
+        with open(open_regular(path), "rb") as file:
+            left = _MOST_BYTES
+            while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))):
+                left -= len(line)
+                if not reading.take(line):
+                    break
+            if left <= 0 and file.read(1):
+                reading.problem(f"only the first {_MOST_BYTES >> 20} MiB of the trace were read")
+    except OSError as error:
+        reading.problem(f"the trace cannot be read: {error.strerror}")
+    return RankTrace(
+        attempt=attempt,
+        rank=rank,
+        steps=reading.steps,
+        notes=tuple(reading.notes),
+        problems=tuple(reading.problems),
+    )
+
+
+class _TraceLines:
+    """The lines of one file so far."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, TracedStep] = {}
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self._operations: list[TracedOperation] | None = None
+        self._resumed = 0
+        self._number = 0
+
+    def problem(self, text: str) -> None:
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(text)
+
+    def take(self, line: bytes) -> bool:
+        """Read one line; return whether to go on. A line that cannot be read makes its step incomplete."""
+        self._number += 1
+        if not line.endswith(b"\n"):
+            longer = len(line) >= _LONGEST_LINE
+            self.problem(f"line {self._number} is {'too long' if longer else 'cut'}: the trace ends there")
+            return False
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError("it is not a JSON object")  # noqa: TRY004  (one kind of error for every bad line)
+            self._take(data)
+        except (ValueError, RecursionError, OverflowError, TypeError, IndexError) as error:
+            self._operations = None
+            self.problem(f"line {self._number}: {error}")
+        return True
+
+    def _take(self, data: dict[str, Any]) -> None:
+        kind = data.get("kind")
+        if kind == "op":
+            if self._operations is not None:
+                self._operations.append(_operation(data, len(self._operations)))
+        elif kind == "begin":
+            self._operations, self._resumed = [], _whole(data, "resumed")
+        elif kind == "end":
+            self._end(_whole(data, "step"), _whole(data, "operations"))
+        elif kind == "note":
+            if len(self.notes) < _MOST_PROBLEMS:
+                self.notes.append(_text(data.get("text")))
+        elif kind == "limit":
+            self._operations = None
+            size = _whole(data, "bytes") >> 20
+            self.problem(f"the trace reached its limit of {size} MiB: later operations are not in it")
+        elif kind == "start":
+            self._operations = None
+        else:
+            raise ValueError("its kind is unknown")
+
+    def _end(self, step: int, count: int) -> None:
+        found, self._operations = self._operations, None
+        if found is None:
+            return
+        if len(found) != count:
+            raise ValueError(f"step {step} has {len(found)} operations and not {count}")
+        self.steps[step] = TracedStep(step=step, resumed=self._resumed, operations=tuple(found))
+
+
+def _operation(data: dict[str, Any], index: int) -> TracedOperation:
+    if _whole(data, "i") != index:
+        raise ValueError(f"it is not operation {index}: lines are missing")
+    phase = data.get("phase")
+    if phase not in PHASES:
+        raise ValueError("its phase is unknown")
+    return TracedOperation(
+        index=index,
+        name=_text(data.get("name")),
+        phase=phase,
+        module=_text(data.get("module", "")),
+        module_class=_text(data.get("class", "")),
+        at=_text(data.get("at", "")),
+        inputs=_values(data.get("in")),
+        outputs=_values(data.get("out")),
+        arguments=_text(data.get("args", "")),
+    )
+
+
+def _values(rows: Any) -> tuple[TracedTensor, ...]:
+    if not isinstance(rows, list) or len(rows) > _MOST_VALUES:
+        raise ValueError("`in` or `out` is not a list of values")
+    return tuple(_value(row) for row in rows)
+
+
+def _value(row: Any) -> TracedTensor:
+    if not isinstance(row, list) or len(row) not in (3, 5):
+        raise ValueError("a value is not written as name, type and hash")
+    name, kind, known = (_text(one) for one in row[:3])
+    if kind != "number" and known != UNKNOWN and not _HASH.match(known):
+        raise ValueError("a hash is not written in hexadecimal digits")
+    each, types = row[3:] if len(row) == 5 else ([], [])
+    if not isinstance(each, list) or not isinstance(types, list) or len(each) != len(types) or len(each) > _MOST_VALUES:
+        raise ValueError("the tensors of a list have another form")
+    return TracedTensor(name, kind, known, tuple(_text(one) for one in each), tuple(_text(one) for one in types))
+
+
+def _whole(data: dict[str, Any], key: str) -> int:
+    value = data.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 53:
+        raise ValueError(f"`{key}` is not a whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+        raise ValueError(f"a text is missing, or has more than {_LONGEST_TEXT} characters")
+    return value
