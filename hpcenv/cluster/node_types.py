@@ -145,6 +145,7 @@ class Offer(Frozen):
         max_nodes: of one job; None for any number.
         state: of the nodes, as sinfo's %T: `idle`, `mixed`, `drained*` ...
         cpus, memory: of a node; memory in MiB.
+        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core.
         gpus: type -> count; the type is empty where GRES has no type.
         features: values for --constraint.
         hosts: Slurm's host list expression.
@@ -164,6 +165,7 @@ class Offer(Frozen):
     gpus: Mapping[str, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
     hosts: str = ""
+    cpus_per_core: int | None = None
 
     @property
     def usable(self) -> bool:
@@ -177,7 +179,7 @@ _UNUSABLE = frozenset(
     {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future", "perfctrs", "no_respond"}
 )  # fmt: skip
 
-_SINFO = "%P|%a|%l|%s|%D|%T|%c|%m|%G|%f|%N"
+_SINFO = "%P|%a|%l|%s|%D|%T|%c|%m|%G|%f|%N|%z"
 
 
 def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tuple[Offer, ...]:
@@ -213,9 +215,11 @@ def parse_offers(text: str) -> tuple[Offer, ...]:
     found = []
     for line in text.splitlines():
         words = line.strip().split("|")
-        if len(words) != 11 or not re.fullmatch(r"[0-9]{1,9}", words[4]):
+        if len(words) not in (11, 12) or not re.fullmatch(r"[0-9]{1,9}", words[4]):
             continue
-        name, available, limit, size, nodes, state, cpus, memory, gres, features, hosts = (w.strip() for w in words)
+        name, available, limit, size, nodes, state, cpus, memory, gres, features, hosts = (
+            w.strip() for w in words[:11]
+        )
         fewest, _, most = size.rpartition("-")
         found.append(
             Offer(
@@ -233,9 +237,17 @@ def parse_offers(text: str) -> tuple[Offer, ...]:
                 gpus=parse_gpus(gres),
                 features=frozenset(filter(None, features.split(","))) - {"(null)"},
                 hosts=hosts,
+                cpus_per_core=_cpus_per_core(_number(cpus), words[11] if len(words) > 11 else ""),
             )
         )
     return tuple(found)
+
+
+def _cpus_per_core(cpus: int | None, shape: str) -> int | None:
+    """Return the CPUs of a core, from sockets:cores:threads (%z). Slurm may count cores or hardware threads as CPUs."""
+    match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,6}", shape.strip())
+    cores = int(match[1]) * int(match[2]) if match else 0
+    return max(1, cpus // cores) if cpus and cores else None
 
 
 def _number(text: str) -> int | None:

@@ -43,10 +43,17 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def begin(argv: Sequence[str], env: Mapping[str, str], *, timeout: float) -> process.BackgroundProcess:
+def begin(
+    argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: str | None = None
+) -> process.BackgroundProcess:
     """Start a command of Slurm. If it is slow, and munge does not work here, the error names munge."""
     return process.BackgroundProcess(
-        argv, timeout=timeout, env=env, slow=munge.SECONDS_UNTIL_ASKED, explain=lambda: munge.explain(env)
+        argv,
+        timeout=timeout,
+        env=env,
+        stdin=stdin,
+        slow=munge.SECONDS_UNTIL_ASKED,
+        explain=lambda: munge.explain(env),
     )
 
 

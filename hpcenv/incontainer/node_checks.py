@@ -12,6 +12,7 @@ Prints a line of JSON for each check: id, state (fine, failed, unknown, not-run)
 import argparse
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -41,9 +42,18 @@ def check_limits(options: argparse.Namespace) -> Iterator[Outcome]:
     else:
         yield _outcome("inside.shm", "not-run", "the backend is gloo")
     yield _memlock(options)
-    cores = len(os.sched_getaffinity(0))
+    cores = _count_cores()
     state = "fine" if cores >= options.ranks else "failed"
     yield _outcome("inside.affinity", state, "%d for %d ranks" % (cores, options.ranks))
+
+
+def _count_cores() -> int:
+    """Return how many cores this process may use. This file is started by its path, so cores.py is loaded by its path."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cores.py")
+    spec = importlib.util.spec_from_file_location("hpcenv_cores", path)
+    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return int(module.count_cores(os.sched_getaffinity(0)))
 
 
 def _adapters() -> List[str]:

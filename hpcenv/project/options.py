@@ -200,7 +200,8 @@ OPTIONS: tuple[Option, ...] = (
         name="cpus",
         kind="count",
         group="Shape",
-        help="CPUs on each node. The ranks of a node share them.",
+        help="CPUs on each node. The ranks of a node share them. Default: the share of the node that belongs to the "
+        "requested GPUs, as scontrol shows it; without GPUs, one core for each rank.",
         places=EVERYWHERE,
         sbatch="cpus-per-task",
         short="c",
@@ -217,7 +218,8 @@ OPTIONS: tuple[Option, ...] = (
         name="mem",
         kind="word",
         group="Shape",
-        help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node.",
+        help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
+        "share of the node that belongs to the requested GPUs, where the cluster counts memory.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",

@@ -379,7 +379,9 @@ class Manifest(Frozen):
     Attributes:
         run: the run's name, also the name of its folder.
         run_folder: absolute path, the same on every machine.
-        nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node.
+        nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node. 0 CPUs are Slurm's default.
+        mem: memory of each node as sbatch's --mem; empty for Slurm's default.
+        cpus_origin, mem_origin: where these figures come from, or why there is none.
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
         script, args, workdir: the program; absolute paths, literal arguments. Without script
             and module the nodes are checked and nothing is launched.
@@ -476,6 +478,9 @@ class Manifest(Frozen):
     start_hook_sha256: str = ""
     fingerprint: str = ""
     resume_from: str = ""
+    cpus_origin: str = ""
+    mem: str = ""
+    mem_origin: str = ""
 
     @property
     def launches(self) -> bool:

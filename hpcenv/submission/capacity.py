@@ -61,9 +61,21 @@ def gpu_types(request: Request, offered: Sequence[Offer]) -> list[str]:
     """Return the GPU types that the job can get; empty if the GRES of the cluster have no types."""
     if request.gpu_type:
         return [request.gpu_type]
+    return sorted({kind for offer in meant(request, offered) for kind in offer.gpus if kind})
+
+
+def meant(request: Request, offered: Sequence[Offer]) -> list[Offer]:
+    """Return the nodes of the partitions that the job may run in."""
     requested = set() if request.partition is None else set(request.partition.split(","))
-    meant = [offer for offer in offered if (offer.partition in requested if requested else offer.default)]
-    return sorted({kind for offer in meant for kind in offer.gpus if kind})
+    return [offer for offer in offered if (offer.partition in requested if requested else offer.default)]
+
+
+def host_names(value: str | None) -> frozenset[str]:
+    """Return the nodes that --nodelist or --exclude names; none where only Slurm can read the value."""
+    try:
+        return frozenset() if value is None or "/" in value else frozenset(expand_hostlist(value))
+    except (ValueError, RecursionError):
+        return frozenset()
 
 
 def _of(offered: Sequence[Offer], partition: str) -> list[Offer]:
@@ -250,14 +262,14 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_Condition
         unit = " MiB" if request.mem is not None and request.mem.isdecimal() else ""
         what = f"{request.mem}{unit} of memory"
         found.append((what, _first(origins, "mem"), lambda offer: offer.memory is None or offer.memory >= memory))
-    ways = _features(request.constraint)
+    ways = feature_sets(request.constraint)
     if ways:
         what = f"`{request.constraint}`"
         found.append((what, _first(origins, "constraint"), lambda offer: any(way <= offer.features for way in ways)))
     return found
 
 
-def _features(constraint: str | None) -> list[frozenset[str]]:
+def feature_sets(constraint: str | None) -> list[frozenset[str]]:
     """Return sets of features; a node must have one of the sets. Empty for expressions that only Slurm parses."""
     if constraint is None or not re.fullmatch(r"[\w.:-]+([&,|][\w.:-]+)*", constraint):
         return []

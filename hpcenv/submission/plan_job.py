@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from hpcenv.submission import (
     entry_point,
     kept_secrets,
     module_file,
+    node_share,
     preflight,
     resume,
     snapshot,
@@ -69,6 +70,7 @@ from hpcenv.submission.locked import (
     unlocked_binds,
 )
 from hpcenv.submission.node_code import start_hook_digest
+from hpcenv.submission.node_share import NodeShare
 from hpcenv.submission.plan import Call, Plan, Request, render_script
 from hpcenv.submission.request import (
     Cluster,
@@ -114,6 +116,7 @@ class _Shape(Frozen):
     request: Request
     origins: Mapping[str, str]
     profile: Profile | None
+    share: NodeShare = field(default_factory=NodeShare)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -157,8 +160,14 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     cluster, notes = _cluster(options, context)
     options, context = kept_secrets.hide_credentials(options, context, notes)
     record = to_record(options)
-    # sinfo and git answer in the background.
-    with preflight.Question(context, needed=cluster == "slurm") as question, _look(options, context) as look:
+    # sinfo, scontrol and git answer in the background.
+    with (
+        preflight.Question(context, needed=cluster == "slurm") as question,
+        node_share.ResourceQuestion(
+            context, needed=cluster == "slurm" and _may_want_share(workspace, options)
+        ) as nodes,
+        _look(options, context) as look,
+    ):
         profile = choose_site.choose(workspace, options, context, cluster, notes)
         merged = merge(options, workspace, context.environ, cluster, profile, notes)
         options = merged.options
@@ -181,7 +190,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         notes += _in_environment(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
         checkpoint = resume.find_checkpoint(options, context)
-        _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, notes)
+        shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, nodes, notes)
         stage = _stage(wanted, gate, run_folder, notes)
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
         data = _data(wanted)
@@ -192,13 +201,13 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     _require_start_line(manifest)
     return Plan(
         manifest=manifest,
-        request=request,
-        script="" if cluster == "local" else _render(template, manifest, request, context),
+        request=shape.request,
+        script="" if cluster == "local" else _render(template, manifest, shape.request, context),
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         requirements=requirements_text(locked.lockfile),
         command=recorded_command(context.command),
         notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
-        requested=(*merged.requested(), *choose_site.options_in_words(shape.profile)),
+        requested=(*merged.requested(), *shape.share.words(), *choose_site.options_in_words(shape.profile)),
         source=started.code.source,
         template=template,
         record=record,
@@ -362,9 +371,10 @@ def _preflight(
     run_folder: Path,
     checkpoint: Path | None,
     question: preflight.Question,
+    nodes: node_share.ResourceQuestion,
     notes: list[str],
-) -> None:
-    """Refuse what the cluster, or this machine, could not run."""
+) -> _Shape:
+    """Refuse what the cluster, or this machine, could not run; return the shape with the share of the nodes."""
     workspace, options, context, request = wanted.workspace, wanted.options, wanted.context, shape.request
     # An exported folder is submitted in another environment. Without a script no secret is read.
     if not options.handover and (options.script is not None or options.call is not None):
@@ -376,7 +386,7 @@ def _preflight(
             notes += kept_secrets.require_visible(named, context)
     if wanted.cluster == "local":
         preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
-        return
+        return shape
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers = question.answer(notes)
@@ -387,10 +397,41 @@ def _preflight(
     notes += preflight.check_space(run_folder)
     notes += preflight.require_known_srun_options(request, context)
     notes += preflight.check_warning(request.time_minutes, stop_options(options, request).grace)
-    if request.gpus_per_node and request.cpus_per_task is None:
-        many = request.nproc_per_node != 1
-        ranks = f"{request.nproc_per_node} ranks share" if many else "1 rank has"
-        notes.append(f"no --cpus: {ranks} the CPUs that Slurm gives by default")
+    return _with_share(wanted, shape, offers, nodes, notes)
+
+
+def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
+    """Return whether a share of the nodes may have to be computed; a site profile may still have the values."""
+    project = workspace.project.submit
+    gpus = project.gpus if options.gpus is None else options.gpus
+    given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]
+    return bool(gpus) and not all(any(pair) for pair in given) and not options.handover
+
+
+def _has_ranks(options: SubmitOptions) -> bool:
+    """Return whether the job starts ranks: of the training, or of the smoke test."""
+    return options.script is not None or options.call is not None or options.preflight in ("full", "deep")
+
+
+def _with_share(
+    wanted: _Wanted,
+    shape: _Shape,
+    offers: Sequence[Offer],
+    nodes: node_share.ResourceQuestion,
+    notes: list[str],
+) -> _Shape:
+    """Return the shape with CPUs and memory of each node; refuse ranks that would share a core."""
+    options = wanted.options
+    if not _has_ranks(options):
+        return shape
+    share = node_share.choose(shape.request, offers, nodes, handover=options.handover)
+    notes += [share.note] if share.note else []
+    request = share.added_to(shape.request)
+    origin = node_share.origin_of(shape.origins, share)
+    node_share.refuse_shared_cores(
+        request, origin, offers, launcher=options.launcher or "torchrun", skipped=options.skip_check
+    )
+    return replace(shape, request=request, share=share)
 
 
 def _started(
@@ -453,6 +494,9 @@ def _manifest(
         nproc_per_node=request.nproc_per_node,
         gpus_per_node=gpus,
         cpus_per_task=request.cpus_per_task or 0,
+        cpus_origin=shape.origins.get("cpus", shape.share.cpus_origin),
+        mem=request.mem or "",
+        mem_origin=shape.origins.get("mem", shape.share.mem_origin),
         backend=backend_of(lockfile, request),
         environment=started.environment,
         script=str(started.place or started.script or ""),

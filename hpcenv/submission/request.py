@@ -336,13 +336,6 @@ def launch_options(options: SubmitOptions, request: Request, *, torch: str = "")
     given = {"standalone": options.standalone, "max_restarts": options.max_restarts}
     launch_rules.check_launcher(launcher, {**given, "torchrun_args": options.torchrun_args})
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
-    cpus = request.cpus_per_task
-    if launcher == "srun" and cpus is not None and cpus < request.nproc_per_node:
-        raise UsageError(
-            f"{cpus} CPUs on each node for {request.nproc_per_node} ranks",
-            why="with `--launcher srun` each rank is a Slurm task, and has its own CPUs",
-            hint=f"--cpus {request.nproc_per_node} or more",
-        )
     if options.expand:
         launch_rules.check_expand(options.args)
     if options.standalone and request.nodes > 1:

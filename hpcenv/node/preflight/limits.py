@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hpcenv.incontainer.cores import count_cores
 from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.manifest import Manifest
 
@@ -103,7 +104,7 @@ def check_stack(manifest: Manifest) -> CheckOutcome:
 
 def check_affinity(manifest: Manifest) -> CheckOutcome:
     """Compare the cores of this step with the ranks that share them."""
-    cores, ranks = len(os.sched_getaffinity(0)), manifest.nproc_per_node
+    cores, ranks = count_cores(os.sched_getaffinity(0)), manifest.nproc_per_node
     return CheckOutcome(
         id="sys.affinity",
         state="fine" if cores >= ranks else "failed",

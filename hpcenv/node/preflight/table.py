@@ -131,7 +131,7 @@ CHECKS: tuple[Check, ...] = (
         "sys.affinity",
         "warn",
         "user",
-        measures="how many CPU cores the step may use, against the ranks of the node",
+        measures="how many CPU cores the step may use, against the ranks of the node; threads of one core count once",
         limit="a core for each rank",
         why="ranks that share one core wait for each other in every operation, data loaders too",
         source="PyTorch, Performance Tuning Guide, CPU affinity (2.13); nccl-tests#300 (2025-03)",
@@ -589,7 +589,8 @@ CHECKS: tuple[Check, ...] = (
         "inside.affinity",
         "warn",
         "user",
-        measures="how many CPU cores the launch step may use, against the ranks of the node",
+        measures="how many CPU cores the launch step may use, against the ranks of the node; threads of one core count "
+        "once",
         limit="a core for each rank",
         why="ranks that share one core wait for each other in every operation, data loaders too",
         source="PyTorch, Performance Tuning Guide, CPU affinity (2.13)",

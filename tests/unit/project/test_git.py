@@ -374,7 +374,8 @@ def test_a_filter_of_the_repository_is_named_where_it_would_matter(world: World)
     planned = world.plan(allow_dirty=True)
     assert any("not compared through filter strip: train.py" in note for note in planned.notes)
     world.git("config", "--global", "filter.strip.clean", "tr a-z A-Z")
-    assert world.plan().notes == (), "the user's own configuration has the same filter"
+    # The user's own configuration has the same filter.
+    assert not [note for note in world.plan().notes if "filter" in note]
 
 
 @pytest.mark.parametrize("kind", ["clean", "process"])

@@ -34,6 +34,9 @@ TRAIN = (
 COMMAND = ("hpcenv", "submit", "-m", "package.train", "--nproc", "1")
 
 
+ONE_CPU = "requested on each node: 1 CPU (one for each rank)"
+
+
 @pytest.fixture
 def tree(project: Path) -> Path:
     """A project with a package; outside of git."""
@@ -181,7 +184,7 @@ def test_a_module_of_the_environment_has_no_file_and_the_verdict_says_so(hpcenv:
     manifest = json.loads((run / "manifest.json").read_text())
     assert (manifest["script"], manifest["script_sha256"]) == ("", "")
     assert "script-sha256" not in tomlkit.parse((run / "lock.toml").read_text()).unwrap()["code"]
-    assert plan("torch.distributed.run").notes == ()
+    assert plan("torch.distributed.run").notes == (ONE_CPU,)
 
 
 @pytest.mark.parametrize("module", ["package.trian", "packge.train", "package.helper.train", "package"])

@@ -41,6 +41,9 @@ def git(folder: Path, *words: str) -> str:
     return os.fsdecode(done.stdout).strip()
 
 
+ONE_CPU = "requested on each node: 1 CPU (one for each rank)"
+
+
 @pytest.fixture
 def tree(project: Path) -> Path:
     """The tiny project under git."""
@@ -101,7 +104,7 @@ def test_a_run_uses_a_copy_of_what_git_tracks(plan: Any, tree: Path, context: Co
     assert (code["commit"], code["dirty"], code["script-sha256"]) == (
         source.commit, False, planned.manifest.script_sha256,
     )  # fmt: skip
-    assert planned.notes == ()
+    assert planned.notes == (ONE_CPU,)
 
 
 def test_links_modes_and_odd_names_are_kept(plan: Any, tree: Path, context: Context) -> None:
@@ -140,7 +143,10 @@ def test_an_untracked_script_is_refused_and_an_untracked_module_is_told(
     (tree / "new.py").write_text("print(1)\n")
     assert refused(lambda: plan("new.py"), "usage").why == "not under git: new.py"
     planned = plan()
-    assert planned.notes == ("git does not track these modules of the copy: new.py",)
+    assert planned.notes == (
+        ONE_CPU,
+        "git does not track these modules of the copy: new.py",
+    )
     assert (RunFolder(submit(planned, context).run_folder).source / "new.py").read_text() == "print(1)\n"
 
 
@@ -245,7 +251,7 @@ def test_without_a_commit_and_without_git_the_project_is_copied(project: Path, f
     (project / "helper.py").write_text("VALUE = 1\n")
     for reason in ("is not under git", "has no commit yet"):
         planned = plan_job(open_workspace(project), options, context)
-        assert planned.notes == ()
+        assert planned.notes == (ONE_CPU,)
         code = tomlkit.parse(planned.lockfile_text)["code"].unwrap()
         assert code["reason"].endswith(reason)
         source = planned.manifest.source
@@ -328,7 +334,7 @@ def test_an_environment_is_one_link_and_other_runs_are_left_out(plan: Any, tree:
     planned, run = copied(plan, context)
     assert os.readlink(run.source / "venv") == str(tree / "venv")
     assert not (run.source / "elsewhere").exists()
-    assert planned.notes == ()
+    assert planned.notes == (ONE_CPU,)
 
 
 @pytest.mark.parametrize("under_git", [True, False])

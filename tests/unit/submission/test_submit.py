@@ -95,7 +95,7 @@ def test_a_script_that_does_not_compile(plan: Make, project: Path, content: byte
 def test_a_script_for_a_newer_python_than_hpcenvs_is_not_refused(plan: Make, project: Path) -> None:
     edit_lockfile(project, "python", "version", "3.99.1")
     (project / "new.py").write_text("frobnicate match await:\n")
-    (note,) = plan("new.py").notes
+    note, _one_cpu = plan("new.py").notes
     assert "line 1" in note
     assert "may be Python 3.99.1" in note
 
@@ -282,6 +282,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_sbatchs_variables(plan: Mak
         "partition = flag (--partition)",
         f"time = 10 ([submit] in {project}/hpcenv.toml)",
         "account = acc (SBATCH_ACCOUNT)",
+        "cpus = 1 (one for each rank)",
     }
     assert "account = acc comes from SBATCH_ACCOUNT" in made.notes
     assert "not used, because they would change the job without a trace in its script: SBATCH_EXPORT" in made.notes
@@ -581,3 +582,92 @@ def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -
     assert [line for line in loaded(run.code) if line.startswith("# created")] == []
     (run.code / "hpcenv" / "version.py").write_text("VERSION = 'of another file'\n")
     assert [line for line in loaded(run.code) if line.startswith("# created")] != []
+
+
+# -- CPUs and memory ----------------------------------------------------------------------
+
+_NODES = """\
+SelectTypeParameters    = CR_CORE_MEMORY
+PartitionName=batch Default=YES
+PartitionName=gpu JobDefaults=DefCpuPerGPU=3
+NodeName=n1 CoresPerSocket=32 CPUTot=64 Sockets=2 Gres=gpu:8 RealMemory=512000 Partitions=batch,gpu
+"""
+
+
+def test_the_share_of_the_gpus_is_requested_printed_and_recorded(plan: Make, fake_slurm: Any) -> None:
+    fake_slurm.answers("scontrol", _NODES)
+    made = plan(gpus=2, nproc=None, allow_cpu_torch=True)
+    assert "#SBATCH --cpus-per-task=16\n" in made.script
+    assert "#SBATCH --mem=128000M\n" in made.script
+    assert [note for note in made.notes if "requested" in note] == [
+        (
+            "requested on each node, as scontrol shows it: 16 CPUs (2 of the 8 GPUs of n1, which has 64 CPUs), "
+            "128000M of memory (2 of the 8 GPUs of n1, which has 512000 MiB)"
+        )
+    ]
+    assert "cpus = 16 (2 of the 8 GPUs of n1, which has 64 CPUs)" in made.requested
+    found = decode_record(Manifest, encode_record(made.manifest), origin="x")
+    assert (found.cpus_per_task, found.cpus_origin) == (16, "2 of the 8 GPUs of n1, which has 64 CPUs")
+    assert (found.mem, found.mem_origin) == ("128000M", "2 of the 8 GPUs of n1, which has 512000 MiB")
+    assert len(fake_slurm.calls("scontrol")) == 1
+
+
+def test_what_is_given_is_not_computed(plan: Make, project: Path, fake_slurm: Any) -> None:
+    fake_slurm.answers("scontrol", _NODES)
+    made = plan(gpus=2, nproc=None, allow_cpu_torch=True, cpus=4, mem="0", partition="gpu")
+    assert "#SBATCH --cpus-per-task=4\n" in made.script
+    assert not fake_slurm.calls("scontrol")
+    assert not [note for note in made.notes if "requested" in note]
+    assert (made.manifest.cpus_origin, made.manifest.mem_origin) == ("--cpus", "--mem")
+    made = plan(gpus=2, nproc=None, allow_cpu_torch=True, mem="0", partition="gpu")
+    assert "cpus = 6 (2 GPUs x DefCpuPerGPU=3 of partition gpu)" in made.requested
+    (project / "hpcenv.toml").write_text((project / "hpcenv.toml").read_text() + '[submit]\ncpus = 5\nmem = "9G"\n')
+    made = plan(gpus=2, nproc=None, allow_cpu_torch=True, frozen=True)
+    assert "#SBATCH --cpus-per-task=5\n" in made.script
+    assert "#SBATCH --mem=9G\n" in made.script
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"err": "slurm_load_node error: Access/permission denied", "status": 1}, "`scontrol` ended with status 1"),
+        ({"out": ""}, "`scontrol show node` lists no nodes"),
+    ],
+)
+def test_without_an_answer_nothing_is_requested(plan: Make, fake_slurm: Any, said: Any, reason: str) -> None:
+    fake_slurm.answers("scontrol", **said)
+    made = plan(gpus=2, nproc=None, allow_cpu_torch=True)
+    assert "cpus-per-task" not in made.script.partition("set -u")[0]
+    assert "--mem" not in made.script
+    (note,) = (note for note in made.notes if "left to Slurm" in note)
+    assert note == f"CPUs and memory are left to Slurm's defaults (--cpus and --mem request them): {reason}"
+    assert (made.manifest.cpus_per_task, made.manifest.cpus_origin) == (0, "")
+
+
+def test_ranks_without_gpus_get_a_cpu_each_and_scontrol_is_not_asked(plan: Make, fake_slurm: Any) -> None:
+    made = plan(nproc=3)
+    assert "#SBATCH --cpus-per-task=3\n" in made.script
+    assert made.notes == ("requested on each node: 3 CPUs (one for each rank)",)
+    assert not fake_slurm.calls("scontrol")
+
+
+def test_ranks_that_would_share_a_core_are_refused(plan: Make, fake_slurm: Any) -> None:
+    error = refused(lambda: plan(nproc=4, cpus=2), "usage")
+    assert (error.what, error.why) == (
+        "2 CPUs on each node for 4 ranks",
+        "ranks that share a core wait for each other in every operation; the CPUs come from --cpus",
+    )
+    assert plan(nproc=4, cpus=2, skip_check=("sys.affinity",)).manifest.cpus_per_task == 2
+    fake_slurm.answers("scontrol", _NODES)
+    error = refused(lambda: plan(nproc=9, gpus=1, allow_cpu_torch=True), "usage")
+    assert error.why is not None
+    assert error.why.endswith("; the CPUs are 1 of the 8 GPUs of n1, which has 64 CPUs")
+    assert str(error.hint).startswith("--cpus 9 or more")
+
+
+def test_a_job_that_only_checks_its_nodes_asks_for_no_share(plan: Make, fake_slurm: Any) -> None:
+    fake_slurm.answers("scontrol", _NODES)
+    made = plan(script=None, gpus=2, nproc=None, allow_cpu_torch=True)
+    assert made.manifest.cpus_per_task == 0
+    made = plan(script=None, gpus=2, nproc=None, allow_cpu_torch=True, preflight="full")
+    assert made.manifest.cpus_per_task == 16

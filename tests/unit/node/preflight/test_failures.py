@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcenv.incontainer.cores import count_cores
 from hpcenv.node.check import gpus
 from hpcenv.node.network import port_errors
 from hpcenv.node.network.port_errors import PortGrowth
@@ -244,6 +245,15 @@ def test_one_core_for_all_ranks():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + MANIFEST
     code += "from hpcenv.node.preflight import limits; show(limits.check_affinity(manifest))"
     assert_failed(of([in_process(code)], "sys.affinity"), "1 for 4")
+
+
+def test_threads_of_one_core_are_one_core(tmp_path):
+    for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7")):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert count_cores({0, 4, 1, 5}, str(tmp_path)) == 2
+    assert count_cores({0, 1, 2}, str(tmp_path)) == 3
+    assert count_cores({0, 4, 90, 91}, str(tmp_path)) == 3, "what the machine does not say is a core of its own"
 
 
 def test_little_locked_memory_with_rdma():

@@ -1,0 +1,174 @@
+"""CPUs, memory and GPUs of a cluster's nodes, and what its partitions give to each GPU: one call of scontrol.
+
+Runs on: LOGIN NODE. It reads text, as `node_types` does and for the same reason. A value that is not there is None.
+
+scontrol without a command reads commands from standard input (scontrol(1), Slurm 22.05 to 26.05), so one process
+answers three questions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpcenv import process
+from hpcenv.cluster import slurm_command
+from hpcenv.cluster.node_types import QUICK_SECONDS, parse_configuration, parse_gpus, parse_partition_rules
+from hpcenv.errors import ToolFailed
+from hpcenv.records.frozen import Frozen
+
+_COMMANDS = "show config\nshow partition\nshow node\n"
+# A node takes about 800 bytes.
+_LONGEST = 64 * 1024 * 1024
+# With readline, scontrol repeats each command after its prompt; without it, the prompt stands before the answer.
+_PROMPT = "scontrol: "
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class NodeResources(Frozen):
+    """What one node has for jobs.
+
+    Attributes:
+        cpus: without those that Slurm keeps for the system (CPUEfctv: CoreSpecCount, CPUSpecList).
+        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core; 1 where not known.
+        memory: in MiB, without MemSpecLimit.
+        gpus: type -> count; the type is empty where GRES has no type.
+    """
+
+    name: str
+    partitions: frozenset[str]
+    cpus: int | None
+    cpus_per_core: int
+    memory: int | None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PartitionShares(Frozen):
+    """What a partition gives to jobs.
+
+    Attributes:
+        default: jobs without `--partition` run in this partition.
+        cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB), of the partition, else of the cluster;
+            None where neither is set.
+        most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
+        most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
+        whole_nodes: every job gets whole nodes (OverSubscribe=EXCLUSIVE).
+        select: SelectTypeParameters, which says whether memory is counted; empty where not known.
+    """
+
+    name: str
+    default: bool = False
+    cpus_per_gpu: int | None = None
+    memory_per_gpu: int | None = None
+    most_cpus: int | None = None
+    most_memory: int | None = None
+    most_memory_per_cpu: int | None = None
+    whole_nodes: bool = False
+    select: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ClusterResources(Frozen):
+    """All nodes, and all partitions by their names."""
+
+    nodes: tuple[NodeResources, ...]
+    partitions: Mapping[str, PartitionShares]
+
+
+def begin(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> process.BackgroundProcess:
+    """Start the call of scontrol; `read` returns the answer.
+
+    Raises:
+        ToolMissing: scontrol is missing.
+    """
+    tool = process.find_tool("scontrol", needed_for="ask what the nodes have", path=environ.get("PATH"))
+    env = slurm_command.clean_environment(environ)
+    return slurm_command.begin([tool, "--all", "--oneliner"], env, timeout=seconds, stdin=_COMMANDS)
+
+
+def read(query: process.BackgroundProcess) -> ClusterResources:
+    """Return scontrol's answer.
+
+    Raises:
+        ToolFailed: it did not arrive in time, or is too long.
+    """
+    text = query.read_bytes().decode("utf-8", errors="replace")
+    if len(text) > _LONGEST:
+        raise ToolFailed(f"`scontrol` said more than {_LONGEST >> 20} MiB", argv=("scontrol",))
+    return parse(text)
+
+
+def parse(text: str) -> ClusterResources:
+    """Parse the answers to the three commands; lines of another form are ignored."""
+    nodes: list[str] = []
+    partitions: list[str] = []
+    configuration: list[str] = []
+    for printed in text.splitlines():
+        line = _after_prompts(printed)
+        if line.startswith("NodeName="):
+            nodes.append(line)
+        else:
+            (partitions if line.startswith("PartitionName=") else configuration).append(line)
+    cluster = parse_configuration("\n".join(configuration))
+    rules = parse_partition_rules("\n".join(partitions))
+    return ClusterResources(
+        nodes=tuple(_node(line) for line in nodes),
+        partitions={name: _shares(name, rule, cluster) for name, rule in rules.items()},
+    )
+
+
+def _after_prompts(line: str) -> str:
+    while line.startswith(_PROMPT):
+        line = line[len(_PROMPT) :]
+    return line
+
+
+def _node(line: str) -> NodeResources:
+    # Of a repeated key the first value holds: free text, such as Reason=, comes last.
+    pairs = {key: value for key, equals, value in (word.partition("=") for word in reversed(line.split())) if equals}
+    cpus, cores = _number(pairs.get("CPUTot")), 0
+    sockets, per_socket = _number(pairs.get("Sockets")), _number(pairs.get("CoresPerSocket"))
+    if sockets and per_socket:
+        cores = sockets * per_socket
+    memory = _number(pairs.get("RealMemory"))
+    kept = _number(pairs.get("MemSpecLimit")) or 0
+    features = pairs.get("ActiveFeatures") or pairs.get("AvailableFeatures") or ""
+    return NodeResources(
+        name=pairs["NodeName"],
+        partitions=frozenset(pairs.get("Partitions", "").split(",")),
+        cpus=_number(pairs.get("CPUEfctv")) or cpus,
+        cpus_per_core=max(1, cpus // cores) if cpus and cores else 1,
+        memory=None if memory is None else max(0, memory - kept),
+        gpus=parse_gpus(pairs.get("Gres", "")),
+        features=frozenset(filter(None, features.split(","))) - {"(null)"},
+    )
+
+
+def _shares(name: str, rule: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionShares:
+    own, usual = (_defaults(words) for words in (rule.get("jobdefaults", ""), cluster.get("jobdefaults", "")))
+    select = rule.get("selecttypeparameters", "")
+    return PartitionShares(
+        name=name,
+        default=rule.get("default") == "YES",
+        cpus_per_gpu=own.get("defcpupergpu", usual.get("defcpupergpu")),
+        memory_per_gpu=own.get("defmempergpu", usual.get("defmempergpu")),
+        most_cpus=_number(rule.get("maxcpuspernode")) or None,
+        most_memory=_number(rule.get("maxmempernode")) or _number(cluster.get("maxmempernode")) or None,
+        most_memory_per_cpu=_number(rule.get("maxmempercpu")) or _number(cluster.get("maxmempercpu")) or None,
+        whole_nodes=rule.get("oversubscribe") == "EXCLUSIVE",
+        select=cluster.get("selecttypeparameters", "") if select in ("", "NONE", "N/A") else select,
+    )
+
+
+def _defaults(words: str) -> dict[str, int]:
+    """Return the numbers of JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=64000 by lower-case keys."""
+    found = re.findall(r"(DefCpuPerGPU|DefMemPerGPU)=([0-9]{1,15})\b", words, re.IGNORECASE)
+    return {key.lower(): int(value) for key, value in found if int(value)}
+
+
+def _number(text: str | None) -> int | None:
+    """Return a number that scontrol printed; None for UNLIMITED and other words."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else None

@@ -1,0 +1,18 @@
+"""How many cores some CPUs are.
+
+Runs on: COMPUTE NODE, and inside the image (node_checks.py loads this file). Standard library only, Python 3.8 and newer.
+"""
+
+from typing import Iterable
+
+
+def count_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") -> int:
+    """Return how many cores some CPUs are: hardware threads of one core count once, as far as the machine says which."""
+    cores = set()
+    for cpu in cpus:
+        try:
+            with open("%s/cpu%d/topology/thread_siblings_list" % (sysfs, cpu), encoding="ascii") as file:
+                cores.add(file.read().strip())
+        except (OSError, ValueError):
+            cores.add(str(cpu))
+    return len(cores)
