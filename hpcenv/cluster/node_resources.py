@@ -1,6 +1,6 @@
 """CPUs, memory and GPUs of a cluster's nodes, and what its partitions give to each GPU: one call of scontrol.
 
-Runs on: LOGIN NODE. It reads text, as `node_types` does and for the same reason. A value that is not there is None.
+Runs on: LOGIN NODE. It reads text, as `node_types` does and for the same reason. A missing value is None.
 
 scontrol without a command reads commands from standard input (scontrol(1), Slurm 22.05 to 26.05), so one process
 answers three questions.

@@ -381,7 +381,7 @@ class Manifest(Frozen):
         run_folder: absolute path, the same on every machine.
         nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node. 0 CPUs are Slurm's default.
         mem: memory of each node as sbatch's --mem; empty for Slurm's default.
-        cpus_origin, mem_origin: where these figures come from, or why there is none.
+        cpus_origin, mem_origin: where these figures come from, or why they are not requested.
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
         script, args, workdir: the program; absolute paths, literal arguments. Without script
             and module the nodes are checked and nothing is launched.

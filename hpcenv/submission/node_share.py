@@ -38,7 +38,7 @@ class NodeShare(Frozen):
     Attributes:
         cpus: None for Slurm's default.
         mem: as sbatch's --mem; None for Slurm's default.
-        cpus_origin, mem_origin: how the values follow from the cluster, or why there is none; may be empty.
+        cpus_origin, mem_origin: how the values follow from the cluster, or why they are not requested; may be empty.
         note: one line about both, for the user; empty where nothing is to be said.
     """
 
