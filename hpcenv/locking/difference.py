@@ -147,6 +147,9 @@ def _parts(dist: DistTable) -> Iterator[tuple[str, Value | None]]:
     yield "programs-sha256", dist.programs_sha256
     yield "source", dist.source
     yield "wheel-sha256", dist.wheel.sha256 if dist.wheel else None
+    built = dist.wheel.built if dist.wheel else None
+    yield "nvcc", built.nvcc if built else None
+    yield "compiler", built.compiler if built else None
     yield from source_fields(dist.direct_url).items()
 
 

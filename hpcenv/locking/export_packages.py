@@ -81,13 +81,20 @@ def why_no_pin(dist: DistTable) -> str:
         return "pip does not accept its version (PEP 440)"
     if not dist.version.isascii() or dist.version.strip() != dist.version:
         return "pip does not accept its version (PEP 440)"
-    if dist.source in NO_INDEX and proved_sha256(dist) is None:
+    if dist.source in NO_INDEX and proved_sha256(dist) is None and not is_built(dist):
         return _origin(dist)
     return ""
 
 
+def is_built(dist: DistTable) -> bool:
+    """Return whether a package was compiled in its image: then no index has its wheel."""
+    return dist.wheel is not None and dist.wheel.proof == "built"
+
+
 def why_no_wheel(dist: DistTable) -> str:
     """Return why there is no hash that pip could require, "" if there is one."""
+    if is_built(dist):
+        return "it was compiled in its image: no index has this wheel (`hpcenv image init --build` compiles it)"
     problem = why_no_pin(dist)
     if problem or proved_sha256(dist) is not None:
         return problem
@@ -108,9 +115,14 @@ def _origin(dist: DistTable) -> str:
 
 
 def proved_sha256(dist: DistTable) -> str | None:
-    """Return the wheel's sha256 if it is proved, otherwise None."""
+    """Return the sha256 of a wheel that others can get, if it is proved; otherwise None."""
     wheel = dist.wheel
-    if wheel is None or wheel.proof == "none" or wheel.sha256 is None or not HEX_SHA256.fullmatch(wheel.sha256):
+    if (
+        wheel is None
+        or wheel.proof in ("built", "none")
+        or wheel.sha256 is None
+        or not HEX_SHA256.fullmatch(wheel.sha256)
+    ):
         return None
     return wheel.sha256
 

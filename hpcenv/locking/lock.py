@@ -27,8 +27,9 @@ from hpcenv.errors import (
     SpecError,
 )
 from hpcenv.image.convert import squashfs_reader
-from hpcenv.image.recorded_files import REPORT, UNPROVED_REPORT
+from hpcenv.image.recorded_files import BUILT, REPORT, UNPROVED_REPORT
 from hpcenv.locking import compatibility_notes, fabric_notes, required_hashes
+from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
@@ -163,8 +164,9 @@ def lock(
     answer = probe(environment, environ, level=level, variables=workspace.project.env)
     binds = _lock_binds(workspace, environment, environ)
     image = None if container is None else Path(environment.sif)
-    proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image)
-    locked = _compose(workspace, container, answer, proofs, before, binds)
+    built = () if image is None else _built_here(image, report)
+    proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image, built=built)
+    locked = _compose(workspace, container, answer, _with_builds(proofs, built), before, binds)
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
     required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
     changed, aside = _write(locked, path, name=name, unreadable=unreadable)
@@ -365,11 +367,13 @@ def _wheel_proofs(
     cache: Path | None,
     pins: Path | None,
     image: Path | None = None,
+    built: Sequence[BuiltPackage] = (),
 ) -> dict[str, WheelProof]:
     """Find the wheels of the installed packages, and compare them with the pins.
 
     Args:
         image: a SIF that may contain pip's reports.
+        built: packages that were compiled in it.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -381,7 +385,11 @@ def _wheel_proofs(
     report(f"finding the wheels of {len(dists)} packages")
     index = Index(env=environ) if cache is not None else None
     place = cache or Path(os.devnull)
-    named = (*known_files(pinned), *(_reported_wheels(image, report) if image is not None else ()))
+    named = (
+        *known_files(pinned),
+        *(one.file for one in built),
+        *(_reported_wheels(image, report) if image is not None else ()),
+    )
     proofs = find_wheels(dists, sources=named, index=index, cache=place)
     for reason, count in Counter(proof.reason for proof in proofs if proof.proof == "none").most_common(3):
         report(f"  no wheel is proved for {count} of them: {reason}")
@@ -422,6 +430,38 @@ def _unsure(difference: PinDifference) -> str:
     return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
+def _built_here(image: Path, report: Report) -> tuple[BuiltPackage, ...]:
+    """Return the packages that were compiled in an image: recipes of `image init --build` keep a report."""
+    try:
+        part = sif.read_header(image).runs
+        text = squashfs_reader.read_file(image, BUILT.lstrip("/").encode(), offset=part.offset, size=part.size)
+    except HpcenvError:
+        return ()  # most images have none
+    try:
+        return parse_built(text)
+    except LockfileInvalid as error:
+        report(f"  {error.what}: {error.why}")
+        return ()
+
+
+def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]) -> dict[str, lock_model.WheelTable]:
+    """Return what was found of each wheel; of a compiled one with its compilers."""
+    tables = {(one.file.filename, one.file.sha256): one.table for one in built}
+    return {
+        name: lock_model.WheelTable(
+            filename=proof.filename,
+            sha256=proof.sha256,
+            index=proof.index,
+            proof=proof.proof,
+            # The reason why nothing was proved may be temporary (the index did not answer): it is
+            # printed, not locked.
+            reason=(proof.reason or None) if proof.proof != "none" else None,
+            built=tables.get((proof.filename or "", proof.sha256 or "")) if proof.proof == "built" else None,
+        )
+        for name, proof in proofs.items()
+    }
+
+
 def _reported_wheels(image: Path, report: Report) -> tuple[KnownFile, ...]:
     """Return pip's reports in an image: recipes of `image init` keep them."""
     found: list[KnownFile] = []
@@ -445,7 +485,7 @@ def _compose(
     workspace: Workspace,
     container: ContainerTable | None,
     answer: Mapping[str, Any],
-    proofs: Mapping[str, WheelProof],
+    found: Mapping[str, lock_model.WheelTable],
     before: Lockfile | None,
     binds: tuple[lock_model.LockedBindTable, ...],
 ) -> Lockfile:
@@ -457,7 +497,7 @@ def _compose(
     _require_torch(values, workspace)
     _require_known(unknown, workspace)
     kept = _proved_before(before, answer)
-    wheels = kept | _proved_now(proofs, kept)
+    wheels = kept | _proved_now(found, kept)
     packages = PackagesTable(
         count=values["packages.count"],
         env_digest=values["packages.env-digest"],
@@ -641,21 +681,13 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
 
 
 def _proved_now(
-    proofs: Mapping[str, WheelProof], before: Mapping[str, lock_model.WheelTable]
+    found: Mapping[str, lock_model.WheelTable], before: Mapping[str, lock_model.WheelTable]
 ) -> dict[str, lock_model.WheelTable]:
     """Return what was found now, unless the old lockfile has a stronger proof."""
     return {
-        name: lock_model.WheelTable(
-            filename=proof.filename,
-            sha256=proof.sha256,
-            index=proof.index,
-            proof=proof.proof,
-            # The reason why nothing was proved may be temporary (the index did not answer): it is
-            # printed, not locked.
-            reason=(proof.reason or None) if proof.proof != "none" else None,
-        )
-        for name, proof in proofs.items()
-        if proof.proof not in required_hashes.WEAK or name not in before or before[name].proof in required_hashes.WEAK
+        name: wheel
+        for name, wheel in found.items()
+        if wheel.proof not in required_hashes.WEAK or name not in before or before[name].proof in required_hashes.WEAK
     }
 
 

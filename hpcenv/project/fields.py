@@ -873,6 +873,26 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
+    _field(
+        "packages.*.nvcc",
+        "info",
+        "note",
+        what="version of the CUDA compiler that compiled a package in the image",
+        source="`hpcenv lock`: the report of the build in the image (`hpcenv image init --build`)",
+        why="it explains another wheel: another compiler gives other machine code",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "packages.*.compiler",
+        "info",
+        "note",
+        what="the C++ compiler that compiled a package in the image, as `c++ --version` names it",
+        source="`hpcenv lock`: the report of the build in the image (`hpcenv image init --build`)",
+        why="it explains another wheel: another compiler gives other machine code",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
     # -- system ---------------------------------------------------------------------------
     _field(
         "system.machine",

@@ -117,14 +117,32 @@ class ContainerTable(LockTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BuiltTable(LockTable):
+    """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image.
+
+    Attributes:
+        source_sha256: of the source archive.
+        compiler: the first line of `c++ --version`.
+        nvcc: version of the CUDA compiler; None for a build without CUDA.
+        arch_list: TORCH_CUDA_ARCH_LIST of the build.
+    """
+
+    source_sha256: str | None = None
+    compiler: str
+    nvcc: str | None = None
+    arch_list: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WheelTable(LockTable):
     """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
 
     filename: str | None = None
     sha256: str | None = None
     index: str | None = None
-    proof: Literal["direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+    proof: Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
     reason: str | None = None
+    built: BuiltTable | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

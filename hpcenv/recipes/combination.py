@@ -25,6 +25,7 @@ class Distribution:
     """A Linux distribution that images start from.
 
     Attributes:
+        codename: `VERSION_CODENAME` in its /etc/os-release.
         image: its official image.
         python: the Python version of its package `python3`.
         python_image: official image of the distribution with another Python, with the hole `{python}`; empty where
@@ -34,6 +35,7 @@ class Distribution:
     """
 
     name: str
+    codename: str
     image: str
     python: str
     python_image: str
@@ -48,6 +50,7 @@ DISTRIBUTIONS = {
     for one in (
         Distribution(
             name="bookworm",
+            codename="bookworm",
             image="debian:bookworm-slim",
             python="3.11",
             python_image="python:{python}-slim-bookworm",
@@ -56,6 +59,7 @@ DISTRIBUTIONS = {
         ),
         Distribution(
             name="trixie",
+            codename="trixie",
             image="debian:trixie-slim",
             python="3.13",
             python_image="python:{python}-slim-trixie",
@@ -64,6 +68,7 @@ DISTRIBUTIONS = {
         ),
         Distribution(
             name="ubuntu24.04",
+            codename="noble",
             image="ubuntu:24.04",
             python="3.12",
             python_image="",

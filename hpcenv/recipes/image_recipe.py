@@ -24,7 +24,8 @@ from hpcenv.errors import SpecError
 from hpcenv.image import recorded_files
 from hpcenv.project.template import fill
 from hpcenv.recipes.combination import CPU, Combination
-from hpcenv.recipes.pinned_packages import PinnedPackage, requirements, unusable
+from hpcenv.recipes.compiled_packages import PackageBuild, wheel_folder
+from hpcenv.recipes.pinned_packages import PinnedPackage, pinned_lines, requirements, unusable
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -48,6 +49,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_/-]{0,254}")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./@+-]+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+_PINNED = re.compile(rf"{_REPOSITORY.pattern}(:{_TAG.pattern})?@{_SHA256.pattern}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +82,7 @@ class ImageRecipe:
         name: the image's name, without tag.
         tag: its tag; empty for the tag of the combination.
         base_has_python: whether the base contains the Python, so that apt installs none.
+        build: packages to compile, None for none.
         unproved: packages without a known hash; for `hpcenv image rebuild` only.
         environment: more environment variables.
         remark: a sentence for the head of both files.
@@ -92,6 +95,7 @@ class ImageRecipe:
     base: BaseImage
     pins: tuple[PinnedPackage, ...]
     base_has_python: bool = False
+    build: PackageBuild | None = None
     unproved: tuple[PinnedPackage, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     remark: str = ""
@@ -127,9 +131,16 @@ def render(recipe: ImageRecipe) -> dict[str, str]:
         lines = [f"{FIRST_LINE} {recipe.verb}`; the lockfile has no hash of these packages."]
         lines += [f"{pin.name}=={pin.version}" for pin in recipe.unproved]
         files["requirements.unproved.txt"] = "\n".join(lines) + "\n"
+    if recipe.build is not None:
+        for name, pins in (("build", recipe.build.tools), ("sources", recipe.build.sources)):
+            head = f"{FIRST_LINE} {recipe.verb}`; {_BUILD_FILES[name]}.\n"
+            files[f"requirements.{name}.lock"] = head + pinned_lines(pins)
     if not recipe.base.is_sif:
         files["Dockerfile"] = _dockerfile(recipe)
     return files
+
+
+_BUILD_FILES = {"build": "what only the build stage installs", "sources": "source archives that the build compiles"}
 
 
 def is_ours(text: str) -> bool:
@@ -149,7 +160,12 @@ def _check_words(recipe: ImageRecipe) -> None:
         raise SpecError(f"`{base.reference[:200]}` cannot be written into a recipe", why="it has special characters")
     if not _SHA256.fullmatch(base.digest):
         raise SpecError(f"`{base.digest[:80]}` is not a digest", hint="sha256: and 64 hexadecimal digits")
-    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable(recipe.pins)]
+    if recipe.build is not None and recipe.build.base and not _PINNED.fullmatch(recipe.build.base):
+        raise SpecError(
+            f"`{recipe.build.base[:200]}` cannot be written into a recipe", why="it is no name with a digest"
+        )
+    compiled = (*recipe.build.tools, *recipe.build.sources) if recipe.build is not None else ()
+    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable((*recipe.pins, *compiled))]
     problems += [
         f"the variable {name[:40]!r} cannot be written"
         for name, value in recipe.environment
@@ -176,6 +192,33 @@ def _install_packages(recipe: ImageRecipe) -> str:
         ("install-python", not recipe.base_has_python), ("locked", recipe.pins), ("unproved", recipe.unproved)
     )
     return fill(_template("install-packages.sh"), values, parts=parts).rstrip()
+
+
+def _compile_packages(recipe: ImageRecipe, build: PackageBuild) -> str:
+    """Return the shell lines of the stage `build`."""
+    has_python = recipe.base_has_python and not build.base
+    python = () if has_python else ("python3", "python3-pip", "python3-venv", "python3-dev")
+    combination = recipe.combination
+    values = {
+        "site_configuration": _template("site-configuration.sh").rstrip(),
+        "python_tuple": combination.python.replace(".", ", "),
+        "codename": combination.distribution.codename,
+        "apt_packages": " ".join(("ca-certificates", "g++", "make", *python)),
+        "report": _template("built-report.py").rstrip(),
+    }
+    if build.has_wheels:
+        values["wheel_folder"] = wheel_folder(combination.cuda)
+    if build.arch_list:
+        values["cuda"] = combination.cuda
+    if build.variables:
+        values["variables"] = "\n".join(f'export {name}="{value}"' for name, value in build.variables.items())
+    parts = _parts(
+        ("toolkit", build.has_wheels),
+        ("toolkit-image", build.base and build.arch_list),
+        ("nvcc", build.arch_list),
+        ("variables", build.variables),
+    )
+    return fill(_template("compile-packages.sh"), values, parts=parts).rstrip()
 
 
 def _install_final(recipe: ImageRecipe) -> str:
@@ -208,7 +251,10 @@ def _values(recipe: ImageRecipe) -> dict[str, str]:
         "base_digest": base.digest,
         "install_packages": _install_packages(recipe),
         "install_final": _install_final(recipe),
+        "last_stage": "packages" if recipe.build is None else "build",
     }
+    if recipe.build is not None:
+        values["compile_packages"] = _compile_packages(recipe, recipe.build)
     return values | ({"remark": " ".join(recipe.remark.split())} if recipe.remark else {})
 
 
@@ -223,6 +269,7 @@ def _shared_parts(recipe: ImageRecipe) -> tuple[str, ...]:
         ("unproved", recipe.unproved),
         ("cuda", recipe.combination.cuda != CPU),
         ("environment", recipe.environment),
+        ("build", recipe.build is not None),
     )
 
 
@@ -234,6 +281,8 @@ def _dockerfile(recipe: ImageRecipe) -> str:
         "secrets": " \\\n    ".join(mounts),
         "user": str(USER_ID),
     }
+    if recipe.build is not None:
+        values["build_base"] = recipe.build.base or values["base"]
     if recipe.environment:
         values["environment"] = "\n".join(f"ENV {name}={_docker_quoted(value)}" for name, value in recipe.environment)
     return fill(_template("Dockerfile"), values, parts=_shared_parts(recipe))
@@ -251,6 +300,11 @@ def _definition(recipe: ImageRecipe) -> str:
         "bootstrap": "localimage" if base.is_sif else "docker",
         "base": base.reference if base.is_sif else f"{base.reference}@{base.digest}",
     }
+    if recipe.build is not None:
+        # Apptainer takes no name with both a tag and a digest.
+        named = re.sub(r":[^:/@]+@", "@", recipe.build.base)
+        values["build_bootstrap"] = "docker" if named else values["bootstrap"]
+        values["build_base"] = named or values["base"]
     if recipe.environment:
         lines = (f"    export {name}={_shell_quoted(value)}" for name, value in recipe.environment)
         values["environment"] = "\n".join(lines)

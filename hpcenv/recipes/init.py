@@ -8,18 +8,15 @@ given. With `--base REF@DIGEST` and `--pylock FILE` it contacts no server.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from hpcenv import process
-from hpcenv.errors import ImageUnavailable, LockfileInvalid, ToolFailed, WouldOverwrite
+from packaging.utils import canonicalize_name
+
+from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, WouldOverwrite
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
@@ -29,15 +26,21 @@ from hpcenv.node.check.compat.table import Compat
 from hpcenv.node.check.compat.torch_builds import suggest_torch
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import DISTRIBUTIONS, Combination, choose, platforms
+from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose
+from hpcenv.recipes.compiled_packages import (
+    PackageBuild,
+    check_tool,
+    parse_request,
+    require_image,
+    tool_requirements,
+)
+from hpcenv.recipes.compiled_packages import arch_list as architectures
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
 from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, torch_of_pins
+from hpcenv.recipes.pip_resolution import find_sources, find_wheels
 from hpcenv.records import files as record_files
 
 DEFAULT_DISTRIBUTION = "bookworm"
-
-# pip downloads whole wheels, torch among them, from an index without PEP 658 metadata.
-_RESOLVE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ class WrittenRecipe:
         image: its name and tag.
         files: the files of the recipe.
         packages: number of locked packages.
+        compiled: the packages that the build compiles, `NAME==VERSION`.
+        arch_list: the GPU architectures that they are compiled for, TORCH_CUDA_ARCH_LIST.
         notes: sentences for the user.
     """
 
@@ -60,7 +65,26 @@ class WrittenRecipe:
     base: str
     files: tuple[Path, ...]
     packages: int
+    compiled: tuple[str, ...] = ()
+    arch_list: str = ""
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """Packages that the image compiles.
+
+    Attributes:
+        packages: `NAME==VERSION` each.
+        tools: more packages that their build needs.
+        base: image with compiler and CUDA toolkit; None for compilers from apt and pip's index.
+        gpu: the GPU to compile for, `h100`; None where it is not known.
+    """
+
+    packages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    base: str | None = None
+    gpu: str | None = None
 
 
 def init(
@@ -74,6 +98,7 @@ def init(
     distribution: str = DEFAULT_DISTRIBUTION,
     pylock: Path | None = None,
     base: str | None = None,
+    build: BuildRequest | None = None,
     plain_http: Sequence[str] = (),
     compat_file: Path | None = None,
     force: bool = False,
@@ -91,6 +116,7 @@ def init(
         pylock: pylock.toml, uv.lock or requirements with hashes; None to ask pip's index now.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
             contain the Python if it is not the distribution's; the build checks that.
+        build: packages to compile in the image; None for none.
         plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
         compat_file: compatibility table to use in place of the one in hpcenv.
         force: replace files that hpcenv did not write.
@@ -119,6 +145,10 @@ def init(
     if pins is None:
         pins, resolved = resolve(combination, environ)
         notes += [*resolved, *check_pins(pins, combination)]
+    compiled = None
+    if build is not None and build.packages:
+        _require_separate(build, pins)
+        compiled = _find_build(build, combination, pins, table=table, environ=environ, plain_http=plain_http)
     name, _, version = tag.partition(":")
     recipe = ImageRecipe(
         name=name,
@@ -126,6 +156,7 @@ def init(
         combination=combination,
         base=found,
         pins=tuple(pins),
+        build=compiled,
         base_has_python=not combination.has_distribution_python,
     )
     return replace(write(recipe, folder, force=force), notes=(*notes, *_notes(recipe, is_official=base is None)))
@@ -137,6 +168,11 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
     if recipe.base.is_sif:
         notes.append("no Dockerfile: docker cannot start from a SIF")
+    if recipe.build is not None:
+        notes.append(
+            "what the compiled packages require is not known before the build: "
+            "`hpcenv lock` names what is missing, and the lock for --pylock must contain it"
+        )
     return notes
 
 
@@ -178,6 +214,8 @@ def write(
         base=f"{base.name}@{base.digest}",
         files=tuple(folder / name for name in sorted(files)),
         packages=len(recipe.pins),
+        compiled=() if recipe.build is None else tuple(f"{one.name}=={one.version}" for one in recipe.build.sources),
+        arch_list="" if recipe.build is None else recipe.build.arch_list,
     )
 
 
@@ -269,32 +307,15 @@ def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
 def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
     """Ask pip's index, as the user configured it, for wheels of torch, NumPy and their requirements.
 
-    pip only resolves (`--dry-run`). Its report names every file with its sha256.
-
     Returns:
         The packages, and notes for the user.
 
     Raises:
-        ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
+        ToolFailed: pip found no wheels.
     """
-    wanted = (combination.requirement, combination.numpy)
-    with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
-        report = Path(scratch) / "report.json"
-        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
-        argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
-        argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
-        for platform in platforms(combination.distribution):
-            argv += ["--platform", platform]
-        try:
-            process.run([*argv, *wanted], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
-        except ToolFailed as error:
-            raise ToolFailed(
-                f"pip found no wheels of {' and '.join(wanted)}, and of their requirements",
-                status=error.status,
-                why=_without_credentials(error.stderr)[-1500:],
-                hint=_how_to_lock(combination),
-            ) from None
-        pins = _pins_of_report(report)
+    pins = find_wheels(
+        (combination.requirement, combination.numpy), combination, environ, hint=_how_to_lock(combination)
+    )
     notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
     if combination.python != f"{sys.version_info[0]}.{sys.version_info[1]}":
         notes.append(
@@ -310,22 +331,47 @@ def _how_to_lock(combination: Combination) -> str:
     return f"check `pip config list`{elsewhere},\nor give your own lock: --pylock FILE"
 
 
-def _without_credentials(text: str) -> str:
-    return re.sub(r"://[^/\s@]+@", "://***@", text)
+# -- packages to compile --------------------------------------------------------------------------------------------
 
 
-def _pins_of_report(path: Path) -> tuple[PinnedPackage, ...]:
-    try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_pin_of(entry) for entry in report["install"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ToolFailed("pip's report cannot be read", why=f"{type(error).__name__}: {error}") from error
-
-
-def _pin_of(entry: Mapping[str, Any]) -> PinnedPackage:
-    metadata, info = entry["metadata"], entry["download_info"]
-    filename = str(info["url"]).rsplit("/", 1)[-1].partition("#")[0].replace("%2B", "+").replace("%2b", "+")
-    digest = info["archive_info"]["hashes"]["sha256"]
-    return PinnedPackage(
-        name=str(metadata["name"]), version=str(metadata["version"]), hashes=(f"sha256:{digest}",), files=(filename,)
+def _find_build(
+    request: BuildRequest,
+    combination: Combination,
+    pins: Sequence[PinnedPackage],
+    *,
+    table: Compat,
+    environ: Mapping[str, str],
+    plain_http: Sequence[str],
+) -> PackageBuild:
+    """Return what compiles the requested packages: their source archives, the tools, and the image to compile in."""
+    wanted = [parse_request(text) for text in request.packages]
+    arch_list = architectures(table, combination, request.gpu)
+    require_image(combination, request.base)
+    has_wheels = request.base is None and combination.cuda != CPU
+    base = ""
+    if request.base is not None:
+        found = find_base(request.base, environ=environ, plain_http=plain_http, without_password=plain_http)
+        base = f"{found.name}@{found.digest}"
+    tools = tool_requirements(combination, map(check_tool, request.tools), with_toolkit=has_wheels)
+    hint = "check `pip config list`; --build-base IMAGE takes compiler and CUDA toolkit from an image"
+    # What the image has is there already: the build must not bring another version of it.
+    found_tools = find_wheels(tools, combination, environ, hint=hint, constraints=pins)
+    return PackageBuild(
+        sources=find_sources(wanted, environ),
+        tools=found_tools,
+        arch_list=arch_list,
+        base=base,
+        has_wheels=has_wheels,
     )
+
+
+def _require_separate(request: BuildRequest, pins: Sequence[PinnedPackage]) -> None:
+    """Refuse a package that is both locked as a wheel and to be compiled."""
+    locked: dict[str, str] = {canonicalize_name(pin.name): pin.version for pin in pins}
+    for name, version in map(parse_request, request.packages):
+        if name in locked:
+            raise SpecError(
+                f"{name} is to be compiled, and it is locked as a wheel ({locked[name]})",
+                why="the image can contain it once",
+                hint=f"lock without {name}, or leave out --build {name}=={version}",
+            )

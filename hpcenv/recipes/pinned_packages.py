@@ -167,8 +167,14 @@ def _is_wheel_for(filename: str, tags: frozenset[Tag]) -> bool:
 
 def requirements(pins: Sequence[PinnedPackage]) -> str:
     """Return the text of requirements.lock for `pip install --no-deps --require-hashes`."""
-    lines = ["# Installed with: pip install --no-deps --require-hashes --only-binary :all: -r requirements.lock"]
+    head = "# Installed with: pip install --no-deps --require-hashes --only-binary :all: -r requirements.lock\n"
+    return head + pinned_lines(pins)
+
+
+def pinned_lines(pins: Sequence[PinnedPackage]) -> str:
+    """Return one requirement with hashes for each package, sorted by name."""
+    lines = []
     for pin in sorted(pins, key=lambda one: canonicalize_name(one.name)):
         hashes = "".join(f" \\\n    --hash={one}" for one in sorted(set(pin.hashes)))
-        lines.append(f"{canonicalize_name(pin.name)}=={pin.version}{hashes}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"{canonicalize_name(pin.name)}=={pin.version}{hashes}\n")
+    return "".join(lines)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.locking.difference import show
+from hpcenv.locking.export_packages import is_built
 from hpcenv.locking.exporter import LeftOut
 from hpcenv.locking.formats.environment import environment
 from hpcenv.locking.formats.requirements import requirements
@@ -123,6 +124,8 @@ def _sorted_packages(
             invalid = LeftOut(name=_line(name), version=_line(dist.version), reason="invalid name or version")
             if invalid.name not in {one.name for one in missing}:
                 missing.append(invalid)
+        elif is_built(dist):
+            missing.append(LeftOut(name=name, version=dist.version, reason=without_hash[name].reason))
         elif name not in without_hash and dist.wheel is not None and dist.wheel.sha256:
             pins.append(_pin(dist, f"sha256:{dist.wheel.sha256.removeprefix('sha256:')}"))
         elif proved_only:

@@ -58,8 +58,13 @@ def wheels() -> list[Path]:
 
 def fabric_packages() -> list[Path]:
     """Debian 12's own packages, by this machine's apt and the mirror that the testbed's image was made from."""
-    shelf = CACHE / "fabric-debs"
-    if len(list(shelf.glob("*.deb"))) == len(DEBS):
+    return debian_packages("fabric-debs", DEBS)
+
+
+def debian_packages(shelf_name: str, names: tuple[str, ...]) -> list[Path]:
+    """Packages of Debian 12, with all that they require and the testbed's image lacks."""
+    shelf = CACHE / shelf_name
+    if (shelf / "complete").exists():
         return sorted(shelf.glob("*.deb"))
     root = next(CACHE.glob("image-base-*/etc/apt/sources.list")).parents[2]
     (shelf / "state" / "lists" / "partial").mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,11 @@ def fabric_packages() -> list[Path]:
     }
     apt = ["apt-get", "--quiet", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
     subprocess.run([*apt, "update"], check=True, capture_output=True, timeout=300)
-    subprocess.run([*apt, "download", *DEBS], cwd=shelf, check=True, capture_output=True, timeout=300)
+    install = ["--yes", "--download-only", "--no-install-recommends", "install"]
+    subprocess.run([*apt, *install, *names], check=True, capture_output=True, timeout=600)
+    for path in (shelf / "cache" / "archives").glob("*.deb"):
+        path.rename(shelf / path.name)
+    (shelf / "complete").touch()
     return sorted(shelf.glob("*.deb"))
 
 

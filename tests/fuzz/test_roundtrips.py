@@ -73,7 +73,17 @@ DIST = st.builds(
         lockfile.WheelTable,
         filename=OR_NONE | TEXT,
         sha256=OR_NONE | TEXT,
-        proof=st.sampled_from(["direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]),
+        proof=st.sampled_from(
+            ["direct-url", "embedded-lock", "install-report", "record", "index-only", "none", "built"]
+        ),
+        built=OR_NONE
+        | st.builds(
+            lockfile.BuiltTable,
+            compiler=TEXT,
+            nvcc=OR_NONE | TEXT,
+            arch_list=OR_NONE | TEXT,
+            source_sha256=OR_NONE | TEXT,
+        ),
     ),
 )
 CONTAINER = st.builds(

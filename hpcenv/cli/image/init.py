@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from hpcenv.cli import _render
+from hpcenv.errors import UsageError
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.recipes.combination import DISTRIBUTIONS
-from hpcenv.recipes.init import WrittenRecipe, init
+from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
 
 
 @click.command("init")
@@ -26,19 +27,42 @@ from hpcenv.recipes.init import WrittenRecipe, init
 )
 @click.option("--pylock", metavar="FILE", help="Locked packages: pylock.toml, uv.lock or requirements with hashes.")
 @click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
+@click.option(
+    "--build", "packages", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."
+)
+@click.option("--build-with", "tools", metavar="NAME", multiple=True, help="One more package that a build needs.")
+@click.option(
+    "--build-base", metavar="IMAGE", help="Image with the CUDA toolkit, to compile in; for CUDA 12 and older."
+)
+@click.option("--gpu", metavar="NAME", help="GPU to compile for. Default: gpu under [host] in hpcenv.toml.")
 @click.option("--tag", default="train", show_default=True, metavar="NAME[:TAG]", help="Name of the new image.")
 @click.option("-o", "--output", default="image", show_default=True, metavar="DIR", help="Folder for the files.")
 @click.option("--force", is_flag=True, help="Replace files that hpcenv did not write.")
 @_render.json_option
 def command(
-    output: str, pylock: str | None, base: str | None, as_json: bool, tag: str, force: bool, **options: Any
+    output: str,
+    pylock: str | None,
+    base: str | None,
+    packages: tuple[str, ...],
+    tools: tuple[str, ...],
+    build_base: str | None,
+    gpu: str | None,
+    as_json: bool,
+    tag: str,
+    force: bool,
+    **options: Any,
 ) -> int:
     """Write a Dockerfile and an Apptainer definition file that make the same image.
 
     torch, CUDA and Python are checked against the compatibility table. The files name the
     base by digest and every package by sha256. pip and apt use their own configuration.
+    A package of --build (flash-attn, apex ...) is compiled from its source archive, in a
+    stage that the image does not contain.
     """
     here = _render.cwd()
+    if not packages and (tools or build_base):
+        raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
+    settings, host_gpu = _project_settings(here)
     if base is not None and base.endswith(".sif"):
         base = os.path.abspath(here / base)
     result = init(
@@ -48,7 +72,8 @@ def command(
         pylock=None if pylock is None else Path(os.path.abspath(here / pylock)),
         base=base,
         force=force,
-        **_project_settings(here),
+        build=BuildRequest(packages=packages, tools=tools, base=build_base, gpu=gpu or host_gpu),
+        **settings,
         **options,
     )
     if as_json:
@@ -58,16 +83,17 @@ def command(
     return 0
 
 
-def _project_settings(here: Path) -> dict[str, Any]:
-    """Return the registries without TLS and the compatibility table of hpcenv.toml, if `here` is in a project."""
+def _project_settings(here: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the registries without TLS, the compatibility table and the GPU of hpcenv.toml, in a project."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
-        return {}
+        return {}, None
     workspace = open_workspace(here)
     table = workspace.project.submit.compat_file
-    return {
+    settings = {
         "plain_http": workspace.project.plain_http,
         "compat_file": None if table is None else workspace.root / os.path.expanduser(table),
     }
+    return settings, workspace.project.host.gpu
 
 
 def _show(result: WrittenRecipe) -> None:
@@ -75,5 +101,8 @@ def _show(result: WrittenRecipe) -> None:
         _render.tell(f"note: {note}")
     cuda = "CPU only" if result.cuda == "cpu" else f"CUDA {result.cuda}"
     _render.say(f"{result.image}: torch {result.torch}, {cuda}, Python {result.python}, {result.packages} packages")
+    if result.compiled:
+        for_gpu = f" for TORCH_CUDA_ARCH_LIST={result.arch_list}" if result.arch_list else ""
+        _render.say(f"to compile: {', '.join(result.compiled)}{for_gpu}")
     _render.say(f"base {result.base}")
     _render.say(f"wrote {', '.join(str(path.relative_to(result.folder)) for path in result.files)} to {result.folder}")

@@ -21,6 +21,7 @@ from hpcenv.locking.export_packages import (
     NAME,
     NO_INDEX,
     VERSION,
+    is_built,
     proved_sha256,
     python_version,
     sorted_packages,
@@ -198,7 +199,8 @@ def _dist_components(lockfile: Lockfile) -> Iterator[Component]:
 
 def _dist_facts(dist: DistTable) -> dict[str, object]:
     direct = document.plain(dist.direct_url) if dist.direct_url else {}
-    wheel = document.plain(dist.wheel, "sha256") if dist.wheel else {}
+    wheel = document.plain(dist.wheel, "sha256", "built") if dist.wheel else {}
+    built = document.plain(dist.wheel.built) if dist.wheel and dist.wheel.built else {}
     return {
         "source": dist.source,
         "record-sha256": dist.record_sha256,
@@ -207,6 +209,7 @@ def _dist_facts(dist: DistTable) -> dict[str, object]:
         **{f"direct-url.{key}": value for key, value in direct.items()},
         # A wheel that was not searched for is not proved.
         **{f"wheel.{key}": value for key, value in (wheel or {"proof": "none"}).items()},
+        **{f"wheel.built.{key}": value for key, value in built.items()},
     }
 
 
@@ -217,7 +220,7 @@ def _purl(dist: DistTable) -> PackageURL | None:
     if not NAME.fullmatch(dist.name) or not VERSION.fullmatch(dist.version):
         return None
     proved = proved_sha256(dist) is not None
-    if dist.source in NO_INDEX and not proved:
+    if dist.source in NO_INDEX and not proved and not is_built(dist):
         kind = "conda" if dist.source == "conda" else "generic"
         return PackageURL(type=kind, name=dist.name, version=dist.version)
     filename = dist.wheel.filename if dist.wheel and proved else None

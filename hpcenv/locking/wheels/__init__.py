@@ -7,6 +7,8 @@ An installed package does not record the sha256 of its wheel. hpcenv never guess
 ways (`proof` in the lockfile):
 
     direct-url      the installer wrote the hash of a file or URL install into direct_url.json (PEP 610)
+    built           the report of a build in the image says that this wheel was compiled there; no index has it, so
+                    there is nothing to compare it with
     record          a wheel in an index has the RECORD digest (hpcenv-env-v1, see incontainer/probe/__init__.py) of
                     the installed package and the same programs for bin/ (compared without the line that names the
                     environment's Python), and its zip directory agrees with its own RECORD

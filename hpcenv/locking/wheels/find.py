@@ -42,7 +42,10 @@ def find_wheels(
     proofs: list[WheelProof | None] = []
     for dist in dists:
         key = proof_key(dist, known.get(package_key(dist), ()), setting)
-        proofs.append(_decided_here(dist) or (cached_proof(dist, cache, key) if setting else None))
+        proofs.append(
+            _decided_here(dist, known.get(package_key(dist), ()))
+            or (cached_proof(dist, cache, key) if setting else None)
+        )
     unproved = [number for number, proof in enumerate(proofs) if proof is None]
     requested = [dists[number] for number in unproved if dists[number].record_sha256 is not None]
     reply: dict[str, Any] = {}
@@ -67,11 +70,15 @@ def _by_package(sources: Sequence[KnownFile]) -> dict[tuple[str, str], tuple[Kno
     return by_package
 
 
-def _decided_here(dist: InstalledDist) -> WheelProof | None:
+def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProof | None:
     """Return the proof, or why nothing is proved, where no index needs to be asked."""
     if None not in (dist.content_sha256, dist.record_sha256) and dist.content_sha256 != dist.record_sha256:
         return no_proof(dist, "its files were changed after it was installed")
-    return _from_direct_url(dist)
+    found = _from_direct_url(dist)
+    if found is not None and any(claim.proof == "built" and claim.sha256 == found.sha256 for claim in claims):
+        # pip installed the very file that the build left.
+        return WheelProof(name=found.name, filename=found.filename, sha256=found.sha256, proof="built")
+    return found
 
 
 def _from_direct_url(dist: InstalledDist) -> WheelProof | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
-from hpcenv.locking.wheels.names import is_of_package
+from hpcenv.locking.wheels.names import SOURCES, WHEELS, is_of_package, is_source_of
 from hpcenv.locking.wheels.pip_session import PipSession, Unreachable, limited
 from hpcenv.locking.wheels.proof import HEX_SHA256
 
@@ -30,7 +30,7 @@ _BASE = re.compile(r"""<base\s+href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNOREC
 
 @dataclass(kw_only=True)
 class ListedWheel:
-    """One wheel in a list.
+    """One wheel in a list; or one source archive, if the lists were asked for these.
 
     Attributes:
         label: the index: `pypi`, `extra-N` or `find-links`.
@@ -49,10 +49,16 @@ class ListedWheel:
 
 
 class WheelLists:
-    """The lists of files: one per package and index; those of find-links are read once."""
+    """The lists of files: one per package and index; those of find-links are read once.
 
-    def __init__(self, pip: PipSession) -> None:
+    Args of the constructor:
+        pip: pip's session.
+        endings: `WHEELS`, or `SOURCES` for source archives.
+    """
+
+    def __init__(self, pip: PipSession, endings: tuple[str, ...] = WHEELS) -> None:
         self.pip = pip
+        self.endings = endings
         self._lock = threading.Lock()
         self._linked: list[ListedWheel] | None = None
         self._linked_trouble: list[str] = []
@@ -76,7 +82,7 @@ class WheelLists:
         if failures >= 3:  # three packages in a row without any answer
             raise Unreachable("index not reachable")
         try:
-            links = _read_list(self.pip, label, url, package)
+            links = _read_list(self.pip, label, url, package, self.endings)
         except Unreachable:
             if failures >= 0:
                 self._failures[label] = failures + 1
@@ -90,35 +96,38 @@ class WheelLists:
                 self._linked = []
                 for location in self.pip.find_links:
                     try:
-                        self._linked += _read_linked(self.pip, location)
+                        self._linked += _read_linked(self.pip, location, self.endings)
                     except Unreachable as error:
                         self._linked_trouble.append(f"{error}: find-links")
             return self._linked, self._linked_trouble
 
 
-def _read_linked(pip: PipSession, location: str) -> list[ListedWheel]:
-    """Return the wheels of one value of find-links: a folder, a page on this machine, or a page on a server."""
+def _read_linked(pip: PipSession, location: str, endings: tuple[str, ...]) -> list[ListedWheel]:
+    """Return the files of one value of find-links: a folder, a page on this machine, or a page on a server."""
     path = _local_path(location) or (os.path.expanduser(location) if "://" not in location else None)
     if path is None:
-        return _read_list(pip, "find-links", location, None)
+        return _read_list(pip, "find-links", location, None, endings)
     if not os.path.isdir(path):
-        return _read_list(pip, "find-links", Path(os.path.abspath(path)).as_uri(), None)
+        return _read_list(pip, "find-links", Path(os.path.abspath(path)).as_uri(), None, endings)
     names = sorted(os.listdir(path))
     return [
         ListedWheel(label="find-links", filename=name, location=os.path.join(path, name), local=True)
         for name in names
-        if name.endswith(".whl")
+        if name.endswith(endings)
     ]
 
 
-def _read_list(pip: PipSession, label: str, url: str, package: tuple[str, str] | None) -> list[ListedWheel]:
-    """Return the wheels in a list: PEP 691 JSON or PEP 503 HTML, from a server or from this machine.
+def _read_list(
+    pip: PipSession, label: str, url: str, package: tuple[str, str] | None, endings: tuple[str, ...]
+) -> list[ListedWheel]:
+    """Return the files in a list: PEP 691 JSON or PEP 503 HTML, from a server or from this machine.
 
     Args:
         pip: pip's session.
         label: the index that the list belongs to.
         url: of the list.
         package: the name and version to select (numpy's list has 4,000 files); None for all.
+        endings: how the names of the files end.
     """
     path = _local_path(url)
     if path is not None:
@@ -128,7 +137,7 @@ def _read_list(pip: PipSession, label: str, url: str, package: tuple[str, str] |
         except OSError:
             return []
         base = Path(page).as_uri()
-        return [link for line in _html_files(text) for link in _listed_wheels(label, base, line, package)]
+        return [link for line in _html_files(text, endings) for link in _listed(label, base, line, package, endings)]
     accept = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html; q=0.1, text/html; q=0.01"
     answer = pip.get(url, {"Accept": accept, "Cache-Control": "max-age=0"}, stream=True)
     with contextlib.closing(answer):
@@ -140,8 +149,8 @@ def _read_list(pip: PipSession, label: str, url: str, package: tuple[str, str] |
     if "json" in answer.headers.get("Content-Type", ""):
         lines = _json_files(content)
     else:
-        lines = _html_files(content.decode(answer.encoding or "utf-8", "replace"))
-    return [link for line in lines for link in _listed_wheels(label, answer.url, line, package)]
+        lines = _html_files(content.decode(answer.encoding or "utf-8", "replace"), endings)
+    return [link for line in lines for link in _listed(label, answer.url, line, package, endings)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +171,12 @@ def _json_files(content: bytes) -> Iterator[_ListedFile]:
         raise Unreachable("index not reachable: its list is not PEP 691 JSON") from error
 
 
-def _html_files(text: str) -> Iterator[_ListedFile]:
+def _html_files(text: str, endings: tuple[str, ...]) -> Iterator[_ListedFile]:
     own_base = _BASE.search(text)
     base = unescape(own_base[1] or own_base[2] or "") if own_base else ""
     for anchor in _ANCHOR.finditer(text):
         href = _HREF.search(anchor[1])
-        if href is None or ".whl" not in href[0]:
+        if href is None or not any(ending in href[0] for ending in endings):
             continue
         target, _, fragment = unescape(href[1] or href[2] or "").partition("#")
         stated = re.search(r"(?:^|&)sha256=([0-9a-fA-F]{64})", fragment)
@@ -175,10 +184,13 @@ def _html_files(text: str) -> Iterator[_ListedFile]:
         yield _ListedFile(target, filename, stated[1].lower() if stated else None, base)
 
 
-def _listed_wheels(label: str, page: str, line: _ListedFile, package: tuple[str, str] | None) -> Iterator[ListedWheel]:
-    """Yield the wheel of a line, if it is one of this package with a usable URL."""
+def _listed(
+    label: str, page: str, line: _ListedFile, package: tuple[str, str] | None, endings: tuple[str, ...]
+) -> Iterator[ListedWheel]:
+    """Yield the file of a line, if it is one of this package with a usable URL."""
     filename = line.filename
-    if not filename.endswith(".whl") or (package is not None and not is_of_package(filename, package)):
+    is_asked = is_source_of if endings == SOURCES else is_of_package
+    if not filename.endswith(endings) or (package is not None and not is_asked(filename, package)):
         return
     url = urljoin(urljoin(page, line.base), line.href)
     path = _local_path(url)

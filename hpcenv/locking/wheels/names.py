@@ -12,6 +12,10 @@ from typing import Any
 
 from hpcenv.locking.wheels.proof import InstalledDist, KnownFile
 
+# How the names of files end: wheels, and source archives that pip builds.
+WHEELS = (".whl",)
+SOURCES = (".tar.gz", ".zip")
+
 _VERSIONS: dict[str, str] = {}
 
 
@@ -54,6 +58,15 @@ def is_of_package(filename: str, package: tuple[str, str]) -> bool:
     """Return whether a file name starts with this name and version. Faster than parsing all of it."""
     parts = filename.split("-", 2)
     return len(parts) == 3 and (normal_name(parts[0]), normal_version(parts[1])) == package
+
+
+def is_source_of(filename: str, package: tuple[str, str]) -> bool:
+    """Return whether a file is a source archive of this name and version (PEP 625, or with hyphens as before it)."""
+    ending = next((one for one in SOURCES if filename.endswith(one)), None)
+    if ending is None or "/" in filename:
+        return False
+    name, _, version = filename.removesuffix(ending).rpartition("-")
+    return (normal_name(name), normal_version(version)) == package
 
 
 def normal_name(name: str) -> str:

@@ -5,6 +5,7 @@ Runs on: LOGIN NODE, in the process beside pip: standard library and pip only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -15,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hpcenv.locking.wheels.lists import WheelLists
+from hpcenv.locking.wheels.lists import ListedWheel, WheelLists
 from hpcenv.locking.wheels.look_up import look_up
-from hpcenv.locking.wheels.names import normal_name, normal_version
+from hpcenv.locking.wheels.names import SOURCES, is_source_of, normal_name, normal_version
 from hpcenv.locking.wheels.pip_session import PipSession
 from hpcenv.locking.wheels.proof import InstalledDist
 
@@ -28,7 +29,7 @@ def serve() -> None:
     # pip may print (a keyring, a warning): stdout is for the answer only.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    reply = _list_links(request) if request["kind"] == "links" else _look_up_wheels(request)
+    reply = _ANSWERS[request["kind"]](request)
     out.write(json.dumps(reply) + "\n")
     out.flush()
     # Not sys.exit: it would wait for threads that hang in a read.
@@ -101,3 +102,38 @@ def _list_links(request: Mapping[str, Any]) -> dict[str, Any]:
 
     with ThreadPoolExecutor(max(1, request["workers"])) as pool:
         return {"answers": list(pool.map(list_one, request["packages"]))}
+
+
+def _list_sources(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every listed source archive of each name and version, with its sha256; None where it is not stated."""
+    pip = _set_up(request["seconds"])
+    if isinstance(pip, str):
+        return {"error": pip}
+    lists = WheelLists(pip, SOURCES)
+
+    def list_one(package: Sequence[str]) -> dict[str, Any]:
+        key = (normal_name(package[0]), normal_version(package[1]))
+        try:
+            links, trouble = lists.of(key)
+            found = {link.filename: link for link in reversed(links) if is_source_of(link.filename, key)}
+            shown = [{"filename": name, "sha256": _sha256_of(link)} for name, link in sorted(found.items())]
+        except Exception as error:  # noqa: BLE001 - one unusual page must not hide the others
+            return {"sources": [], "trouble": [f"its list could not be read ({type(error).__name__})"]}
+        return {"sources": shown, "trouble": trouble}
+
+    with ThreadPoolExecutor(max(1, request["workers"])) as pool:
+        return {"answers": list(pool.map(list_one, request["packages"]))}
+
+
+def _sha256_of(link: ListedWheel) -> str | None:
+    """Return the sha256 that the list states, or that of a file on this machine."""
+    if link.sha256 is not None or not link.local:
+        return link.sha256
+    digest = hashlib.sha256()
+    with open(link.location, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+_ANSWERS = {"links": _list_links, "wheels": _look_up_wheels, "sources": _list_sources}

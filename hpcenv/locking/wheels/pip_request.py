@@ -59,6 +59,14 @@ def ask_for_links(packages: Sequence[tuple[str, str]], *, index: Index, timeout:
     return _ask(request, index, timeout)
 
 
+def ask_for_sources(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float) -> dict[str, Any]:
+    """Return every source archive that the index lists of each name and version: one entry per package under `answers`.
+
+    A failure is one sentence under `error`. An entry has `sources` (`filename`, and `sha256` or None) and `trouble`.
+    """
+    return _ask({"kind": "sources", "packages": list(packages), "seconds": timeout, "workers": 4}, index, timeout)
+
+
 def _ask(request: Mapping[str, Any], index: Index, timeout: float) -> dict[str, Any]:
     argv = [index.python, "-B", "-c", _PROGRAM, str(Path(__file__).parents[2])]
     try:

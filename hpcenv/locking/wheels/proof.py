@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Proof = Literal["direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+Proof = Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -56,13 +56,13 @@ class InstalledDist:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownFile:
-    """A wheel that a lockfile in the image, or a report of the installation, names."""
+    """A wheel that a lockfile in the image, a report of the installation, or a report of its build names."""
 
     name: str
     version: str
     filename: str
     sha256: str
-    proof: Literal["embedded-lock", "install-report"]
+    proof: Literal["built", "embedded-lock", "install-report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

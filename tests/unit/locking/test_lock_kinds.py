@@ -29,6 +29,7 @@ from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.verify import read_tree_digest
 from hpcenv.locking.definition_build import DefinitionBuild, build_definition, parse_bind, read_definition
 from hpcenv.locking.diff import diff
+from hpcenv.locking.export_packages import why_no_wheel
 from hpcenv.locking.formats.cyclonedx import cyclonedx
 from hpcenv.locking.formats.requirements import requirements
 from hpcenv.locking.image_path import find_locked
@@ -37,7 +38,7 @@ from hpcenv.locking.project_image import BuildOptions, build
 from hpcenv.progress import Event
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import ContainerTable
-from hpcenv.project.workspace import open_workspace
+from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.verify import verify
@@ -283,6 +284,46 @@ def test_pips_report_in_the_image_names_the_wheels(
     if proof is not None:
         assert torch.wheel is not None
         assert torch.wheel.sha256 == "a" * 64
+
+
+def built(**more: object) -> bytes:
+    package = {"name": "torch", "version": "2.13.0+cpu", "filename": "torch-2.13.0+cpu-py3-none-any.whl"}
+    package |= {"sha256": "a" * 64, "source-sha256": "b" * 64}
+    said = {"version": 1, "compiler": "c++ (Debian 12.2.0-14) 12.2.0", "nvcc": "13.0.88", "arch-list": "8.0"}
+    return json.dumps({**said, "packages": [package], **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        (built(), True),
+        (built(version=2), False),
+        (built(compiler="two\nlines"), False),
+        (built(packages=[{"name": "torch"}]), False),
+        (b"[" * 100_000, False),
+        (b"\xff", False),
+    ],
+    ids=["a-report", "another-version", "two-lines", "no-digest", "deep", "no-text"],
+)
+def test_a_build_in_the_image_says_what_it_compiled_and_by_what(
+    said: bytes, known: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    write_layout(folder / "lay", layer=image_fakes.tar_layer({"usr/share/hpcenv/built.json": said}))
+    spec(folder, "oci:lay")
+    made = lock_here(folder, wheels_cache=tmp_path / "wheels")
+    (torch,) = [dist for dist in made.lockfile.packages.dist if dist.name == "torch"]
+    assert (torch.wheel is not None and torch.wheel.proof == "built") == known
+    if known:
+        assert torch.wheel is not None and torch.wheel.built is not None
+        assert (torch.wheel.sha256, torch.wheel.built.source_sha256) == ("a" * 64, "b" * 64)
+        assert (torch.wheel.built.nvcc, torch.wheel.built.arch_list) == ("13.0.88", "8.0")
+        assert read_lockfile(made.path).packages == made.lockfile.packages
+        # No index has the wheel: nobody can install it by its hash, and a rebuild says so.
+        assert "compiled in its image" in why_no_wheel(torch)
+        again = lock_here(folder).lockfile
+        assert again.packages == made.lockfile.packages
 
 
 # -- definition files -----------------------------------------------------------------------

@@ -1,0 +1,181 @@
+"""Packages that an image compiles for its torch and its GPU: what their build needs. Pure; `packaging` only.
+
+Runs on: LOGIN NODE.
+
+flash-attn, Apex and DeepSpeed have no wheels for each torch, CUDA and Python. `hpcenv image init --build NAME==VERSION`
+compiles them in a build stage that the image does not contain. torch says with what: its own CUDA release, for the
+architectures of TORCH_CUDA_ARCH_LIST. No GPU is needed for that.
+
+The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). Its wheels
+for CUDA 12 have ptxas only (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from hpcenv.errors import Command, SpecError, UsageError
+from hpcenv.node.check.compat.gpu_names import gpu_by_name
+from hpcenv.node.check.compat.table import Compat
+from hpcenv.node.check.compat.toolkits import check_toolkit
+from hpcenv.recipes.combination import CPU, Combination
+from hpcenv.recipes.pinned_packages import PinnedPackage, can_be_pinned
+
+# The first CUDA release whose compiler is on pip's index.
+_FIRST_WITH_WHEELS = 13
+
+# With --no-build-isolation pip installs nothing for a build. Most builds of CUDA extensions use these (setup.py of
+# flash-attn 2.8, Apex and DeepSpeed 0.17, read 2026-11-23); --build-with names more.
+_TOOLS = ("setuptools", "wheel", "packaging", "ninja", "psutil")
+
+# Parts of the toolkit that an extension of torch is compiled and linked with. CUDA's libraries with their headers are
+# among torch's own requirements.
+_TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
+
+# What a package must be told so that it compiles its extensions, and here.
+#   flash-attn: otherwise its setup.py downloads a wheel from the project's releases (setup.py, v2.8.3), and it has its
+#               own list of architectures (issue 1038 of Dao-AILab/flash-attention)
+#   apex:       otherwise it is pure Python (README of NVIDIA/apex)
+#   deepspeed:  otherwise each node compiles at the first use (deepspeed.ai/tutorials/advanced-install)
+# Read 2026-11-23.
+_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "flash-attn": {"FLASH_ATTENTION_FORCE_BUILD": "TRUE"},
+    "apex": {"APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"},
+    "deepspeed": {"DS_BUILD_CPU_ADAM": "1", "DS_BUILD_FUSED_ADAM": "1"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageBuild:
+    """The build stage of a recipe.
+
+    Attributes:
+        sources: the packages to compile; the hashes are those of their source archives.
+        tools: packages that only the build needs, with hashes.
+        arch_list: TORCH_CUDA_ARCH_LIST, `8.0`; empty for a CPU build.
+        base: an image with the CUDA toolkit and a compiler, with its digest; empty for the base of the image.
+        has_wheels: whether nvcc comes with `tools`.
+    """
+
+    sources: tuple[PinnedPackage, ...]
+    tools: tuple[PinnedPackage, ...]
+    arch_list: str = ""
+    base: str = ""
+    has_wheels: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of the build."""
+        found: dict[str, str] = {}
+        if self.arch_list:
+            # Without a GPU an extension would be compiled for the CPU only, or for every architecture.
+            found = {"TORCH_CUDA_ARCH_LIST": self.arch_list, "FORCE_CUDA": "1"}
+        for source in self.sources:
+            found |= _VARIABLES.get(canonicalize_name(source.name), {})
+            if canonicalize_name(source.name) == "flash-attn" and self.arch_list:
+                found["FLASH_ATTN_CUDA_ARCHS"] = self.arch_list.replace(".", "")
+        return found
+
+
+def parse_request(text: str) -> tuple[str, str]:
+    """Return name and version of `NAME==VERSION`.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    name, _, version = text.partition("==")
+    if not can_be_pinned(name, version):
+        raise UsageError(
+            f"`{text[:80]}` is not NAME==VERSION",
+            why="--build compiles one version, from its source archive on pip's index",
+            hint="for example --build flash-attn==2.8.3",
+        )
+    return canonicalize_name(name), version
+
+
+def arch_list(table: Compat, combination: Combination, gpu: str | None) -> str:
+    """Return TORCH_CUDA_ARCH_LIST for a GPU: the architecture that its kernels are compiled for.
+
+    Args:
+        table: the compatibility table.
+        combination: of the image.
+        gpu: as `[host] gpu` names it: `h100`.
+
+    Raises:
+        SpecError: no GPU is named or it is not known, or this CUDA has no compiler for it.
+    """
+    if combination.cuda == CPU:
+        return ""
+    if gpu is None:
+        raise SpecError(
+            "--build does not know which GPU to compile for",
+            why="without a GPU here, a build cannot find out, and would compile for all of them",
+            hint='--gpu h100, or under [host] in hpcenv.toml: gpu = "h100"',
+        )
+    model = gpu_by_name(table, gpu)
+    if model is None:
+        raise SpecError(
+            f"the GPU `{gpu[:60]}` is not in the compatibility table, or there are several of that name",
+            why=f"source: {table.origin}",
+            hint="name it as its vendor does: --gpu a100, --gpu h100, --gpu l40s",
+        )
+    judged = check_toolkit(table, combination.cuda, model.compute_capability)
+    if judged.result == "mismatch":
+        raise SpecError(
+            f"--build for {model.name}: {judged.what}",
+            why=judged.why,
+            hint=("what runs on it: ", Command("hpcenv", "compat", "--gpu", gpu)),
+        )
+    return model.compute_capability
+
+
+def needs_image(combination: Combination) -> bool:
+    """Say whether nvcc is not on pip's index for this CUDA, so that the build needs an image with the toolkit."""
+    return combination.cuda != CPU and int(combination.cuda.partition(".")[0]) < _FIRST_WITH_WHEELS
+
+
+def require_image(combination: Combination, base: str | None) -> None:
+    """Refuse a build whose compiler has no source.
+
+    Raises:
+        SpecError: CUDA is older than 13, and no image for the build is named.
+    """
+    if base is None and needs_image(combination):
+        raise SpecError(
+            f"--build has no compiler for CUDA {combination.cuda}",
+            why=f"pip's index has nvcc from CUDA {_FIRST_WITH_WHEELS} on",
+            hint=f"name an image with the toolkit of CUDA {combination.cuda} on {combination.distribution.name}: "
+            "--build-base IMAGE; or --cuda 13.0",
+        )
+
+
+def tool_requirements(combination: Combination, more: Iterable[str], *, with_toolkit: bool) -> tuple[str, ...]:
+    """Return the requirements of the build for pip.
+
+    Args:
+        combination: of the image.
+        more: names from `--build-with`.
+        with_toolkit: nvcc comes from wheels.
+    """
+    toolkit = (f"{name}=={combination.cuda}.*" for name in _TOOLKIT) if with_toolkit else ()
+    return (*_TOOLS, *more, *toolkit)
+
+
+def wheel_folder(cuda: str) -> str:
+    """Return the folder in site-packages that NVIDIA's wheels for this CUDA install into: `nvidia/cu13`."""
+    return f"nvidia/cu{cuda.partition('.')[0]}"
+
+
+def check_tool(name: str) -> str:
+    """Return a requirement of `--build-with`.
+
+    Raises:
+        UsageError: it is not NAME or NAME==VERSION.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?", name):
+        raise UsageError(f"`{name[:80]}` is not NAME or NAME==VERSION", hint="for example --build-with pybind11")
+    return name

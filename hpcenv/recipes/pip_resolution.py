@@ -1,0 +1,144 @@
+"""Find wheels and source archives with their sha256 on pip's index, as the user configured it.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from hpcenv import process
+from hpcenv.errors import SpecError, ToolFailed
+from hpcenv.locking.wheels.pip_request import ask_for_sources
+from hpcenv.locking.wheels.proof import HEX_SHA256, Index
+from hpcenv.recipes.combination import Combination, platforms
+from hpcenv.recipes.pinned_packages import PinnedPackage
+
+# pip downloads whole wheels, torch among them, from an index without PEP 658 metadata.
+_RESOLVE_SECONDS = 1800.0
+_LIST_SECONDS = 60.0
+
+
+def find_wheels(
+    requirements: Sequence[str],
+    combination: Combination,
+    environ: Mapping[str, str],
+    *,
+    hint: str,
+    constraints: Sequence[PinnedPackage] = (),
+) -> tuple[PinnedPackage, ...]:
+    """Return wheels of some requirements, and of what they require in turn.
+
+    pip only resolves (`--dry-run`). Its report names every file with its sha256.
+
+    Args:
+        requirements: for pip.
+        combination: Python and distribution that the wheels must run on.
+        environ: the user's environment; pip finds its configuration through it.
+        hint: what to do where pip finds none.
+        constraints: packages whose version is decided already; they are left out of the result.
+
+    Raises:
+        ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
+        report, constraint_file = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
+        # A local part such as +cu126 may be missing in the wheel's own version on another index: leave it open.
+        lines = (f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in constraints)
+        constraint_file.write_text("".join(lines), encoding="utf-8")
+        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
+        argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
+        argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
+        argv += ["--constraint", str(constraint_file)]
+        for platform in platforms(combination.distribution):
+            argv += ["--platform", platform]
+        try:
+            process.run([*argv, *requirements], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
+        except ToolFailed as error:
+            raise ToolFailed(
+                f"pip found no wheels of {_listed(requirements)}, and of their requirements",
+                status=error.status,
+                why=_without_credentials(error.stderr)[-1500:],
+                hint=hint,
+            ) from None
+        pins = _pins_of_report(report)
+    known = {canonicalize_name(pin.name) for pin in constraints}
+    return tuple(pin for pin in pins if canonicalize_name(pin.name) not in known)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _without_credentials(text: str) -> str:
+    return re.sub(r"://[^/\s@]+@", "://***@", text)
+
+
+def _pins_of_report(path: Path) -> tuple[PinnedPackage, ...]:
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(_pin_of(entry) for entry in report["install"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ToolFailed("pip's report cannot be read", why=f"{type(error).__name__}: {error}") from error
+
+
+def _pin_of(entry: Mapping[str, Any]) -> PinnedPackage:
+    metadata, info = entry["metadata"], entry["download_info"]
+    filename = str(info["url"]).rsplit("/", 1)[-1].partition("#")[0].replace("%2B", "+").replace("%2b", "+")
+    digest = info["archive_info"]["hashes"]["sha256"]
+    return PinnedPackage(
+        name=str(metadata["name"]), version=str(metadata["version"]), hashes=(f"sha256:{digest}",), files=(filename,)
+    )
+
+
+def find_sources(packages: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> tuple[PinnedPackage, ...]:
+    """Return the source archives of some packages, with the sha256 that the index states.
+
+    pip's own resolver would run setup.py of each package here, which often needs torch and a compiler.
+
+    Args:
+        packages: name and version of each.
+        environ: the user's environment; pip finds its configuration through it.
+
+    Raises:
+        SpecError: the index has no source archive of a package, or states no sha256 of it.
+        ToolFailed: the index could not be asked.
+    """
+    reply = ask_for_sources(packages, index=Index(env=environ), timeout=_LIST_SECONDS)
+    if "error" in reply:
+        raise ToolFailed("pip's index could not be asked for source archives", why=reply["error"], hint=_CHECK_PIP)
+    return tuple(_source(*package, answer) for package, answer in zip(packages, reply["answers"], strict=True))
+
+
+_CHECK_PIP = "check `pip config list` and the network"
+
+
+def _source(name: str, version: str, answer: Mapping[str, Any]) -> PinnedPackage:
+    found = answer["sources"]
+    if not found:
+        raise SpecError(
+            f"no source archive of {name} {version} is on pip's index",
+            why="; ".join(answer["trouble"]) or "the index lists none (.tar.gz, .zip) of this version",
+            hint="put one into a folder, and name the folder to pip: PIP_FIND_LINKS=FOLDER",
+        )
+    hashes = {str(one["sha256"]) for one in found if HEX_SHA256.fullmatch(str(one["sha256"]))}
+    if not hashes:
+        raise SpecError(
+            f"the index states no sha256 of the source archive of {name} {version}",
+            why=f"without it the build could compile anything: {found[0]['filename'][:100]}",
+            hint="download it into a folder, and name the folder to pip: PIP_FIND_LINKS=FOLDER",
+        )
+    return PinnedPackage(
+        name=name,
+        version=version,
+        hashes=tuple(f"sha256:{one}" for one in sorted(hashes)),
+        files=tuple(str(one["filename"]) for one in found),
+    )

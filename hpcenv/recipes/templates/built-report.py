@@ -1,0 +1,37 @@
+"""Write /usr/share/hpcenv/built.json: which packages were compiled here, from what, and by which compilers."""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+FOLDER = pathlib.Path("/usr/share/hpcenv")
+# One package per line, as `hpcenv image init` wrote it: NAME==VERSION --hash=sha256:...
+LOCKED = (FOLDER / "requirements.sources.lock").read_text().replace("\\\n", "")
+SOURCES = {line.split("==")[0]: re.findall(r"sha256:(\w+)", line) for line in LOCKED.splitlines() if "==" in line}
+
+
+def said(*argv: str) -> str:
+    """Return what a program prints."""
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def describe(wheel: pathlib.Path) -> dict[str, str]:
+    """Return name, version and digests of a wheel that was compiled."""
+    name, version = wheel.name.split("-")[:2]
+    found = {"name": name, "version": version, "filename": wheel.name}
+    found["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    sources = SOURCES.get(re.sub(r"[-_.]+", "-", name).lower(), [])
+    return {**found, "source-sha256": sources[0]} if len(sources) == 1 else found
+
+
+report = {"version": 1, "compiler": said("c++", "--version").splitlines()[0]}
+if os.environ.get("CUDA_HOME") and shutil.which("nvcc"):
+    release = re.search(r"V(\d+[\d.]*)", said("nvcc", "--version"))
+    report["nvcc"] = release.group(1) if release else "unknown"
+    report["arch-list"] = os.environ["TORCH_CUDA_ARCH_LIST"]
+report["packages"] = [describe(path) for path in sorted(pathlib.Path("/opt/wheels").glob("*.whl"))]
+(FOLDER / "built.json").write_text(json.dumps(report, indent=1) + "\n")

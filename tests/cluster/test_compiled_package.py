@@ -1,0 +1,164 @@
+"""A package with a CUDA kernel, compiled into an image without a GPU: `image init --build`, locked, run on two nodes.
+
+The compiler nvcc comes as wheels from the index that this machine's pip is configured for, g++ from the mirror that
+its apt is configured for. The testbed's nodes have no network: both lie in folders of alice's (see test_cuda_image.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from tests.conftest import hpcenv
+
+from .conftest import IMAGE, Cluster, Project
+from .test_cuda_image import CUDA, TORCH, download, give_to_alice, make_index
+from .test_image_init import PUSH, debian_packages, fabric_packages, index_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
+
+NAME, VERSION = "tiny-cuda", "1.0"
+COMPILER = ("g++", "make", "python3-dev", "python3-venv", "python3-pip", "ca-certificates", "python3")
+
+SOURCES = {
+    "setup.py": """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+
+setup(
+    name="tiny-cuda",
+    version="1.0",
+    packages=["tiny_cuda"],
+    ext_modules=[CUDAExtension("tiny_cuda.kernels", ["tiny_cuda/bind.cpp", "tiny_cuda/kernel.cu"])],
+    cmdclass={"build_ext": BuildExtension},
+)
+""",
+    "tiny_cuda/__init__.py": "import torch\nfrom tiny_cuda.kernels import add_one\n",
+    "tiny_cuda/bind.cpp": """
+#include <torch/extension.h>
+void add_one_on_gpu(torch::Tensor values);
+void add_one(torch::Tensor values) {
+  if (values.is_cuda()) add_one_on_gpu(values); else values.add_(1);
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("add_one", &add_one); }
+""",
+    "tiny_cuda/kernel.cu": """
+#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+__global__ void add_one_kernel(float *values, long count) {
+  long n = blockIdx.x * (long)blockDim.x + threadIdx.x;
+  if (n < count) values[n] += 1;
+}
+void add_one_on_gpu(torch::Tensor values) {
+  long count = values.numel();
+  auto stream = at::cuda::getCurrentCUDAStream();
+  add_one_kernel<<<(count + 255) / 256, 256, 0, stream>>>(values.data_ptr<float>(), count);
+}
+""",
+    "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-cuda\nVersion: 1.0\n",
+}
+
+# A node has no GPU: the compiled module is loaded, its path for the CPU runs, and the kernel is in its file.
+USE = """
+import os, platform, torch, tiny_cuda, tiny_cuda.kernels
+values = torch.zeros(3)
+tiny_cuda.add_one(values)
+held = open(tiny_cuda.kernels.__file__, "rb").read()
+kernel = b".nv_fatbin" in held and b"add_one_kernel" in held
+print(f"rank {os.environ['RANK']} on {platform.node()}: sum {values.sum().item():.0f}, kernel {kernel}", flush=True)
+"""
+
+
+def source_archive(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny_cuda-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in SOURCES.items():
+            member = tarfile.TarInfo(f"tiny_cuda-1.0/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """alice's project with the recipe, her index, the source archive, and the SIF that she builds."""
+    host, name = IMAGE.removeprefix("docker://").split("/", 1)
+    digest = cluster.must("python3", "-", host, name, stdin=PUSH).strip()
+    here = tmp_path_factory.mktemp("compiled")
+    source = source_archive(here / "sources")
+    (here / "hpcenv.toml").write_text('image = "image/image.def"\n[host]\ngpu = "a100"\n')
+    words = ("image", "init", "--torch", TORCH, "--cuda", CUDA, "--base", f"{host}/hpcenv/base@{digest}")
+    links = f"{os.environ.get('PIP_FIND_LINKS', '')} {source.parent}"
+    environ = {**os.environ, "PIP_FIND_LINKS": links}
+    done = hpcenv(*words, "--build", f"{NAME}=={VERSION}", cwd=here, environ=environ, timeout=600)
+    assert done.status == 0, done.stderr
+    assert "TORCH_CUDA_ARCH_LIST=8.0" in done.stdout
+
+    inside = f"/home/alice/hpcenv-tests/compiled-{uuid.uuid4().hex[:6]}"
+    folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
+    shutil.copytree(here / "image", folder / "image")
+    site = folder / "image" / "site"
+    wheels = here / "wheels"
+    for lock in ("requirements.lock", "requirements.build.lock"):
+        shutil.copytree(download(here / "image" / lock), wheels, dirs_exist_ok=True, copy_function=os.link)
+    make_index(wheels, site / "index")
+    shutil.copytree(source.parent, site / "sources")
+    (site / "debs").mkdir()
+    packages = [*fabric_packages(), *debian_packages("compiler-debs", COMPILER)]
+    for path in packages:
+        shutil.copy(path, site / "debs")
+    (site / "debs" / "Packages").write_text(index_of(packages))
+    (site / "apt.sources").write_text("Types: deb\nURIs: file:/mnt/debs\nSuites: ./\nTrusted: yes\n")
+    (site / "pip.conf").write_text("[global]\nindex-url = file:///mnt/index/simple\nfind-links = /mnt/sources\n")
+    (folder / "use.py").write_text(USE)
+    spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[host]\ngpu = "a100"\n'
+    (folder / "hpcenv.toml").write_text(f'{spec}[paths]\nstore = "{inside}/store"\n')
+    give_to_alice(folder.parent)
+    made = Project(cluster, inside)
+    made.must("image", "build", "image/image.def", "--bind", "image/site:/mnt:ro", "--plain-http", host, timeout=1800)
+    yield made
+    cluster.run("sh", "-c", f"chmod -R u+w {inside}; rm -rf {inside}", timeout=600)
+
+
+@pytest.fixture(scope="module")
+def locked(project: Project) -> dict:
+    index = f"PIP_INDEX_URL=file://{project.folder}/image/site/index/simple"
+    done = project.cluster.run("env", index, "hpcenv", "lock", cwd=project.folder, timeout=900)
+    assert done.status == 0, done.text
+    return tomlkit.parse(project.cluster.must("cat", f"{project.folder}/lockfiles/default.lock.toml")).unwrap()
+
+
+def test_the_lock_says_what_was_compiled_and_by_what(project: Project, locked: dict) -> None:
+    (dist,) = [one for one in locked["packages"]["dist"] if one["name"] == NAME]
+    wheel, built = dist["wheel"], dist["wheel"]["built"]
+    assert wheel["proof"] == "built"
+    assert re.fullmatch(r"[0-9a-f]{64}", wheel["sha256"])
+    assert built["arch-list"] == "8.0"
+    assert re.fullmatch(rf"{re.escape(CUDA)}\.\d+", built["nvcc"])
+    assert built["compiler"].startswith("c++ (Debian 12.")
+    archive = project.cluster.must("sha256sum", f"{project.folder}/image/site/sources/tiny_cuda-1.0.tar.gz")
+    assert built["source-sha256"] == archive.split()[0]
+    project.must("lock", "--check", "--require-hashes", timeout=600)
+
+
+def test_both_nodes_load_what_was_compiled(project: Project, locked: dict) -> None:
+    done = project.cluster.run(
+        "hpcenv", "submit", "use.py", "--nodes", "2", "--gpus", "1", "--wait", cwd=project.folder, timeout=600
+    )
+    run = re.search(r"submitted (\S+):", done.text)[1]
+    log = project.cluster.must("cat", f"{project.folder}/runs/{run}/job.log")
+    assert done.status == 0, done.text + log[-4000:]
+    assert "hpcenv verdict: match: 2 nodes" in log
+    said = re.findall(r"rank (\d) on (n\d): sum 3, kernel True", log)
+    assert sorted(said) == [("0", "n1"), ("1", "n2")]
