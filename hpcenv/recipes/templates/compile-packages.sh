@@ -27,9 +27,11 @@ export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"
 #@end
 #@if nvcc
 export PATH="$CUDA_HOME/bin:$PATH"
-case "$(nvcc --version)" in
+NVCC_SAYS="$(nvcc --version)"
+export NVCC_SAYS
+case "$NVCC_SAYS" in
     *"release @{cuda},"*) ;;
-    *) nvcc --version; echo "nvcc is not of CUDA @{cuda}" >&2; exit 1 ;;
+    *) echo "nvcc is not of CUDA @{cuda}: $NVCC_SAYS" >&2; exit 1 ;;
 esac
 #@end
 export PATH="/opt/build/bin:$PATH"
@@ -43,6 +45,8 @@ export MAX_JOBS="${MAX_JOBS:-4}"
     --requirement /usr/share/hpcenv/requirements.sources.lock
 "$python" -m pip --python /opt/venv/bin/python install --no-cache-dir --no-input --disable-pip-version-check \
     --no-deps --no-index /opt/wheels/*.whl
+COMPILER_SAYS="$(c++ --version)"
+export COMPILER_SAYS
 /opt/build/bin/python - <<'PY'
 @{report}
 PY

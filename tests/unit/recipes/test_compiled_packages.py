@@ -110,12 +110,8 @@ def test_the_report_of_the_build_names_the_wheel_and_its_source(tmp_path):
     wheel.write_bytes(b"w")
     lines = image_recipe.render(recipe(*KINDS["wheels"]))["requirements.sources.lock"]
     (tmp_path / "requirements.sources.lock").write_text(lines)
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, says in (("c++", "c++ (Debian 12.2.0-14) 12.2.0"), ("nvcc", "release 13.0, V13.0.88")):
-        (tools / name).write_text(f"#!/bin/sh\necho '{says}'\n")
-        (tools / name).chmod(0o755)
-    environ = {"PATH": f"{tools}:/usr/bin:/bin", "CUDA_HOME": "/opt/cuda", "TORCH_CUDA_ARCH_LIST": "8.0"}
+    environ = {"COMPILER_SAYS": "c++ (Debian 12.2.0-14) 12.2.0\nCopyright (C) 2022", "TORCH_CUDA_ARCH_LIST": "8.0"}
+    environ["NVCC_SAYS"] = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\n"
     subprocess.run([sys.executable, "-"], input=text, text=True, check=True, env=environ)
 
     from hpcenv.locking.built_packages import parse_built
