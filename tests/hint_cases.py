@@ -256,6 +256,11 @@ CASES: tuple[Case, ...] = (
         "mkdir new && cp -r hpcenv.toml lockfiles train.py new && cd new",
         ("cli/_accept.py: hpcenv * --accept * *",),
     ),
+    Case(
+        "a GPU that this CUDA does not compile for",
+        ("image", "init", "--torch", "2.13.0", "--cuda", "13.0", "--build", "apex==0.1", "--gpu", "v100"),
+        places=("recipes/compiled_packages.py: hpcenv compat --gpu *",),
+    ),
     # -- text ---------------------------------------------------------------------------------
     Case("a misspelt script", ("submit", "trian.py", *ONE), wrong="trian.py"),
     Case(

@@ -170,12 +170,11 @@ def wheel_folder(cuda: str) -> str:
     return f"nvidia/cu{cuda.partition('.')[0]}"
 
 
-def check_tool(name: str) -> str:
-    """Return a requirement of `--build-with`.
+def check_tool(name: str) -> None:
+    """Refuse a value of `--build-with` that is not a package.
 
     Raises:
         UsageError: it is not NAME or NAME==VERSION.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?", name):
         raise UsageError(f"`{name[:80]}` is not NAME or NAME==VERSION", hint="for example --build-with pybind11")
-    return name

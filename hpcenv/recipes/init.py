@@ -138,6 +138,7 @@ def init(
     torch = torch or _newest(table, python or _distribution_python(distribution))
     combination = choose(table, torch=torch, cuda=cuda, python=python, distribution=distribution)
     # Before a registry is contacted.
+    arch_list = _check_build(build, table, combination) if build is not None and build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
         base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
@@ -148,7 +149,7 @@ def init(
     compiled = None
     if build is not None and build.packages:
         _require_separate(build, pins)
-        compiled = _find_build(build, combination, pins, table=table, environ=environ, plain_http=plain_http)
+        compiled = _find_build(build, combination, pins, arch_list, environ=environ, plain_http=plain_http)
     name, _, version = tag.partition(":")
     recipe = ImageRecipe(
         name=name,
@@ -334,30 +335,37 @@ def _how_to_lock(combination: Combination) -> str:
 # -- packages to compile --------------------------------------------------------------------------------------------
 
 
+def _check_build(request: BuildRequest, table: Compat, combination: Combination) -> str:
+    """Refuse what cannot be compiled, and return TORCH_CUDA_ARCH_LIST; contacts nobody."""
+    for text in request.packages:
+        parse_request(text)
+    for name in request.tools:
+        check_tool(name)
+    require_image(combination, request.base)
+    return architectures(table, combination, request.gpu)
+
+
 def _find_build(
     request: BuildRequest,
     combination: Combination,
     pins: Sequence[PinnedPackage],
+    arch_list: str,
     *,
-    table: Compat,
     environ: Mapping[str, str],
     plain_http: Sequence[str],
 ) -> PackageBuild:
     """Return what compiles the requested packages: their source archives, the tools, and the image to compile in."""
-    wanted = [parse_request(text) for text in request.packages]
-    arch_list = architectures(table, combination, request.gpu)
-    require_image(combination, request.base)
     has_wheels = request.base is None and combination.cuda != CPU
     base = ""
     if request.base is not None:
         found = find_base(request.base, environ=environ, plain_http=plain_http, without_password=plain_http)
         base = f"{found.name}@{found.digest}"
-    tools = tool_requirements(combination, map(check_tool, request.tools), with_toolkit=has_wheels)
+    tools = tool_requirements(combination, request.tools, with_toolkit=has_wheels)
     hint = "check `pip config list`; --build-base IMAGE takes compiler and CUDA toolkit from an image"
     # What the image has is there already: the build must not bring another version of it.
     found_tools = find_wheels(tools, combination, environ, hint=hint, constraints=pins)
     return PackageBuild(
-        sources=find_sources(wanted, environ),
+        sources=find_sources([parse_request(text) for text in request.packages], environ),
         tools=found_tools,
         arch_list=arch_list,
         base=base,
