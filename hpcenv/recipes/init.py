@@ -336,7 +336,7 @@ def _how_to_lock(combination: Combination) -> str:
 
 
 def _check_build(request: BuildRequest, table: Compat, combination: Combination) -> str:
-    """Refuse what cannot be compiled, and return TORCH_CUDA_ARCH_LIST; contacts nobody."""
+    """Refuse what cannot be compiled, and return TORCH_CUDA_ARCH_LIST, without a network."""
     for text in request.packages:
         parse_request(text)
     for name in request.tools:
