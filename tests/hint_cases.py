@@ -309,7 +309,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "cli/wait.py: hpcenv cancel *": _KEYS,
     "submission/verify_nodes.py: hpcenv cancel *": _KEYS,
     "cli/reproduce.py: hpcenv cancel *": _KEYS,
-    "cli/reproduce.py: hpcenv image rebuild --lock * --build": _NETWORK,
+    "recipes/rebuilt_image.py: hpcenv image rebuild --lock * --build --output *": _NETWORK,
     "cli/reproduce.py: hpcenv report *": "a reproduction has to fail on its nodes",
     "reproduce/bundle/unpacked.py: hpcenv bundle unpack * FOLDER": "tests/unit/reproduce/test_reproduce.py types it",
     "cli/report.py: hpcenv compare * *": "it needs two runs with metrics: tests/unit/reproduce/test_compare.py compares recorded ones",

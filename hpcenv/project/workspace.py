@@ -146,17 +146,22 @@ def lockfile_bytes(path: Path) -> bytes:
     return toml_files.read_bytes(path, error=LockfileInvalid, hint=hint, most=LONGEST_LOCKFILE)
 
 
+def names_lockfile_path(lock: str) -> bool:
+    """Return whether `--lock` names a file: NAME.lock.toml, or the lock.toml in a run folder."""
+    return lock.endswith(".lock.toml") or os.path.basename(lock) == "lock.toml"
+
+
 def find_lockfile(start: Path, lock: str) -> Path:
     """Return the path of the lockfile that `--lock` names; the file may not exist.
 
     Args:
         start: a folder in the project.
-        lock: the name of one of the project's lockfiles, or the path of any lockfile (it ends with `.lock.toml`).
+        lock: the name of one of the project's lockfiles, or the path of any lockfile.
 
     Raises:
         SpecError: `lock` is a name, and there is no valid hpcenv.toml.
     """
-    if lock.endswith(".lock.toml"):
+    if names_lockfile_path(lock):
         return Path(os.path.abspath(start / lock))
     return open_workspace(start).lockfile_path(lock)
 

@@ -56,14 +56,19 @@ class RebuildResult:
     @property
     def problem(self) -> RebuildDiffers | None:
         """An error for the fields that must be as locked, are not, and were not announced; None without such fields."""
-        bad = [row for row in self.rows if row.severity == "must" and row.outcome != "same" and not row.announced]
-        if not bad:
-            return None
-        return RebuildDiffers(
-            f"{len(bad)} fields of the new image must be as locked and are not",
-            why="\n".join(f"{row.field}: locked {row.locked[:100]}, found {row.found[:100]}" for row in bad[:10]),
-            hint="lock the new image if that is acceptable; its results may differ",
-        )
+        return problem_of(self.rows)
+
+
+def problem_of(rows: Sequence[ComparedField]) -> RebuildDiffers | None:
+    """Return an error for the fields that must be as locked, are not, and were not announced; None without such."""
+    bad = [row for row in rows if row.severity == "must" and row.outcome != "same" and not row.announced]
+    if not bad:
+        return None
+    return RebuildDiffers(
+        f"{len(bad)} fields of the new image must be as locked and are not",
+        why="\n".join(f"{row.field}: locked {row.locked[:100]}, found {row.found[:100]}" for row in bad[:10]),
+        hint="lock the new image if that is acceptable; its results may differ",
+    )
 
 
 def rebuild(
@@ -244,6 +249,16 @@ def build_sif(
         raise error.changed(hint=(*error.hint_parts, "\n", site)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def compare_with(lockfile: Path, image: Path, environ: Mapping[str, str]) -> tuple[ComparedField, ...]:
+    """Compare a SIF that `rebuild` has made before with the lockfile that it was made from, field by field.
+
+    Raises:
+        HpcenvError: as `rebuild`.
+    """
+    locked, plan = _plan(lockfile, None, proved_only=False)
+    return compare(locked, plan, image, environ)
 
 
 def compare(locked: Lockfile, plan: RebuildPlan, image: Path, environ: Mapping[str, str]) -> tuple[ComparedField, ...]:

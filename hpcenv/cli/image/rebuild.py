@@ -14,6 +14,7 @@ import click
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
+from hpcenv.project.workspace import names_lockfile_path
 from hpcenv.recipes.rebuild import RebuildResult, rebuild
 
 
@@ -58,7 +59,7 @@ def command(
     is 28 when a field that must match differs.
     """
     here = _render.cwd()
-    if options["build"] and not lock.endswith(".lock.toml"):
+    if options["build"] and not names_lockfile_path(lock):
         _accept.require(_render.open_project(), accept, as_json=as_json)
     if base is not None and base.endswith(".sif"):
         base = os.path.abspath(here / base)
