@@ -323,7 +323,7 @@ def _get_image(found: Target, job: _PreparedJob, wish: _Wish) -> tuple[_Prepared
             raise error.changed(hint=hint) from error
         _render.tell(f"note: {error.what}; it is made again from the hashes of its packages")
     lockfile = Path(job.other_lockfile or found.lockfile)
-    made = make_image_again(job.workspace, lockfile, job.locked.fingerprint, environ=os.environ, on_line=_render.tell)
+    made = make_image_again(job.workspace, lockfile, environ=os.environ, on_line=_render.tell)
     # Its lockfile is not the one that hpcenv.toml asks for.
     options = replace(job.plan.options, lockfile=made.lockfile, frozen=True, locked=False)
     return replace(job, plan=replace(job.plan, options=options)), made.how
