@@ -128,8 +128,11 @@ def _given_checkpoint() -> Path | None:
         return None
     from hpcenv.incontainer import provenance
 
-    if provenance.step_of(given) is None and given.is_dir():
-        given = provenance.newest_checkpoint(given) or given
+    if given.name == provenance.CHECKPOINTS:
+        newest = provenance.newest_checkpoint(given)
+        if newest is None:
+            raise FileNotFoundError(errno.ENOENT, "the run that --resume-from names has no checkpoint", str(given))
+        return newest
     if not given.exists():
         raise FileNotFoundError(errno.ENOENT, "the checkpoint that --resume-from names does not exist", str(given))
     return given

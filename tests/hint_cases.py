@@ -54,6 +54,13 @@ FOR_CPU = ("--allow-cpu-torch", "--dry-run")
 CASES: tuple[Case, ...] = (
     Case("a run that does not exist", ("status", "nosuch"), ended=True, places=("runs/find.py: hpcenv list *",)),
     Case(
+        "after a run that failed",
+        ("submit", "train.py", *ONE, "--after", "bad"),
+        "echo 'raise SystemExit(3)' > bad.py; "
+        "hpcenv submit bad.py --nodes 1 --gpus 0 --nproc 1 --name bad --wait >/dev/null 2>&1 || true",
+        ("submission/after.py: hpcenv report *",),
+    ),
+    Case(
         "no runs at all",
         ("status",),
         "mkdir -p runs",

@@ -12,7 +12,7 @@ from hpcenv.locking.lock import CheckResult, LockResult
 from hpcenv.project import init as project_init
 from hpcenv.project.context import cache_folder
 from hpcenv.project.init import InitResult
-from hpcenv.project.workspace import DEFAULT_LOCK
+from hpcenv.project.spec import DEFAULT_LOCK
 
 
 def init(

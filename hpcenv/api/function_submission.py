@@ -17,7 +17,8 @@ from hpcenv.api.here import open_here, require_accepted
 from hpcenv.api.parameters import FunctionOptions
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
-from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import Workspace, read_lockfile
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import function as function_step
 from hpcenv.submission import submit as submit_step

@@ -31,13 +31,15 @@ def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 
 def lockfile_names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the lockfiles of the project, for `--lock NAME`."""
+    """Return the lockfiles and environments of the project, for `--lock NAME`."""
     from hpcenv.errors import HpcenvError
     from hpcenv.project.workspace import open_workspace
 
     try:
-        folder = open_workspace(Path.cwd()).lockfile_path("default").parent
-        return _starting(incomplete, (path.name[: -len(_LOCKFILE)] for path in folder.glob(f"*{_LOCKFILE}")))
+        workspace = open_workspace(Path.cwd())
+        files = workspace.lockfile_path("default").parent.glob(f"*{_LOCKFILE}")
+        names = {*workspace.project.environment, *(path.name[: -len(_LOCKFILE)] for path in files)}
+        return _starting(incomplete, names)
     except (HpcenvError, OSError):
         return []
 

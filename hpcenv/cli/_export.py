@@ -15,7 +15,18 @@ from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions, value_of
 
 # Options about a job of your own: the folder is submitted later, by somebody else.
-_NOT_HERE = ("name", "runs_dir", "cluster", "sweep", "array", "max_parallel", "chain", "stage_data", "dependency")
+_NOT_HERE = (
+    "name",
+    "runs_dir",
+    "cluster",
+    "sweep",
+    "array",
+    "max_parallel",
+    "chain",
+    "stage_data",
+    "dependency",
+    "after",
+)
 
 
 def run(

@@ -219,6 +219,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
         one_node=workspace.project.reproduce.one_node, steps=steps,
     )  # fmt: skip
     own_lock = "lock" not in given
+    workspace = workspace.for_lock(old.lock if own_lock else plan.options.lock)
     lockfile = found.lockfile if own_lock else workspace.lockfile_path(plan.options.lock)
     locked = read_lockfile(lockfile)
     name = plan.options.name or f"{found.name.replace('/', '-')[:60]}-rung-{wish.rung}"

@@ -22,6 +22,8 @@ else:
     from typing import NamedTuple
 
 SCHEMA = 1
+# Folder of the checkpoints of a run (records/run_folder.py).
+CHECKPOINTS = "checkpoints"
 CHECKPOINT = re.compile(r"step-(\d{1,18})(\.pt)?\Z")
 # A record has a dozen short values; a checkpoint may come from somebody else.
 _LONGEST_RECORD = 64 << 10

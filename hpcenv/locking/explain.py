@@ -14,7 +14,8 @@ from hpcenv.locking import difference as diff_model
 from hpcenv.project import fields
 from hpcenv.project.fields import Field
 from hpcenv.project.lockfile import Lockfile, severities_of
-from hpcenv.project.workspace import DEFAULT_LOCK, open_workspace, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.records.manifest import Severity
 
 

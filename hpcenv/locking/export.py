@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hpcenv.errors import WouldOverwrite
 from hpcenv.locking.exporter import Exporter, ExportRequest, LeftOut, exporters
-from hpcenv.project.workspace import DEFAULT_LOCK, find_lockfile, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import find_lockfile, read_lockfile
 from hpcenv.records import files
 
 

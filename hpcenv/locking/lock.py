@@ -56,7 +56,8 @@ from hpcenv.project import compatibility, document, fields, severities, stale, t
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
-from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
@@ -150,6 +151,8 @@ def lock(
             cannot be read. The old lockfile stays as it is.
     """
     path = workspace.lockfile_path(name)
+    without_table = _notes_on_environment(workspace, name)
+    workspace = workspace.for_lock(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
     lost = _notes_on_previous(before, path)
@@ -179,6 +182,7 @@ def lock(
         changes=() if before is None else _changes(before, locked),
         sif=image,
         notes=(
+            *without_table,
             *(() if aside is None else (_kept_aside(workspace.shown(aside)),)),
             *lost,
             *(() if kept is None else (_other_bytes(environment),)),
@@ -188,6 +192,14 @@ def lock(
             *fabric_notes.notes(locked, facts.read_image_network(answer)),
         ),
     )
+
+
+def _notes_on_environment(workspace: Workspace, name: str) -> tuple[str, ...]:
+    """Return a note where a project with several environments has none of this name: it may be misspelt."""
+    known = workspace.project.environment
+    if not known or name in known or name == DEFAULT_LOCK:
+        return ()
+    return (f"hpcenv.toml has no [environment.{name}], only {', '.join(known)}: `{name}` is what its top says",)
 
 
 _TO_PROVE = (
@@ -818,6 +830,7 @@ def check_lock(
     if pins is not None:
         require_readable(pins)
     path = workspace.lockfile_path(name)
+    workspace = workspace.for_lock(name)
     locked = read_lockfile(path)
     reasons = list(stale.compare_spec(workspace.project, locked))
     if not reasons and not spec_only:

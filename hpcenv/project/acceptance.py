@@ -23,6 +23,7 @@ from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.options import BY_NAME
+from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
@@ -133,20 +134,29 @@ def _is_outside(workspace: Workspace, path: str) -> bool:
 
 def _programs(workspace: Workspace) -> Iterator[Asked]:
     project = workspace.project
-    if project.on_host and project.python is not None:
-        yield Asked(key="python", value=project.python, means="a program that is started here and on the nodes")
-    if project.image.endswith(".def"):
-        yield Asked(key="image", value=project.image, means="Apptainer runs the commands of this file here")
+    # With its own table, an environment may bring another program, also for the image at the top.
+    for name in (DEFAULT_LOCK, *project.environment):
+        one = project.for_lock(name)
+        place = "" if name == DEFAULT_LOCK else f"[environment.{name}] "
+        inherited = place and (one.image, one.python) == (project.image, project.python)
+        if one.on_host and one.python is not None and not inherited:
+            means = "a program that is started here and on the nodes"
+            yield Asked(key=f"{place}python", value=one.python, means=means)
+        if one.image.endswith(".def") and not inherited:
+            yield Asked(key=f"{place}image", value=one.image, means="Apptainer runs the commands of this file here")
     if project.ca_file is not None:
         yield Asked(key="ca-file", value=project.ca_file, means="registries with its certificates get your passwords")
 
 
 def _binds(workspace: Workspace) -> Iterator[Asked]:
-    for bind in workspace.project.bind:
+    project = workspace.project
+    binds = [("[[bind]]", bind) for bind in project.bind]
+    binds += [(f"[[environment.{name}.bind]]", bind) for name, one in project.environment.items() for bind in one.bind]
+    for key, bind in binds:
         if _is_outside(workspace, bind.source):
             mode = "read" if bind.read_only else "read and write"
             target = bind.target or bind.source
-            yield Asked(key="[[bind]]", value=f"{bind.source} at {target}", means=f"the ranks can {mode} it")
+            yield Asked(key=key, value=f"{bind.source} at {target}", means=f"the ranks can {mode} it")
 
 
 def _variables(workspace: Workspace) -> Iterator[Asked]:
@@ -155,6 +165,9 @@ def _variables(workspace: Workspace) -> Iterator[Asked]:
         yield Asked(key=f"[secrets] {name}", value=source, means=_SECRET)
     for name, value in _loading(project.env):
         yield Asked(key=f"[env] {name}", value=value, means=_LOADS)
+    for environment, table in project.environment.items():
+        for name, value in _loading(table.env):
+            yield Asked(key=f"[environment.{environment}.env] {name}", value=value, means=_LOADS)
     for name in project.submit.pass_env:
         yield Asked(key="[submit] pass-env", value=name, means=_PASSED)
 

@@ -194,12 +194,24 @@ def keys(table: type[Document]) -> tuple[str, ...]:
 def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Document] | None:
     """Return the class of the table at `location`, None where no table of ours is."""
     table: type[Document] | None = kind
+    is_name = False
     for part in location:
         if table is None:
             return None
-        if isinstance(part, str):
+        if is_name:  # of one of the tables [environment.NAME]
+            is_name = False
+        elif isinstance(part, str):
+            is_name = _is_named(table, part)
             table = next((found for key, found in _tables(table) if key == part), None)
     return table
+
+
+def _is_named(kind: type[Document], key: str) -> bool:
+    """Return whether the key holds tables that each have a name."""
+    annotation = next((field.type for field in fields(kind) if kebab(field.name) == key), None)
+    while typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return typing.get_origin(annotation) is dict and _table_in(annotation) is not None
 
 
 def _tables(kind: type[Document]) -> Iterator[tuple[str, type[Document] | None]]:
@@ -217,7 +229,11 @@ def _table_in(annotation: object) -> type[Document] | None:
 def _suggest(kind: type[Document], location: Sequence[int | str]) -> str:
     """Name the table that knows this very key, or the nearest key of the same table."""
     word, here = str(location[-1]), table_at(kind, location[:-1])
-    homes = [name for name, table in _tables(kind) if table not in (here, None) and word in keys(table)]
+    homes = [
+        name
+        for name, table in _tables(kind)
+        if table is not None and table is not here and word in keys(table) and not _is_named(kind, name)
+    ]
     if homes:
         return f", it belongs under [{homes[0]}]"
     close = difflib.get_close_matches(word, () if here is None else keys(here), n=1)

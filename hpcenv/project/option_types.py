@@ -35,6 +35,7 @@ class OptionValues(Frozen):
     exclude: str | None = None
     nodelist: str | None = None
     dependency: str | None = None
+    after: tuple[str, ...] = ()
     comment: str | None = None
     licenses: str | None = None
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
@@ -168,6 +169,7 @@ class SubmitKeywords(TypedDict, total=False):
     exclude: str
     nodelist: str
     dependency: str
+    after: Sequence[str]
     comment: str
     licenses: str
     sbatch: Mapping[str, str | int | bool | None]

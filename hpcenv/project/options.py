@@ -293,6 +293,13 @@ OPTIONS: tuple[Option, ...] = (
         needs_slurm=True,
     ),
     Option(
+        name="after",
+        kind="texts",
+        group="Slurm",
+        help="Start when that run has completed. If it fails, this job is cancelled. A run that has failed is refused.",
+        metavar="RUN",
+    ),
+    Option(
         name="comment",
         kind="text",
         group="Slurm",
@@ -421,7 +428,7 @@ OPTIONS: tuple[Option, ...] = (
         name="lock",
         kind="text",
         group="Environment",
-        help="Name of the lockfile to run with. Default: default.",
+        help="Name of the lockfile to run with, and of [environment.NAME] in hpcenv.toml. Default: default.",
         metavar="NAME",
         default="default",
     ),

@@ -3,7 +3,8 @@
 Runs on: LOGIN NODE.
 """
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from hpcenv.project import severities
@@ -16,6 +17,8 @@ from hpcenv.project.table_schema import After, Before
 from hpcenv.records.manifest import DataCompare, Severity
 
 HOST = "host"
+DEFAULT_LOCK = "default"
+LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def _fields(value: dict[str, Severity]) -> dict[str, Severity]:
@@ -129,6 +132,34 @@ class PathsTable(Document):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EnvironmentTable(Document):
+    """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
+
+    Attributes:
+        image: in place of the one at the top. The `python` at the top belongs to the image there, and is then not used.
+        python, platform, allow_floating: as at the top, in place of the values there.
+        env: variables beside [env]; of two with the same name, this one wins.
+        bind: folders beside [[bind]].
+    """
+
+    image: Text | None = None
+    python: Text | None = None
+    platform: Text | None = None
+    allow_floating: bool | None = None
+    env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
+    bind: tuple[BindTable, ...] = ()
+
+
+def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, EnvironmentTable]:
+    for name in value:
+        if name == DEFAULT_LOCK:
+            raise ValueError(f"`{name}` is the environment at the top of the file: write its keys there")
+        if not re.fullmatch(LOCKFILE_NAME, name):
+            raise ValueError(f"`{name}` is not a name for a lockfile: use letters, digits, '.', '_' and '-'")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Project(Document):
     """hpcenv.toml as a whole.
 
@@ -143,6 +174,7 @@ class Project(Document):
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
         policy: field -> severity in the gate; recorded in the lockfile.
+        environment: name of a lockfile -> what its environment has in place of the values here.
     """
 
     image: Text
@@ -165,6 +197,24 @@ class Project(Document):
     reproduce: ReproduceTable = field(default_factory=ReproduceTable)
     paths: PathsTable = field(default_factory=PathsTable)
     policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
+    environment: Annotated[dict[str, EnvironmentTable], After(_environment_names)] = field(default_factory=dict)
+
+    def for_lock(self, name: str) -> "Project":
+        """Return the project as the lockfile `name` needs it, with the values of [environment.NAME]."""
+        table = self.environment.get(name)
+        if table is None:
+            return replace(self, environment={})
+        kept = self.python if table.image is None else None
+        return replace(
+            self,
+            image=table.image or self.image,
+            python=table.python or kept,
+            platform=table.platform or self.platform,
+            allow_floating=self.allow_floating if table.allow_floating is None else table.allow_floating,
+            env={**self.env, **table.env},
+            bind=(*self.bind, *table.bind),
+            environment={},
+        )
 
     @property
     def on_host(self) -> bool:
@@ -232,6 +282,11 @@ image = "{image}"
 # How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]
 # one-node = ["--accumulate", "{{factor}}"]
+
+# Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
+# `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, env and [[environment.data.bind]].
+# [environment.data]
+# image = "docker://REGISTRY/OWNER/NAME:TAG"
 
 # Change how much a field matters: must, warn or info. Recorded in the lockfile.
 # `hpcenv explain` lists the fields; `*` stands for one part of a name.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from hpcenv.errors import Command, Hint
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
-from hpcenv.project.spec import Project
-from hpcenv.project.workspace import DEFAULT_LOCK, to_restore
+from hpcenv.project.spec import DEFAULT_LOCK, Project
+from hpcenv.project.workspace import to_restore
 from hpcenv.records.frozen import Frozen
 from hpcenv.records.variables import recorded_value
 

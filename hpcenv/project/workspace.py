@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, Hint, LockfileInvalid, LockfileMissing, LockfileNewer, SpecError, UsageError
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.spec import Project
+from hpcenv.project.spec import DEFAULT_LOCK, LOCKFILE_NAME, Project
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.frozen import Frozen
 
 SPEC_NAME = "hpcenv.toml"
-DEFAULT_LOCK = "default"
-
-
-_LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -53,13 +49,17 @@ class Workspace(Frozen):
 
     def lockfile_path(self, name: str) -> Path:
         """Return the path of the lockfile `name`."""
-        if not re.fullmatch(_LOCKFILE_NAME, name):
+        if not re.fullmatch(LOCKFILE_NAME, name):
             plain = Path(name).name.removesuffix(".lock.toml")
             hint = (
-                f"--lock {plain}" if re.fullmatch(_LOCKFILE_NAME, plain) else "use a plain word, for example `default`"
+                f"--lock {plain}" if re.fullmatch(LOCKFILE_NAME, plain) else "use a plain word, for example `default`"
             )
             raise UsageError(f"{name!r} is not a lockfile name", hint=hint)
         return self.root / self.project.paths.lockfiles / f"{name}.lock.toml"
+
+    def for_lock(self, name: str) -> Workspace:
+        """Return this project as the lockfile `name` needs it: with the values of [environment.NAME] in hpcenv.toml."""
+        return replace(self, project=self.project.for_lock(name)) if self.project.environment else self
 
     def shown(self, path: Path) -> str:
         """Return a path relative to the project folder where that is possible."""

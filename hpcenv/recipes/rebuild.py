@@ -19,7 +19,8 @@ from hpcenv.node.check import facts
 from hpcenv.node.container import apptainer
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.workspace import DEFAULT_LOCK, find_lockfile, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import find_lockfile, read_lockfile
 from hpcenv.recipes import image_recipe, rebuild_comparison
 from hpcenv.recipes.combination import DISTRIBUTIONS, Combination, Distribution, one_of
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe

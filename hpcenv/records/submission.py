@@ -28,3 +28,5 @@ class Submission(Frozen):
     """How many nodes were asked for; 0 where that was not recorded."""
     verifies: bool = False
     """The job is one of `hpcenv verify --nodes`: it checks its nodes and trains nothing."""
+    after: tuple[str, ...] = ()
+    """Names of the runs that had to complete first."""

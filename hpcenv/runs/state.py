@@ -282,6 +282,9 @@ def _explain(
     if status in (90, 91) and not by_slurm and read_verdict_result(run.folder) not in (None, "match"):
         reason = "a node differs from the lockfile" if status == 90 else describe_unknown(run.folder)
         return "rejected", f"before training: {reason}"
+    if job.state == "cancelled" and started is None and run.submission.after and not cancelled:
+        names = ", ".join(run.submission.after)
+        return job.state, f"before it started; it waited for {names} (hpcenv cancel, scancel, or that run failed)"
     if job.state == "failed" and started is None and not run.folder.log.exists():
         return "failed", f"the batch node wrote nothing into {run.folder.path}: can it see this file system?"
     if job.state == "failed" and started is None:

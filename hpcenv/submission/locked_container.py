@@ -18,8 +18,9 @@ from hpcenv.node.check import sif_check
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.site_profile import Profile
+from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.store_config import StorePlace
-from hpcenv.project.workspace import DEFAULT_LOCK, Workspace
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment
 from hpcenv.submission.locked import LockedSif
 from hpcenv.submission.plan import Request

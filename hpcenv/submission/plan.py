@@ -71,6 +71,23 @@ def _plural(count: int, noun: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EarlierRuns(Frozen):
+    """The runs of `--after`: they must complete before this one starts.
+
+    Attributes:
+        names: all of them, as their folders are called.
+        going: folders of those that have not ended.
+        on_slurm: job ids of these in Slurm; of a sweep, of its array.
+        waited_for: folders of those for which `submit` itself waits.
+    """
+
+    names: tuple[str, ...] = ()
+    going: tuple[Path, ...] = ()
+    on_slurm: tuple[str, ...] = ()
+    waited_for: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Plan(Frozen):
     """A run that can be submitted.
 
@@ -87,6 +104,7 @@ class Plan(Frozen):
         template: text of the batch template; empty for `--cluster local`.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
         files: what else the run folder holds: relative path -> content.
+        after: the runs that must complete first; Slurm waits for those that are in Slurm.
         secret_values: variable of the submission -> value, for the file that the nodes read.
     """
 
@@ -102,6 +120,7 @@ class Plan(Frozen):
     record: RequestRecord | None = None
     source: PlannedSource | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    after: EarlierRuns = EarlierRuns()
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

@@ -71,7 +71,7 @@ from hpcenv.submission.locked import (
 )
 from hpcenv.submission.node_code import start_hook_digest
 from hpcenv.submission.node_share import NodeShare
-from hpcenv.submission.plan import Call, Plan, Request, render_script
+from hpcenv.submission.plan import Call, EarlierRuns, Plan, Request, render_script
 from hpcenv.submission.request import (
     Cluster,
     SubmitOptions,
@@ -157,6 +157,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         HpcenvError: anything that would make the job fail, as far as the login node can know it.
     """
     _require_no_import(context)
+    workspace = workspace.for_lock(options.lock)
     cluster, notes = _cluster(options, context)
     options, context = kept_secrets.hide_credentials(options, context, notes)
     record = to_record(options)
@@ -175,6 +176,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         request = make_request(options)
         require_literal(options)
         _require_one_kind(options, cluster)
+        request, earlier = _after_others(wanted, request, notes)
         template = _template(wanted, notes)
         script, script_bytes = _script(options, context)
         locked = _locked(wanted, notes)
@@ -189,7 +191,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         gate = _gate(wanted, shape, locked.lockfile, notes)
         notes += _in_environment(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
-        checkpoint = resume.find_checkpoint(options, context)
+        checkpoint = resume.find_checkpoint(options, context, earlier)
         shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, nodes, notes)
         stage = _stage(wanted, gate, run_folder, notes)
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
@@ -212,6 +214,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         template=template,
         record=record,
         files=started.files,
+        after=earlier,
         secret_values=values,
     )
 
@@ -297,6 +300,18 @@ def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
         reasons = stale.compare_spec(workspace.project, locked)
         preflight.refuse_stale(workspace, options, wanted.context.environ, reasons)
     return _Locked(path=path, content=content, lockfile=locked)
+
+
+def _after_others(wanted: _Wanted, request: Request, notes: list[str]) -> tuple[Request, EarlierRuns]:
+    """Return the request with the jobs that must complete first, and their runs."""
+    if not wanted.options.after:
+        return request, EarlierRuns()
+    # Loads the code that reads runs.
+    from hpcenv.submission import after
+
+    earlier = after.find(wanted.options, wanted.context, wanted.cluster)
+    notes += after.notes_on(earlier)
+    return after.with_dependency(request, earlier), earlier
 
 
 def _for_this_run(

@@ -12,20 +12,21 @@ from typing import Any
 
 from hpcenv.errors import FileUnusable, RunNotFound
 from hpcenv.incontainer import provenance
+from hpcenv.incontainer.provenance import CHECKPOINTS
 from hpcenv.node.launch.run_variables import commit_of
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.find import find_run
-from hpcenv.submission.plan import Request
+from hpcenv.submission.plan import EarlierRuns, Request
 from hpcenv.submission.request import SubmitOptions
 
 
-def find_checkpoint(options: SubmitOptions, context: Context) -> Path | None:
+def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRuns) -> Path | None:
     """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
 
-    Of a run, and of a folder with checkpoints, it is the newest one.
+    Of a run, and of a folder with checkpoints, it is the newest one. Of a run that `--after` waits for, it is the
+    folder: the ranks take the newest one when they start.
 
     Raises:
         RunNotFound: there is neither a path nor a run of that name.
@@ -36,28 +37,32 @@ def find_checkpoint(options: SubmitOptions, context: Context) -> Path | None:
         return None
     path = Path(os.path.abspath(context.cwd / os.path.expanduser(word)))
     if not os.path.lexists(path) or RunFolder(path).manifest.is_file():
-        path = _checkpoints_of(word, options, context)
+        run = _run_of(word, options, context)
+        if run.path in earlier.going:
+            return run.checkpoints
+        path = run.checkpoints
     if path.is_dir() and provenance.step_of(path) is None:
         newest = provenance.newest_checkpoint(path)
         # A folder that another library wrote may have any name.
-        if newest is None and (path.name == "checkpoints" or not _has_content(path)):
+        if newest is None and (path.name == CHECKPOINTS or not _has_content(path)):
             raise _no_checkpoint(word, path)
         path = newest or path
+    if not path.exists():
+        raise _no_checkpoint(word, path)
     if not os.access(path, os.R_OK):
         raise FileUnusable(f"cannot read the checkpoint `{path}`", why="--resume-from names it; you may not read it")
     return path
 
 
-def _checkpoints_of(word: str, options: SubmitOptions, context: Context) -> Path:
-    """Return the folder of checkpoints of a run."""
+def _run_of(word: str, options: SubmitOptions, context: Context) -> RunFolder:
+    # Loads the code that reads runs.
+    from hpcenv.runs.find import find_run
+
     try:
-        folder = find_run(context.cwd, word, runs=options.runs_dir).folder.checkpoints
+        return find_run(context.cwd, word, runs=options.runs_dir).folder
     except RunNotFound as error:
         why = "\n".join(filter(None, ("--resume-from takes a run, or the path of a checkpoint", error.why)))
         raise error.changed(why=why) from error
-    if not folder.is_dir():
-        raise _no_checkpoint(word, folder)
-    return folder
 
 
 def _has_content(folder: Path) -> bool:
@@ -83,6 +88,8 @@ def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifes
     """
     if checkpoint is None:
         return []
+    if checkpoint.name == CHECKPOINTS:
+        return [f"--resume-from {checkpoint.parent.name}: its newest checkpoint is compared when the ranks start"]
     torch = str(locked.facts.get("torch.version", ""))
     now: dict[str, Any] = {
         "torch": torch if re.match("[0-9]", torch) else None,

@@ -62,12 +62,13 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     remains.
 
     Raises:
-        SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed.
+        SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed, if there was one.
         WouldOverwrite: a folder of that name was made in the meantime.
     """
     run = RunFolder(Path(plan.manifest.run_folder))
     if plan.manifest.cluster == "slurm":
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
+    wait_for_earlier(plan, context)
     plan = pack_data(plan)
     context, own = kept_secrets.without(context, plan.secret_values), context
     make_folder(run.path)
@@ -96,6 +97,14 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
         notes=(*plan.notes, *(f"sbatch: {line}" for line in dict.fromkeys(warnings))),
         chain=chain,
     )
+
+
+def wait_for_earlier(plan: Plan, context: Context) -> None:
+    """Wait for the runs of `--after` for which Slurm cannot wait."""
+    if plan.after.waited_for:
+        from hpcenv.submission import after  # loads the code that reads runs
+
+        after.wait(plan.after.waited_for, context)
 
 
 def pack_data(plan: Plan) -> Plan:
@@ -135,6 +144,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         chain=chain,
         nodes=plan.manifest.nodes,
         verifies=not plan.manifest.launches,
+        after=plan.after.names,
     )
     save_record(submission, run.submission)
 

@@ -221,6 +221,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     """
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
+    submit_step.wait_for_earlier(sweep.plan, context)
     sweep = replace(sweep, plan=submit_step.pack_data(sweep.plan))
     context, own = kept_secrets.without(context, sweep.plan.secret_values), context
     submit_step.make_folder(run.path)

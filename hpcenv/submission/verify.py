@@ -39,7 +39,8 @@ from hpcenv.project.context import Context
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
-from hpcenv.project.workspace import DEFAULT_LOCK, Workspace, notes_on, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Environment, Manifest
@@ -85,6 +86,7 @@ def verify(
         SubmitRejected: GPUs for a torch that cannot use them.
     """
     path = workspace.lockfile_path(lock)
+    workspace = workspace.for_lock(lock)
     locked = read_lockfile(path)
     reasons = stale.compare_spec(workspace.project, locked)
     if reasons:

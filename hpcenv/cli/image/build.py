@@ -121,6 +121,7 @@ def _from_project(
     workspace: Workspace, lock: str, options: BuildOptions, on_event: OnEvent, *, upgrade: bool
 ) -> BuiltImage:
     before, lockfile = None, workspace.lockfile_path(lock)
+    workspace = workspace.for_lock(lock)
     if not upgrade:
         try:
             before = read_lockfile(lockfile)

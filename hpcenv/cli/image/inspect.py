@@ -16,7 +16,8 @@ from hpcenv.cli._complete import lockfile_names
 from hpcenv.errors import Command, UsageError
 from hpcenv.locking.image_inspect import InspectedImage, SifOrigin, inspect
 from hpcenv.locking.image_path import find_locked, find_sif
-from hpcenv.project.workspace import DEFAULT_LOCK, read_lockfile
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import read_lockfile
 
 # Text output cuts longer values of labels and settings; --json has them complete.
 _LONG = 100

@@ -51,6 +51,12 @@ def keys(workspace: Workspace) -> list[str]:
         (IMAGE + 'site = "here"\n', []),
         (IMAGE + '[paths]\nruns = "../../x"\nlockfiles = "locks"\n', ["[paths] runs"]),
         (IMAGE + '[paths]\nstore = "/scratch/store"\nlockfiles = "/"\n', ["[paths] store", "[paths] lockfiles"]),
+        (IMAGE + '[environment.e]\nimage = "host"\npython = "p"\n', ["[environment.e] python"]),
+        (IMAGE + '[environment.e]\nimage = "env.def"\n', ["[environment.e] image"]),
+        ('image = "host"\npython = "p"\n[environment.e]\nimage = "host"\n', ["python"]),
+        ('image = "host"\npython = "p"\n[environment.e]\npython = "q"\n', ["python", "[environment.e] python"]),
+        (IMAGE + '[[environment.e.bind]]\nsource = "/"\ntarget = "/mnt"\n', ["[[environment.e.bind]]"]),
+        (IMAGE + '[environment.e.env]\nLD_PRELOAD = "x.so"\nA = "b"\n', ["[environment.e.env] LD_PRELOAD"]),
         (IMAGE + 'plain-http = ["registry.example"]\n[submit]\npartition = "gpu"\n', []),
     ],
 )

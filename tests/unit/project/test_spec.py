@@ -67,6 +67,11 @@ def test_the_smallest_project_is_one_line() -> None:
         ('image = "host"\n[sbatch]\ntime = "1h"', "`sbatch` = {'time': '1h'}: `time`: hpcenv has its own option: --time"),
         ('image = "host"\n[srun]\nlabel = true', "`srun` = {'label': True}: `label`: hpcenv writes the rank before each line"),
         ('image = "host"\n[env]\n"A B" = "x"', "`env` = {'A B': 'x'}: 'A B' is not a variable name"),
+        ('image = "host"\n[environment.default]\npython = "p"', "`environment` = {'default': {'python': 'p'}}: `default` is the environment at the top of the file: write its keys there"),
+        ('image = "host"\n[environment."a/b"]\npython = "p"', "`environment` = {'a/b': {'python': 'p'}}: `a/b` is not a name for a lockfile: use letters, digits, '.', '_' and '-'"),
+        ('image = "host"\n[environment.data]\nimge = "x"', "unknown key `environment.data.imge`, perhaps you meant `image`"),
+        ('image = "host"\n[environment.data]\ngpus = 8', "unknown key `environment.data.gpus`, it belongs under [submit]"),
+        ('image = "host"\n[environment.data]\nimage = 3', '`environment.data.image` = 3: must be text in quotes: image = "3"'),
         ('image = "host"\n[policy]\n"torch.version" = "maybe"', "`policy.torch.version` = 'maybe': Input should be 'must', 'warn' or 'info'"),
     ],
 )  # fmt: skip
@@ -94,3 +99,19 @@ def test_lengths_of_time_and_sizes_are_kept_as_numbers() -> None:
     assert wrong == ()
     assert project is not None
     assert (project.submit.grace, project.submit.stage_limit, project.submit.time) == (600, 200 * 10**9, "02:00:00")
+
+
+def test_an_environment_has_its_own_image_and_adds_to_the_rest() -> None:
+    top = {"image": "host", "python": ".venv/bin/python", "env": {"A": "1", "B": "1"}, "bind": [{"source": "/x"}]}
+    data = {"image": "docker://r.example/a:1", "env": {"B": "2"}, "bind": [{"source": "/y"}], "allow-floating": False}
+    project, wrong = parse(Project, {**top, "allow-floating": True, "environment": {"data": data, "same": {}}})
+    assert wrong == ()
+    assert project is not None
+    found = project.for_lock("data")
+    assert (found.image, found.python, found.allow_floating) == ("docker://r.example/a:1", None, False)
+    assert (found.env, [bind.source for bind in found.bind]) == ({"A": "1", "B": "2"}, ["/x", "/y"])
+    assert found.for_lock("data") == found  # once is enough
+    for name in ("same", "default", "other"):
+        same = project.for_lock(name)
+        assert (same.image, same.python, same.env) == ("host", ".venv/bin/python", {"A": "1", "B": "1"})
+    assert project.for_lock("default").submit == found.submit
