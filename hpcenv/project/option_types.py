@@ -47,6 +47,7 @@ class OptionValues(Frozen):
     module: bool = False
     entry: bool = False
     launcher: Literal["torchrun", "srun", "none"] | None = None
+    cpu_binding: Literal["near-gpu", "off"] | None = None
     expand: bool = False
     standalone: bool = False
     max_restarts: int | None = None
@@ -132,6 +133,7 @@ class SubmitTable(Document):
     licenses: Word | None = None
     assume_shared: bool = False
     launcher: Literal["torchrun", "srun", "none"] | None = None
+    cpu_binding: Literal["near-gpu", "off"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
@@ -180,6 +182,7 @@ class SubmitKeywords(TypedDict, total=False):
     module: bool
     entry: bool
     launcher: Literal["torchrun", "srun", "none"]
+    cpu_binding: Literal["near-gpu", "off"]
     expand: bool
     standalone: bool
     max_restarts: int

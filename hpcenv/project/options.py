@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hpcenv.records.frozen import Frozen
-from hpcenv.records.manifest import DETERMINISM_PROFILES, LAUNCHERS
+from hpcenv.records.manifest import CPU_BINDINGS, DETERMINISM_PROFILES, LAUNCHERS
 
 Kind = Literal[
     "text",  # any text
@@ -381,6 +381,15 @@ OPTIONS: tuple[Option, ...] = (
         group="Launch",
         help="What starts the ranks: torchrun; srun, one Slurm task for each rank; or none: the program is started "
         "once on each node, and starts the ranks itself. Default: torchrun.",
+        places=EVERYWHERE,
+    ),
+    Option(
+        name="cpu_binding",
+        kind="choice",
+        choices=CPU_BINDINGS,
+        group="Launch",
+        help="Bind each rank to the CPUs near its GPU, where the machine says which, or off. Off, too, where torchrun "
+        "(--numa-binding) or srun (gpu-bind) binds the ranks. Default: near-gpu.",
         places=EVERYWHERE,
     ),
     Option(

@@ -31,6 +31,7 @@ class SiteSubmitTable(Document):
     comment: Text | None = None
     licenses: Word | None = None
     launcher: Literal["torchrun", "srun", "none"] | None = None
+    cpu_binding: Literal["near-gpu", "off"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()

@@ -87,6 +87,7 @@ class RankDeterminism:
         state: when the file was written last: `started`, `first-step` or `ended`.
         versions: of python, torch and numpy, as far as they were loaded.
         without_deterministic_kernel: operations of which torch warned (profile `seeded`).
+        cpus: that the rank may use, as Linux writes lists of CPUs; empty if it was not bound to any.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
@@ -107,6 +108,7 @@ class RankDeterminism:
     versions: dict[str, str] = field(default_factory=dict)
     switches: tuple[SwitchReading, ...] = ()
     without_deterministic_kernel: tuple[OperationCount, ...] = ()
+    cpus: str = ""
     problems: tuple[str, ...] = ()
     steps: int = 0
     stopped_after: int = 0

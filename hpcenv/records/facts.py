@@ -122,6 +122,21 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankCpus:
+    """The CPUs that the ranks of one node are bound to: those near their GPUs.
+
+    Attributes:
+        cpus: of each local rank, as Linux writes lists of CPUs (`0-15,64`); empty for a rank that is not bound.
+        gpus: the GPU of each local rank, as its address on the PCI bus.
+        why: why ranks are not bound; empty if all are.
+    """
+
+    cpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What one node found, before anybody judges it.
 
@@ -139,6 +154,7 @@ class Facts:
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
         image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
         checks: what the preflight checks found; None where none ran.
+        rank_cpus: what the ranks are bound to; None where no binding is wanted.
         boot_id: of this boot of the node; empty where it cannot be read.
         seconds: how long each part took.
         written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
@@ -160,6 +176,7 @@ class Facts:
     fabric: Fabric | None = None
     image_network: ImageNetwork | None = None
     checks: NodeChecks | None = None
+    rank_cpus: RankCpus | None = None
     boot_id: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     written: float = 0.0

@@ -14,6 +14,8 @@ Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
 DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
 Launcher = Literal["torchrun", "srun", "none"]
+CpuBinding = Literal["near-gpu", "off"]
+CPU_BINDINGS: tuple[CpuBinding, ...] = ("near-gpu", "off")
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none")
 Value = str | int | float | bool | tuple[str, ...]
 
@@ -214,6 +216,7 @@ class LaunchOptions(Frozen):
         max_restarts: how often torchrun starts its ranks again after a failure.
         torchrun_args: more arguments for torchrun, each literal.
         beside_check: the launch step starts together with the check step, and waits for the verdict.
+        cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
         expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
     """
 
@@ -223,6 +226,7 @@ class LaunchOptions(Frozen):
     torchrun_args: tuple[str, ...] = ()
     beside_check: bool = False
     expand: bool = False
+    cpu_binding: CpuBinding = "off"
 
 
 PreflightLevel = Literal["off", "quick", "full", "deep"]

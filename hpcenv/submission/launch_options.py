@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hpcenv.errors import UsageError
 from hpcenv.node.launch import expand
-from hpcenv.records.manifest import Launcher, Secret
+from hpcenv.records.manifest import CpuBinding, Launcher, Secret
 
 # Options of torchrun that hpcenv sets (torch/distributed/run.py, torch 1.10 to 2.13), each with the reason why a user
 # cannot set it.
@@ -50,6 +50,9 @@ _WITH_VALUE = frozenset(
 _WITHOUT_VALUE = frozenset({"virtual-local-rank"})
 
 
+# Options of srun that give each task some of the GPUs: LOCAL_RANK is then no number of a GPU.
+_GPUS_OF_TASKS = frozenset({"gpu-bind", "accel-bind", "tres-bind"})
+
 # The lists above were made for torch up to this version.
 _NEWEST_TORCH = (2, 13)
 
@@ -81,6 +84,18 @@ def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
             raise _refused(word, "it takes no value", f"--torchrun-args {name}")
     if value_of:
         raise _refused(value_of, "it has no value", f"--torchrun-args {value_of}=VALUE")
+
+
+def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Mapping[str, object]) -> CpuBinding:
+    """Return how the ranks are bound to CPUs: off where torchrun or srun gives each rank its own GPU or CPUs.
+
+    Args:
+        asked: by the user; None for the default.
+        torchrun_args: more arguments of torchrun.
+        srun: options that are passed on to srun.
+    """
+    by_torchrun = any(_plain(word.partition("=")[0]) == "numa-binding" for word in torchrun_args)
+    return "off" if by_torchrun or _GPUS_OF_TASKS & set(srun) else asked or "near-gpu"
 
 
 def can_pass(name: str) -> bool:

@@ -348,6 +348,7 @@ def launch_options(options: SubmitOptions, request: Request, *, torch: str = "")
         # Which nodes train where there are spare ones is known only after the check.
         beside_check=options.launch_step != "after-check" and not request.spare,
         expand=options.expand,
+        cpu_binding=launch_rules.cpu_binding(options.cpu_binding, options.torchrun_args, options.srun),
     )
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import seeds, switches
 
@@ -36,6 +36,7 @@ class Options:
         stop_after: the process ends after this optimizer step; 0 for never.
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
+        cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -48,6 +49,7 @@ class Options:
         first, last = data.get("trace_steps") or (0, 0)
         self.trace = (int(first), int(last)) if last else None
         self.errors = data.get("errors") or ""
+        self.cpus = list(data.get("cpus") or ())
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
 
@@ -83,12 +85,45 @@ def begin(environ: Any) -> None:
             when_imported("torch", lambda torch: _apply_in_child(torch, options.profile))
         return
     os.environ[_RANK_PID] = str(os.getpid())
+    bound = _bind(options.cpus, Place(environ))
     if options.errors:
         _keep_error(options.errors, Place(environ))
     if options.profile == "off" and not options.record and not options.stop_after and not options.trace:
         return
-    _current = Session(options, Place(environ))
+    _current = Session(options, Place(environ), bound)
     _current.start()
+
+
+class Bound:
+    """What a rank was bound to: `cpus` as read back, empty if it was not bound, and why it could not be."""
+
+    def __init__(self, cpus: str = "", problem: str = "") -> None:
+        self.cpus = cpus
+        self.problem = problem
+
+
+def _bind(cpus: List[str], place: "Place") -> Bound:
+    """Bind this process, before it starts threads, to the CPUs near its GPU. Processes that it starts inherit them."""
+    wanted = cpus[place.local_rank] if 0 <= place.local_rank < len(cpus) else ""
+    if not wanted:
+        return Bound()
+    try:
+        numbers = set()  # type: Set[int]
+        for part in wanted.split(","):
+            first, _, last = part.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+        # Slurm may have given this task some of the CPUs only.
+        usable = numbers & os.sched_getaffinity(0)
+        if not usable:
+            raise OSError("this process may use none of them")
+        os.sched_setaffinity(0, usable)
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            found = [line.split()[1] for line in status if line.startswith("Cpus_allowed_list:")]
+        return Bound(cpus=found[0])
+    except (OSError, ValueError, IndexError) as error:
+        problem = "rank %d is not bound to CPUs %s near its GPU: %s" % (place.rank, wanted, error)
+        sys.stderr.write("hpcenv: %s\n" % problem)
+        return Bound(problem=problem)
 
 
 def _keep_error(folder: str, place: "Place") -> None:
@@ -121,8 +156,9 @@ def _apply_in_child(torch: Any, profile: str) -> None:
 class Session:
     """The hook in the process of a rank."""
 
-    def __init__(self, options: Options, place: Place) -> None:
+    def __init__(self, options: Options, place: Place, bound: Bound) -> None:
         self.options = options
+        self._cpus = bound.cpus
         self.place = place
         self.torch = None  # type: Any
         self.watch = None  # type: Any
@@ -133,7 +169,7 @@ class Session:
         self._readings = {}  # type: Dict[str, Dict[str, Optional[str]]]
         self._changed_at = {}  # type: Dict[str, str]
         self._without_kernel = {}  # type: Dict[str, int]
-        self._problems = []  # type: List[str]
+        self._problems = [bound.problem] if bound.problem else []
         self._rank_seed = None  # type: Optional[int]
         self._applied_by = ""
         self._profile = options.profile
@@ -445,6 +481,7 @@ class Session:
                 {"operation": name[:200], "count": self._without_kernel[name]}
                 for name in sorted(self._without_kernel)[:100]
             ],
+            "cpus": self._cpus,
             "problems": [text[:500] for text in self._problems[:20]],
             "steps": 0 if self.watch is None else self.watch.steps,
             "stopped_after": self._stopped_after,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcenv.errors import NodeRejected
-from hpcenv.node.check import gpu_rules, library_rules
+from hpcenv.node.check import gpu_rules, library_rules, rank_cpus
 from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
 from hpcenv.node.check.verdict_table import sif_in_words
 from hpcenv.node.container.job_variables import changes_results
@@ -96,7 +96,7 @@ def judge(
         settings=_without_credentials(choice) if result == "match" else {},
         inherited=_inherited(launched, reported, choice) if result == "match" else {},
         launched=launched if result == "match" else (),
-        notes=_notes(manifest),
+        notes=(*_notes(manifest), *rank_cpus.in_words({node: one.rank_cpus for node, one in reported.items()})),
         network=choice.network if result == "match" else None,
         preflight=preflight.summary(manifest, preflight.with_outcomes(reported, clocks)),
     )

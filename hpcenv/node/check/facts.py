@@ -37,7 +37,7 @@ from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, Difference, Facts, Look, Network, Staged
+from hpcenv.records.facts import SKIPPED, Difference, Facts, Look, Network, RankCpus, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
 from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.package_fields import package_field
@@ -125,6 +125,7 @@ def gather(
         fabric=outside.fabric,
         image_network=found.image_network,
         checks=outside.checks,
+        rank_cpus=outside.rank_cpus,
         boot_id=sif_check.boot_id() or "",
         seconds={
             **outside.found.seconds,
@@ -174,7 +175,7 @@ class _Outside(threading.Thread):
     The modules for it are loaded in this thread: the launch step waits for the proof of the SIF, not for them.
 
     Attributes:
-        found, network, fabric, checks: the results; not to be read before the thread has ended.
+        found, network, fabric, checks, rank_cpus: the results; not to be read before the thread has ended.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class _Outside(threading.Thread):
         self.network = Network(first_node=place.nodes[0])
         self.fabric: Fabric | None = None
         self.checks: NodeChecks | None = None
+        self.rank_cpus: RankCpus | None = None
         self._gpus: GpuFacts | None = None
         self._look = look
         self._manifest = manifest
@@ -196,6 +198,8 @@ class _Outside(threading.Thread):
         _timed(self.found, "host", self._read_host)
         _timed(self.found, "network", self._observe)
         _timed(self.found, "fabric", self._detect)
+        if self._manifest.gpus_per_node and self._manifest.launch.cpu_binding == "near-gpu":
+            self._choose_cpus()
         if self._manifest.preflight.level != "off":
             _timed(self.found, "preflight", self._run_checks)
         _read_copy_and_data(self._manifest, self.found, self._look)
@@ -224,6 +228,16 @@ class _Outside(threading.Thread):
         from hpcenv.node.network.tree import HostTree
 
         self.fabric = detect(HostTree(), self._environ, gpus=() if self._gpus is None else self._gpus.places)
+
+    def _choose_cpus(self) -> None:
+        from hpcenv.node.check import rank_cpus
+        from hpcenv.node.network.tree import HostTree
+
+        view = rank_cpus.HostView(gpus=self._gpus, fabric=self.fabric, allowed=os.sched_getaffinity(0))
+        try:
+            self.rank_cpus = rank_cpus.choose(self._manifest, self._environ, view, HostTree())
+        except (OSError, ValueError) as error:
+            self.rank_cpus = RankCpus(why=str(error))
 
 
 def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> GpuFacts:

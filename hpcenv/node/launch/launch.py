@@ -498,9 +498,17 @@ def _own_variables(node: _Node) -> dict[str, str]:
     return {
         **run_variables(node.manifest, attempt=node.this_node.attempt),
         "HPCENV_NODE": node.this_node.node,
-        **start_hook.variables(node.manifest, node=node.this_node.node),
+        **start_hook.variables(node.manifest, node=node.this_node.node, cpus=_cpus_of_ranks(node)),
         **starts.task_variables(node.manifest, node.environ),
     }
+
+
+def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
+    """Return the CPUs that each rank is bound to; nothing where none is bound."""
+    if not node.manifest.gpus_per_node or node.manifest.launch.cpu_binding == "off":
+        return ()
+    found = _facts(node.run, node.this_node)
+    return () if found is None or found.rank_cpus is None else found.rank_cpus.cpus
 
 
 def _hold(staged: Staged, stack: ExitStack) -> None:

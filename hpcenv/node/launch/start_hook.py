@@ -6,6 +6,7 @@ Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcenv.records.manifest import Manifest
@@ -25,9 +26,15 @@ def is_needed(manifest: Manifest) -> bool:
     return records or manifest.determinism.profile != "off" or manifest.launch.launcher == "none"
 
 
-def variables(manifest: Manifest, *, node: str) -> dict[str, str]:
-    """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure."""
-    if not manifest.start_hook_sha256 or not is_needed(manifest):
+def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure.
+
+    Args:
+        manifest: of the run.
+        node: name of the node.
+        cpus: of each local rank, the CPUs that it is bound to; empty for a rank that is not bound.
+    """
+    if not manifest.start_hook_sha256 or not (is_needed(manifest) or any(cpus)):
         return {}
     options: dict[str, object] = {
         "profile": manifest.determinism.profile,
@@ -39,6 +46,8 @@ def variables(manifest: Manifest, *, node: str) -> dict[str, str]:
     }
     if manifest.recording.trace_last:
         options["trace_steps"] = [manifest.recording.trace_first, manifest.recording.trace_last]
+    if any(cpus):
+        options["cpus"] = list(cpus)
     if manifest.launch.launcher == "none":
         options["errors"] = str(RunFolder(Path(manifest.run_folder)).ranks / node / ERRORS)
     return {_VARIABLE: json.dumps(options, sort_keys=True)}

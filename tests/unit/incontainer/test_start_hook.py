@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -452,3 +453,39 @@ def test_the_table_gives_variables_only_where_they_are_read() -> None:
         "CUBLAS_WORKSPACE_CONFIG",
     }
     assert switches.variables_of("off", seed=3, nccl=(2, 27), gpus=True) == {}
+
+
+# -- CPUs near the GPU --------------------------------------------------------------------
+
+SHOWS_CPUS = """
+import os, subprocess, sys
+child = subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"], capture_output=True)
+print(sorted(os.sched_getaffinity(0)), child.stdout.decode().strip())
+import torch
+"""
+
+
+def test_a_rank_runs_on_the_cpus_near_its_gpu_and_so_do_its_processes(rank: Rank) -> None:
+    last = max(os.sched_getaffinity(0))
+    done = rank.start(SHOWS_CPUS, cpus=["0-99999", f"{last}"], environ={"LOCAL_RANK": "1"})
+    assert done.stdout.strip() == f"[{last}] [{last}]", done.stderr
+    assert rank.read_back().cpus == str(last)
+
+
+def test_cpus_that_slurm_did_not_give_are_left_out_or_named(rank: Rank) -> None:
+    own = sorted(os.sched_getaffinity(0))
+    done = rank.start(SHOWS_CPUS, cpus=[f"{own[0]},9000-9007"])
+    assert done.stdout.startswith(f"[{own[0]}] ")
+    done = rank.start(SHOWS_CPUS, cpus=["9000-9007"])
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{own} ")
+    assert "rank 0 is not bound to CPUs 9000-9007 near its GPU: this process may use none of them" in done.stderr
+    assert rank.read_back().cpus == ""
+    assert "this process may use none of them" in rank.read_back().problems[0]
+
+
+def test_a_rank_without_a_binding_keeps_its_cpus_and_one_without_records_is_bound(rank: Rank) -> None:
+    own = sorted(os.sched_getaffinity(0))
+    assert rank.start(SHOWS_CPUS, cpus=["", f"{own[0]}"]).stdout.startswith(f"{own} ")
+    done = rank.start(SHOWS_CPUS, cpus=[f"{own[0]}"], record=False)
+    assert done.stdout.startswith(f"[{own[0]}] ")

@@ -1,10 +1,12 @@
 """What a user may add to the launch, and what would break it."""
 
+from typing import Any
+
 import pytest
 
 from hpcenv.errors import UsageError
 from hpcenv.records.manifest import Secret
-from hpcenv.submission.launch_options import check_pass_env, check_secrets, check_torchrun_args
+from hpcenv.submission.launch_options import check_pass_env, check_secrets, check_torchrun_args, cpu_binding
 
 
 @pytest.mark.parametrize(
@@ -95,3 +97,19 @@ def test_a_secrets_file_has_an_absolute_path():
     for wrong in ("file:token", "file:./token", "file:~bob/token", "file:$HOME/token"):
         with pytest.raises(UsageError, match="not an absolute path"):
             check_secrets([Secret(name="A", source=wrong, origin="--secret")])
+
+
+@pytest.mark.parametrize(
+    ("asked", "torchrun_args", "srun", "binding"),
+    [
+        (None, (), {}, "near-gpu"),
+        ("near-gpu", ("--monitor-interval=1",), {"cpu-bind": "none"}, "near-gpu"),
+        ("off", (), {}, "off"),
+        # torchrun and srun bind the ranks themselves then.
+        (None, ("--numa-binding=node",), {}, "off"),
+        (None, ("--numa_binding", "exclusive"), {}, "off"),
+        (None, (), {"gpu-bind": "closest"}, "off"),
+    ],
+)
+def test_who_binds_the_ranks_to_cpus(asked: Any, torchrun_args: Any, srun: Any, binding: str) -> None:
+    assert cpu_binding(asked, torchrun_args, srun) == binding
