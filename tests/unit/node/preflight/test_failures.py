@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,17 @@ from hpcenv.node.check import gpus
 from hpcenv.node.network import port_errors
 from hpcenv.node.network.port_errors import PortGrowth
 from hpcenv.node.network.tree import HostTree
-from hpcenv.node.preflight import dcgm, fabric_checks, gpu_checks, judge, limits, net_checks, pci_checks, places
+from hpcenv.node.preflight import (
+    dcgm,
+    fabric_checks,
+    gpu_checks,
+    gpu_load,
+    judge,
+    limits,
+    net_checks,
+    pci_checks,
+    places,
+)
 from hpcenv.node.preflight.table import BY_ID, CHECKS
 from hpcenv.node.this_node import ThisNode
 from hpcenv.project.severities import severities
@@ -179,6 +190,51 @@ def test_an_xid_that_needs_a_reset(look):
     line = "4,1,2,-;NVRM: Xid (PCI:0000:02:00): {}, pid=1, name=python\n"
     assert_failed(of(look(kmsg=line.format(79)), "gpu.xid"), "Xid 79")
     assert of(look(kmsg=line.format(31)), "gpu.xid").state == "fine"  # a fault of the program
+
+
+@pytest.fixture
+def load(stub, tmp_path):
+    """Sample two GPUs, as `--preflight deep` does while they work; the second one has other values."""
+
+    def _load(seconds=2.5, **second):
+        usual = {"utilization": "99 40", "clock": "1755 1755 2619 1545", "pcie-generation": "5"}
+        usual |= {"pcie-generation-max": "5"}
+        text = "driver = 580.95.05\ncuda = 13000\n"
+        for number in (1, 2):
+            rows = (
+                HEALTHY
+                | usual
+                | ({key.replace("_", "-"): value for key, value in second.items()} if number == 2 else {})
+            )
+            text += "[gpu]\n" + "".join(f"{key} = {value.format(n=number)}\n" for key, value in rows.items())
+        (tmp_path / "nvml.conf").write_text(text)
+        environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(stub), "STUB_NVML": str(tmp_path / "nvml.conf")}
+        with gpu_load.watched(environ) as watch:
+            time.sleep(seconds)
+        return list(gpu_load.judge(watch))
+
+    return _load
+
+
+@needs_gcc
+def test_gpus_under_load(load):
+    assert {one.id: one.state for one in load()} == dict.fromkeys(gpu_load.CHECKS, "fine")
+    bad = load(pcie_generation="3", pcie_width="8", clock="1200 1200 2619 1545", throttle="0x40")
+    assert_failed(of(bad, "load.pcie"), "GPU 1: generation 3 instead of 5; GPU 1: x8 instead of x16")
+    assert_failed(of(bad, "load.clocks"), "GPU 1: 1200 MHz, the others 1755 MHz")
+    assert_failed(of(bad, "load.throttle"), "GPU 1: too hot in ")
+
+
+@needs_gcc
+def test_a_gpu_that_was_idle_is_not_judged(load):
+    outcomes = load(utilization="3 1", pcie_generation="1")
+    assert {(one.state, one.found) for one in outcomes} == {("unknown", "GPU 1: not seen under load")}
+
+
+def test_without_nvml_the_load_is_unknown(tmp_path):
+    with gpu_load.watched({"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)}) as watch:
+        time.sleep(1.5)
+    assert {one.state for one in gpu_load.judge(watch)} == {"unknown"}
 
 
 # -- limits, in a process that has them -------------------------------------------------------
