@@ -22,12 +22,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError
-from hpcenv.node.check import gpu_health
+from hpcenv.node.check import amd_gpus, gpu_health
 from hpcenv.node.check.gpu_health import GpuHealth
+from hpcenv.node.network.tree import HostTree
 from hpcenv.records.network import GpuPlace
 
 # Attribute of a GPU -> the field with one value per GPU.
@@ -57,6 +58,7 @@ class GpuFacts:
         problem: a GPU that exists but does not answer; empty without one.
         reason: why NVML did not report something; empty if it reported all.
         hangs: the driver did not answer in time.
+        vendor: of the GPUs.
     """
 
     values: dict[str, str | int | float | bool | tuple[str, ...]] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class GpuFacts:
     problem: str = ""
     reason: str = ""
     hangs: bool = False
+    vendor: Literal["nvidia", "amd"] = "nvidia"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,7 @@ def read(
     environ: Mapping[str, str] | None = None,
     proc: Path = Path("/proc"),
     dev: Path = Path("/dev"),
+    tree: HostTree | None = None,
     seconds: float = _SECONDS,
 ) -> GpuFacts:
     """Return driver version, CUDA driver API version and GPUs of this node.
@@ -103,19 +107,19 @@ def read(
     Fields: `host.driver-version`, `host.cuda-driver-version`, `host.gpu-count` and, with one
     text per GPU, `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`,
     `-sm-counts`, `-mig` and `-ecc` (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs
-    that the job may not use (cgroup) are not counted. The order is that of the PCI bus. AMD GPUs are unknown.
+    that the job may not use (cgroup) are not counted. The order is that of the PCI bus. For AMD's GPUs the compute
+    capability is the target (`gfx90a`), and CUDA's versions are absent.
 
     Args:
         environ: environment of the child processes; None for that of this process.
         proc, dev: where /proc and /dev are.
+        tree: where the host's files are that tell of AMD's GPUs; None for this host.
         seconds: time limit for each source.
     """
+    tree = tree or HostTree()
     if not any(path.exists() for path in (proc / "driver/nvidia/version", dev / "nvidiactl", dev / "dxg")):
         if (dev / "kfd").exists():  # the device of AMD's driver (amdgpu, ROCm)
-            reason = f"this node has AMD GPUs ({dev / 'kfd'}), which hpcenv does not read yet"
-            return GpuFacts(
-                values={_DRIVER: "absent", _CUDA: "absent"}, unknown=dict.fromkeys((_COUNT, *_FIELDS.values()), reason)
-            )
+            return _of_amd(amd_gpus.read(tree, os.environ if environ is None else environ))
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
     env = os.environ if environ is None else environ
@@ -124,6 +128,31 @@ def read(
     if nvml.gpus is not None or nvml.problem or nvml.hangs:
         return _facts(nvml)
     return _facts(_merged(nvml, _ask_nvidia_smi(env, seconds)))
+
+
+def _of_amd(found: amd_gpus.AmdGpus) -> GpuFacts:
+    """Return the facts of AMD's GPUs."""
+    values: dict[str, Any] = {_DRIVER: "absent", _CUDA: "absent"}
+    if found.gpus is None:
+        why = found.problem or found.reason
+        unread = dict.fromkeys((_COUNT, *_FIELDS.values()), why)
+        return GpuFacts(values=values, unknown=unread, problem=found.problem, reason=why, vendor="amd")
+    values[_COUNT] = len(found.gpus)
+    unknown = {}
+    for attribute, name in _FIELDS.items():
+        column = tuple(gpu.attributes.get(attribute, "") for gpu in found.gpus)
+        if all(column):
+            values[name] = column
+        else:
+            unknown[name] = "the driver of AMD has no such word" if attribute == "brand" else found.reason
+    health = tuple(_amd_health(gpu) for gpu in found.gpus)
+    places = tuple(GpuPlace(bus=gpu.bus) for gpu in found.gpus)
+    return GpuFacts(values=values, unknown=unknown, places=places, health=health, reason=found.reason, vendor="amd")
+
+
+def _amd_health(gpu: amd_gpus.AmdGpu) -> GpuHealth:
+    absent = tuple(query for query in gpu_health.QUERIES if query not in gpu.numbers)
+    return GpuHealth(bus=gpu.bus, uuid=gpu.attributes.get("uuid", ""), numbers=dict(gpu.numbers), unsupported=absent)
 
 
 def _merged(first: _Answer, second: _Answer) -> _Answer:

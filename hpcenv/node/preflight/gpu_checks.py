@@ -1,4 +1,4 @@
-"""Checks of the GPUs of a node, from what NVML reported of them.
+"""Checks of the GPUs of a node, from what NVML, or the files of AMD's driver, reported of them.
 
 Runs on: COMPUTE NODE, and any machine with GPUs: nothing here needs Slurm. Standard library only.
 """
@@ -79,8 +79,6 @@ def _why_no_health(found: GpuFacts) -> tuple[Literal["not-run", "unknown"], str]
         return "not-run", "no GPU"
     if "pynvml is not installed" in found.reason:
         return "not-run", "pynvml is not installed for this Python"
-    if any("AMD GPUs" in reason for reason in found.unknown.values()):
-        return "not-run", "hpcenv does not read AMD GPUs yet"
     return "unknown", found.problem or found.reason or "NVML listed no GPUs"
 
 
@@ -299,6 +297,8 @@ _MOST_KMSG = 16 * 2**20
 
 def _xid(node: GpuNode, gpus: Sequence[GpuHealth]) -> CheckOutcome:
     """Look for the driver's reports of errors since the node's boot."""
+    if node.found.vendor != "nvidia":
+        return CheckOutcome(id="gpu.xid", state="not-run", found="only NVIDIA's driver reports Xid errors")
     try:
         log = _read_kmsg(node.kmsg)
     except OSError as error:

@@ -177,7 +177,7 @@ def _clocks(busy: Sequence[Sequence[GpuSample]]) -> CheckOutcome:
     """Compare the clocks of the GPUs with each other: the power limit lowers those of all."""
     clocks = [statistics.median(one.clock for one in samples) for samples in busy]
     if len(clocks) < 2:
-        return CheckOutcome(id="load.clocks", state="not-run", found="one GPU: there is none to compare with")
+        return CheckOutcome(id="load.clocks", state="not-run", found="one GPU: no other one to compare with")
     usual = statistics.median_high(clocks)
     wrong = [
         f"GPU {number}: {clock:.0f} MHz, the others {usual:.0f} MHz"

@@ -152,15 +152,6 @@ def test_a_node_without_driver_is_absent_and_has_no_gpus(node):
     assert {facts.values[name] for name in FIELDS if name.startswith("host.gpu-") and name != "host.gpu-count"} == {()}
 
 
-def test_amd_gpus_are_unknown_not_absent(node):
-    (node.dev / "kfd").touch()
-    facts = node.read()
-
-    assert facts.values == {"host.driver-version": "absent", "host.cuda-driver-version": "absent"}
-    assert set(facts.unknown) == set(FIELDS) - set(facts.values)
-    assert "AMD GPUs" in facts.unknown["host.gpu-count"]
-
-
 def test_a_driver_that_nothing_answers_for_is_unknown_not_absent(node):
     node.kernel()
     facts = node.read()
