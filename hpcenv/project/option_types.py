@@ -53,6 +53,7 @@ class OptionValues(Frozen):
     max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
     launch_step: Literal["beside-check", "after-check"] | None = None
+    rocm: bool = False
     lock: str = "default"
     locked: bool = False
     frozen: bool = False
@@ -135,6 +136,7 @@ class SubmitTable(Document):
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
+    rocm: bool = False
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
@@ -187,6 +189,7 @@ class SubmitKeywords(TypedDict, total=False):
     standalone: bool
     max_restarts: int
     torchrun_args: Sequence[str]
+    rocm: bool
     lock: str
     locked: bool
     frozen: bool

@@ -434,6 +434,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # -- Environment ----------------------------------------------------------------------
     Option(
+        name="rocm",
+        kind="flag",
+        group="Environment",
+        help="For a torch built for ROCm: bring ROCm's libraries of the host into the container (apptainer --rocm). "
+        "Those that need a newer C library than the image's cannot load.",
+        places=EVERYWHERE,
+    ),
+    Option(
         name="lock",
         kind="text",
         group="Environment",

@@ -33,6 +33,7 @@ class SiteSubmitTable(Document):
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
+    rocm: bool = False
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     smoke_limit: Seconds | None = None

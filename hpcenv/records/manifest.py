@@ -62,7 +62,8 @@ class Environment(Frozen):
         sif: path of the SIF file, empty for `host`.
         apptainer: program to start it with, empty for `host`.
         binds: host folders visible inside, in addition to those that hpcenv needs.
-        gpus: pass the host's GPU driver into the container (`--nv`).
+        gpus: pass NVIDIA's driver of the host into the container (`--nv`).
+        rocm: pass ROCm's libraries of the host into the container (`--rocm`).
     """
 
     kind: Literal["sif", "host"]
@@ -71,6 +72,7 @@ class Environment(Frozen):
     apptainer: str = ""
     binds: tuple[Bind, ...] = ()
     gpus: bool = False
+    rocm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -160,7 +160,7 @@ def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]
     if not lock_model.compares_gpus(locked, gpus):
         return ()
     severity = lock_model.severities_of(locked).of("host.gpu-count")
-    # The nodes cannot read AMD GPUs yet.
+    # Where AMD's driver hides its files, that is a warning: they tell less than NVML.
     lighter: Severity | None = "warn" if severity == "must" and lock_model.gpu_support(locked) == "hip" else None
     return (
         Expectation(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import Command, ImageMismatch, ToolMissing
@@ -48,7 +49,8 @@ def environment_of(
     # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
     program = "" if profile is None else apptainer_of(profile, environ)
-    return container_environment(workspace, image, gpus=gpus, program=program)
+    environment = container_environment(workspace, image, gpus=gpus, program=program)
+    return replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
 
 
 def apptainer_of(profile: Profile, environ: Mapping[str, str]) -> str:

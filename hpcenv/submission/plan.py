@@ -34,6 +34,7 @@ class Request(WrittenOptions):
         gpu_type: as the GRES name it; None accepts any.
         comment: the user's own comment of the job; None without one.
         fingerprint: of the lockfile, for the job's comment; empty where it is not known.
+        rocm: ROCm's libraries of the host are wanted in the container.
         sbatch: options that are passed on to sbatch: name -> value, None without a value.
         srun: options that are passed on to the srun of the launch step.
     """
@@ -47,6 +48,7 @@ class Request(WrittenOptions):
     gpu_type: str | None = None
     comment: str | None = None
     fingerprint: str = ""
+    rocm: bool = False
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
     srun: Mapping[str, str | None] = field(default_factory=dict)
 

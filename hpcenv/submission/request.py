@@ -303,6 +303,7 @@ def make_request(options: SubmitOptions) -> Request:
         gpu_type=options.gpu_type,
         spare=options.spare or 0,
         comment=options.comment,
+        rocm=bool(options.rocm),
         sbatch=options.sbatch,
         srun=options.srun,
         **written,

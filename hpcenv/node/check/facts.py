@@ -411,7 +411,7 @@ def _read_mounts(
     inside = mounts.parse_mountinfo(str(answer.get("mountinfo", "")))
     on_node = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace"))
     asked = needed_binds((*data_binds(manifest, staged), *environment.binds, *own_folders(manifest)))
-    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus)
+    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus or environment.rocm)
     shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in others}
     shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
     counted = bare_image.paths_with_code(

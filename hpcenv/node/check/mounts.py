@@ -42,7 +42,7 @@ class RuntimeMount:
     Attributes:
         fs_type, root, target: patterns of the whole text.
         reason: why it is made.
-        gpus: it is made only with --nv.
+        gpus: it is made only with --nv or --rocm.
         same_place: only if the root is the target: the image's own files at their own place.
     """
 
@@ -78,6 +78,9 @@ RUNTIME_MOUNTS = (
     RuntimeMount(target=r"/etc/resolv\.conf", root=r"(.*/)?[a-z-]*resolv\.conf", reason="`config resolv_conf`"),
     RuntimeMount(target=r"/\.singularity\.d/libs(/.*)?", gpus=True, reason="--nv: libraries of the driver"),
     RuntimeMount(target="/usr/bin/nvidia-[a-z-]+", root=".*/nvidia-[a-z-]+", gpus=True, reason="--nv: its programs"),
+    RuntimeMount(
+        target="/usr/bin/(rocm-smi|rocminfo)", root=".*/(rocm[_-]smi(.py)?|rocminfo)", gpus=True, reason="--rocm"
+    ),
     RuntimeMount(target="(/var)?/run/nvidia-[a-z/.-]+", gpus=True, reason="--nv: its sockets"),
 )
 
@@ -110,7 +113,7 @@ def unexplained(
         mounts: of a process in the container.
         asked: the binds that hpcenv asked for.
         on_node: the mounts of a process of the node.
-        gpus: the container was started with --nv.
+        gpus: the container was started with --nv or --rocm.
     """
     expected = {os.path.normpath(bind.target): _placed(os.path.realpath(bind.source), on_node) for bind in asked}
     return tuple(

@@ -99,6 +99,7 @@ def exec_argv(
     home: str | None = None,
     binds: Sequence[BindMount] = (),
     gpus: bool = False,
+    rocm: bool = False,
     no_binds: bool = False,
 ) -> list[str]:
     """Return the argv that runs `command` in `image`.
@@ -117,6 +118,7 @@ def exec_argv(
         home: `SRC:DEST`; None for no home.
         binds: may contain any path without a NUL, also with `:`, `,`, quotes and newlines (seen).
         gpus: whether to bind NVIDIA's driver libraries.
+        rocm: whether to bind ROCm's libraries.
         no_binds: also leave out what an administrator binds into every container (`bind path`), and /tmp.
 
     Raises:
@@ -130,6 +132,8 @@ def exec_argv(
     argv += ["--pwd", _absolute("workdir", workdir)]
     if gpus:
         argv.append("--nv")
+    if rocm:
+        argv.append("--rocm")
     argv += [_absolute("image", image), *_checked_command(command)]
     return argv
 

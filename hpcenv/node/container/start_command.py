@@ -96,6 +96,7 @@ def build_start_command(
         home=f"{home}:{CONTAINER_HOME}" if home else None,
         binds=needed_binds((*data, *environment.binds, *binds)),
         gpus=environment.gpus,
+        rocm=environment.rocm,
     )
     return StartCommand(argv=tuple(argv), env=apptainer.exec_env(inherited, {**kept, **variables}), cwd=None)
 

@@ -160,7 +160,7 @@ def may_load(
         inside, outside = mounts.parse_mountinfo(str(report.get("mountinfo", ""))), mounts.parse_mountinfo(on_node)
     except ValueError:
         return None
-    gpus = manifest.environment.gpus
+    gpus = manifest.environment.gpus or manifest.environment.rocm
     if mounts.unexplained(inside, asked, outside, gpus=gpus) or mounts.missing(inside, asked, outside):
         return None
     shown = {mount.target for mount in inside if not mounts.is_of_runtime(mount, gpus=gpus)}

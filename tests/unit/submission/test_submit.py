@@ -252,7 +252,7 @@ def test_gpus_that_are_allowed_to_be_idle_are_recorded_and_not_compared(plan: Ma
 
 @pytest.mark.parametrize(("table", "if_unknown"), [({"cuda": "none", "hip": "6.4"}, "warn"), ({"cuda": "12.8"}, None)])
 def test_as_many_gpus_as_requested_must_be_seen(plan: Make, project: Path, table: Any, if_unknown: Any) -> None:
-    """AMD GPUs cannot be read yet, which is a warning; that there are fewer is a mismatch."""
+    """AMD GPUs that cannot be read are a warning; that there are fewer is a mismatch."""
     for key, value in table.items():
         edit_lockfile(project, "torch", key, value)
     manifest = plan(nodes=2, gpus=8).manifest

@@ -65,7 +65,7 @@ def test_a_bind_whose_target_is_a_link_in_the_image_is_known_by_its_source() -> 
     assert left(mount("/usr/lib/mine", root="/srv/home/alice/lib"), asked=asked) == []
 
 
-@pytest.mark.parametrize("name", ["/usr/bin/nvidia-smi", "/.singularity.d/libs/libcuda.so.1"])
+@pytest.mark.parametrize("name", ["/usr/bin/nvidia-smi", "/usr/bin/rocminfo", "/.singularity.d/libs/libcuda.so.1"])
 def test_mounts_of_the_driver_are_known_only_with_gpus(name: str) -> None:
     driver = mount(name, root="/usr" + name)
     assert left(driver, gpus=True) == []

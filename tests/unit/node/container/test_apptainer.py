@@ -38,10 +38,15 @@ def test_the_whole_start_line():
     ]  # fmt: skip
 
 
+def test_the_libraries_of_rocm_are_brought_in_where_they_are_asked_for():
+    argv = start_line(rocm=True)
+    assert argv[argv.index("--pwd") :] == ["--pwd", "/w", "--rocm", "/proc/self/fd/9", "python3", "train.py"]
+
+
 def test_without_a_home_there_is_none():
     argv = start_line()
     assert "--no-home" in argv
-    assert not {"--home", "--nv", "--contain", "-c", "--bind"} & set(argv)
+    assert not {"--home", "--nv", "--rocm", "--contain", "-c", "--bind"} & set(argv)
 
 
 @pytest.mark.parametrize("word", ["a b", "$HOME", "`id`", "$(id)", '"', "'", "\\", "\n", "--", "-x", "ü", ""])
