@@ -10,10 +10,13 @@ Bad Pages sysfs interfaces, driver-misc (product_name, mem_info_vram_total, uniq
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpcenv import process
@@ -79,6 +82,33 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
         gpus=tuple(_gpu(tree, bus, node, properties, names.get(bus, "")) for bus, node, properties in found),
         reason="the driver of AMD does not report it",
     )
+
+
+def report(root: str) -> None:
+    """Write the GPUs to standard output as JSON. Runs in a child process."""
+    sys.stdout.write(json.dumps(asdict(read(HostTree(Path(root)), os.environ))) + "\n")
+
+
+def parse(told: Mapping[str, Any]) -> AmdGpus:
+    """Return what the child process reported.
+
+    Raises:
+        KeyError, TypeError: it is something else.
+    """
+    rows = told["gpus"]
+    gpus = (
+        None
+        if rows is None
+        else tuple(
+            AmdGpu(
+                bus=str(row["bus"]),
+                attributes={str(name): str(text) for name, text in row["attributes"].items()},
+                numbers={str(name): tuple(map(int, numbers)) for name, numbers in row["numbers"].items()},
+            )
+            for row in rows
+        )
+    )
+    return AmdGpus(gpus=gpus, reason=str(told["reason"]), problem=str(told["problem"]))
 
 
 def _pairs(text: str) -> dict[str, str]:

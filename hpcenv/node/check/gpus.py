@@ -28,7 +28,6 @@ from hpcenv import process
 from hpcenv.errors import HpcenvError
 from hpcenv.node.check import amd_gpus, gpu_health
 from hpcenv.node.check.gpu_health import GpuHealth
-from hpcenv.node.network.tree import HostTree
 from hpcenv.records.network import GpuPlace
 
 # Attribute of a GPU -> the field with one value per GPU.
@@ -99,7 +98,7 @@ def read(
     environ: Mapping[str, str] | None = None,
     proc: Path = Path("/proc"),
     dev: Path = Path("/dev"),
-    tree: HostTree | None = None,
+    root: Path = Path("/"),
     seconds: float = _SECONDS,
 ) -> GpuFacts:
     """Return driver version, CUDA driver API version and GPUs of this node.
@@ -113,13 +112,12 @@ def read(
     Args:
         environ: environment of the child processes; None for that of this process.
         proc, dev: where /proc and /dev are.
-        tree: where the host's files are that tell of AMD's GPUs; None for this host.
+        root: the folder that has the `sys` with AMD's GPUs.
         seconds: time limit for each source.
     """
-    tree = tree or HostTree()
     if not any(path.exists() for path in (proc / "driver/nvidia/version", dev / "nvidiactl", dev / "dxg")):
         if (dev / "kfd").exists():  # the device of AMD's driver (amdgpu, ROCm)
-            return _of_amd(amd_gpus.read(tree, os.environ if environ is None else environ))
+            return _of_amd(_ask_amd(os.environ if environ is None else environ, root, seconds))
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
     env = os.environ if environ is None else environ
@@ -336,6 +334,25 @@ def _ask_nvml(env: Mapping[str, str], seconds: float) -> _Answer:
         reason=f"NVML: {reason}" if reason else "",
         hangs=hangs,
     )
+
+
+# A sick GPU can keep a process that reads the files of its driver, too.
+_AMD_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from hpcenv.node.check import amd_gpus; amd_gpus.report(sys.argv[2])"
+)
+
+
+def _ask_amd(env: Mapping[str, str], root: Path, seconds: float) -> amd_gpus.AmdGpus:
+    """Return what a child process reads of AMD's GPUs."""
+    output, why, hangs = _run(
+        [sys.executable, "-I", "-B", "-c", _AMD_CHILD, json.dumps(sys.path), str(root)], env, seconds
+    )
+    try:
+        return amd_gpus.parse(json.loads(output.splitlines()[-1]))
+    except (ValueError, LookupError, TypeError):
+        reason = f"this node has AMD GPUs, and their driver's files could not be read: {why or 'no answer'}"
+        return amd_gpus.AmdGpus(gpus=None, reason=reason, problem=reason if hangs else "")
 
 
 def report_nvml() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import pytest
 
 from hpcenv.node.check import gpus
-from hpcenv.node.network.tree import HostTree
 from hpcenv.node.preflight import gpu_checks, judge
 from hpcenv.node.preflight.table import BY_ID
 from hpcenv.project.severities import severities
@@ -48,7 +47,7 @@ class AmdNode:
 
     def read(self, **environ):
         found = {"PATH": f"{self.root}/bin:/usr/bin:/bin", **environ}
-        return gpus.read(environ=found, proc=self.root / "proc", dev=self.root / "dev", tree=HostTree(self.root))
+        return gpus.read(environ=found, proc=self.root / "proc", dev=self.root / "dev", root=self.root)
 
     def checks(self, **environ):
         node = gpu_checks.GpuNode(found=self.read(), wanted=2, environ=environ, kmsg=self.root / "kmsg")
@@ -100,10 +99,20 @@ def test_what_the_driver_does_not_tell_is_unknown(node):
     assert unknown["host.gpu-models"] == "the driver of AMD does not report it"
 
 
+def test_a_driver_that_hangs_is_a_lost_gpu(node):
+    """The file of a sick GPU keeps its reader: here a FIFO does."""
+    (node.root / f"sys/bus/pci/devices/{BUSES[1]}/unique_id").unlink()
+    os.mkfifo(node.root / f"sys/bus/pci/devices/{BUSES[1]}/unique_id")
+    found = gpus.read(proc=node.root / "proc", dev=node.root / "dev", root=node.root, seconds=3)
+    asked = gpu_checks.GpuNode(found=found, wanted=2, environ={}, kmsg=node.root / "kmsg")
+    (one,) = [one for one in gpu_checks.check_gpus(asked) if one.id == "gpu.lost"]
+    assert (one.state, "could not be read" in one.found) == ("failed", True)
+
+
 def test_gpus_that_cannot_be_listed_are_unknown_not_absent(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    facts = gpus.read(proc=tmp_path / "proc", dev=tmp_path / "dev", tree=HostTree(tmp_path))
+    facts = gpus.read(proc=tmp_path / "proc", dev=tmp_path / "dev", root=tmp_path)
     assert "host.gpu-count" not in facts.values
     assert "AMD GPUs" in facts.unknown["host.gpu-count"]
 
