@@ -65,11 +65,11 @@ class LoadWatch:
 
     Attributes:
         gpus: samples of each GPU, in the order of NVML.
-        why: why there are no samples; empty where there are.
+        reason: why there are no samples; empty where there are.
     """
 
     gpus: list[list[GpuSample]] = field(default_factory=list)
-    why: str = ""
+    reason: str = ""
 
 
 @contextmanager
@@ -88,15 +88,15 @@ def watched(environ: Mapping[str, str]) -> Iterator[LoadWatch]:
 
 
 def _read(output: IO[bytes], watch: LoadWatch) -> None:
-    watch.why = "NVML gave no sample"
+    watch.reason = "NVML gave no sample"
     for line in output.read().decode("utf-8", "replace").splitlines():
         try:
             found = json.loads(line)
             samples = [GpuSample(**one) for one in found["gpus"]]
         except (ValueError, KeyError, TypeError):
-            watch.why = line[:200]
+            watch.reason = line[:200]
             continue
-        watch.why = ""
+        watch.reason = ""
         watch.gpus.extend([] for _ in range(len(samples) - len(watch.gpus)))
         for kept, one in zip(watch.gpus, samples, strict=False):
             kept.append(one)
@@ -148,7 +148,7 @@ def _sample(pynvml: Any, handle: Any) -> dict[str, int]:
 def judge(watch: LoadWatch) -> Iterator[CheckOutcome]:
     """Yield the outcomes of the checks under load."""
     if not watch.gpus:
-        yield from (CheckOutcome(id=name, state="unknown", found=watch.why) for name in CHECKS)
+        yield from (CheckOutcome(id=name, state="unknown", found=watch.reason) for name in CHECKS)
         return
     busy = [[one for one in samples if one.use >= _BUSY] for samples in watch.gpus]
     idle = [number for number, samples in enumerate(busy) if len(samples) < _LEAST_SAMPLES]
