@@ -140,6 +140,7 @@ class EnvironmentTable(Document):
         python, platform, allow_floating: as at the top, in place of the values there.
         env: variables beside [env]; of two with the same name, this one wins.
         bind: folders beside [[bind]].
+        policy: severities beside [policy]; of two for the same field, this one wins.
     """
 
     image: Text | None = None
@@ -148,6 +149,7 @@ class EnvironmentTable(Document):
     allow_floating: bool | None = None
     env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
     bind: tuple[BindTable, ...] = ()
+    policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
 
 
 def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, EnvironmentTable]:
@@ -213,6 +215,7 @@ class Project(Document):
             allow_floating=self.allow_floating if table.allow_floating is None else table.allow_floating,
             env={**self.env, **table.env},
             bind=(*self.bind, *table.bind),
+            policy={**self.policy, **table.policy},
             environment={},
         )
 
@@ -284,7 +287,7 @@ image = "{image}"
 # one-node = ["--accumulate", "{{factor}}"]
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
-# `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, env and [[environment.data.bind]].
+# `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.
 # [environment.data]
 # image = "docker://REGISTRY/OWNER/NAME:TAG"
 

@@ -19,7 +19,7 @@ COMMANDS = re.compile(r"^    (hpcenv .*)$", re.MULTILINE)
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The project of the page, with environments of this machine in place of its two images."""
-    pythons = [make_python(tmp_path / name, TORCH) for name in ("train", "prepare")]
+    pythons = [make_python(tmp_path / name, files) for name, files in (("train", TORCH), ("prepare", {}))]
     page = PAGE.read_text(encoding="utf-8")
     folder = tmp_path / "project"
     folder.mkdir()
@@ -45,6 +45,7 @@ def test_the_three_steps_of_the_page(project: Path) -> None:
     assert 'TOKENIZERS_PARALLELISM = "false"' in locks["data"]
     assert "/train/" in locks["default"]
     assert "TOKENIZERS_PARALLELISM" not in locks["default"]
+    assert ('"torch.version" = "info"' in locks["data"], "[policy]" in locks["default"]) == (True, False)
     runs = {name: project / "runs" / name for name in ("prepare", "train", "evaluate")}
     manifests = {name: json.loads((run / "manifest.json").read_text()) for name, run in runs.items()}
     assert "/prepare/" in manifests["prepare"]["environment"]["python"]

@@ -34,7 +34,12 @@ class LoadedDifference:
 
 
 def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
-    """Return what the agent reads: library -> stem, how to ask for its version, and where it is locked."""
+    """Return what the agent reads: library -> stem, how to ask for its version, and where it is locked.
+
+    Nothing where the locked environment has no torch: then nothing loads these libraries.
+    """
+    if any(e.field == "torch.version" and e.value == _ABSENT for e in manifest.expectations):
+        return {}
     locked = _locked(manifest)
     return {
         name: {

@@ -103,13 +103,20 @@ def test_lengths_of_time_and_sizes_are_kept_as_numbers() -> None:
 
 def test_an_environment_has_its_own_image_and_adds_to_the_rest() -> None:
     top = {"image": "host", "python": ".venv/bin/python", "env": {"A": "1", "B": "1"}, "bind": [{"source": "/x"}]}
-    data = {"image": "docker://r.example/a:1", "env": {"B": "2"}, "bind": [{"source": "/y"}], "allow-floating": False}
+    data = {
+        "policy": {"torch.version": "info"},
+        "image": "docker://r.example/a:1",
+        "env": {"B": "2"},
+        "bind": [{"source": "/y"}],
+        "allow-floating": False,
+    }
     project, wrong = parse(Project, {**top, "allow-floating": True, "environment": {"data": data, "same": {}}})
     assert wrong == ()
     assert project is not None
     found = project.for_lock("data")
     assert (found.image, found.python, found.allow_floating) == ("docker://r.example/a:1", None, False)
     assert (found.env, [bind.source for bind in found.bind]) == ({"A": "1", "B": "2"}, ["/x", "/y"])
+    assert (project.policy, found.policy) == ({}, {"torch.version": "info"})
     assert found.for_lock("data") == found  # once is enough
     for name in ("same", "default", "other"):
         same = project.for_lock(name)

@@ -104,3 +104,10 @@ def test_policy_decides_how_much_it_matters(manifest, key, severity):
 
 def test_a_lockfile_without_libraries_compares_none(make_manifest):
     assert loaded.compare(make_manifest(), {}) == ()
+
+
+def test_an_environment_that_is_locked_without_torch_loads_none(manifest):
+    torch = Expectation(field="torch.version", value="absent", severity="info")
+    without = dataclasses.replace(manifest, expectations=(*manifest.expectations, torch))
+    assert loaded.wanted(without) == {}
+    assert loaded.compare(without, {"problem": "torch cannot be imported"}) == ()
