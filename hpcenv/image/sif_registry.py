@@ -86,7 +86,7 @@ def push_sif(path: Path, target: SifReference, access: Access, *, on_event: OnEv
     with contextlib.closing(source.open_client(target, access, on_event=on_event)) as client:
         client.authenticate()
         upload.push_bytes(client, upload.EMPTY)
-        uploaded = upload.push_blob(client, spec, path, on_event=on_event)
+        uploaded = upload.push_file(client, spec, path, on_event=on_event)
         made = upload.push_manifest(client, target.tag, sif_manifest.sif_manifest(spec, target))
     return PushedSif(
         reference=str(target),

@@ -44,6 +44,8 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
     "sign": (("sign", "nosuch", "--key", "nosuch"), "file-unusable"),
     "bundle make": (("bundle", "nosuch"), "run-not-found"),
+    "bundle push": (("bundle", "push", "nosuch", "oras://registry:5000/a:1"), "run-not-found"),
+    "bundle pull": (("bundle", "pull", "oras://UPPER CASE"), "spec-invalid"),
     "bundle verify": (("bundle", "verify", "nosuch"), "file-unusable"),
     "bundle unpack": (("bundle", "unpack", "nosuch"), "file-unusable"),
     "image pull": (("image", "pull", "docker://UPPER CASE"), "spec-invalid"),

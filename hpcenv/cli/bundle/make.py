@@ -38,10 +38,7 @@ def command(
     RUN is a run folder, a run name or a job id. The values of credentials, secrets, checkpoints
     and logs stay out. What else stays out is listed, with the reason.
     """
-    entry = find_submitted(_render.cwd(), run, runs=runs)
-    if isinstance(entry, Sweep):
-        raise UsageError(f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {run}/0000")
-    folder = entry.folder.path
+    folder = run_folder(run, runs)
     target = Path(output) if output else _render.cwd() / f"{folder.name}{SUFFIX}"
     with _progress.shown(as_json=as_json) as on_event:
         made = make(
@@ -55,3 +52,16 @@ def command(
     for path, why in made.left_out.items():
         _render.say(f"left out: {escape_control(path)}: {escape_control(why)}")
     _render.tell(f"next: hpcenv bundle verify {escape_control(str(made.path))}")
+
+
+def run_folder(run: str, runs: str | None) -> Path:
+    """Return the folder of one run.
+
+    Raises:
+        UsageError: it is a sweep.
+        RunNotFound: no run has that name.
+    """
+    entry = find_submitted(_render.cwd(), run, runs=runs)
+    if isinstance(entry, Sweep):
+        raise UsageError(f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {run}/0000")
+    return entry.folder.path

@@ -133,10 +133,14 @@ class Client:
 
     def config(self, digest: str) -> bytes:
         """Fetch an image configuration and check its digest."""
+        return self.document(digest, "configuration")
+
+    def document(self, digest: str, what: str) -> bytes:
+        """Fetch a small blob, of at most CONFIG_LIMIT bytes, and check its digest; `what` names it in an error."""
         body, _ = self._get(f"{self._api}{self._reference.repository}/blobs/{digest}", CONFIG_LIMIT, {})
         received = digest_of(body)
         if received != digest:
-            raise self._refusals.wrong_bytes("configuration", expected=digest, received=received)
+            raise self._refusals.wrong_bytes(what, expected=digest, received=received)
         return body
 
     def call(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import urljoin, urlsplit
 
 from hpcenv.errors import FileUnusable, ImageUnavailable
@@ -23,7 +22,7 @@ from hpcenv.image.registry.client import Client
 from hpcenv.image.registry.manifests import MANIFESTS, digest_of
 from hpcenv.progress import Event, OnEvent, ignore
 
-__all__ = ["EMPTY", "UploadedManifest", "push_blob", "push_bytes", "push_manifest"]
+__all__ = ["EMPTY", "UploadedManifest", "push_blob", "push_bytes", "push_file", "push_manifest"]
 
 # image-spec 1.1, manifest.md, "Guidance for an Empty Descriptor".
 EMPTY = b"{}"
@@ -59,28 +58,33 @@ def push_bytes(client: Client, content: bytes) -> BlobSpec:
     return spec
 
 
-def push_blob(
-    client: Client, spec: BlobSpec, path: Path, *, open_file: Callable[[], BinaryIO] | None = None,
-    on_event: OnEvent = ignore,
-) -> bool:  # fmt: skip
+def push_file(client: Client, spec: BlobSpec, path: Path, *, on_event: OnEvent = ignore) -> bool:
     """Upload a file as a blob, unless the repository has it; return whether it was uploaded.
-
-    Args:
-        client: of the repository.
-        spec: the digest and the size of the file.
-        path: the file, for messages.
-        open_file: opens it from the beginning, if it is not `path` itself.
-        on_event: gets the progress.
 
     Raises:
         ImageUnavailable: the registry refuses it or cannot be reached.
         FileUnusable: the file cannot be read, or changes during the upload.
     """
+    return push_blob(client, spec, path.name, lambda: _chunks_of(path), on_event=on_event)
 
-    def opened() -> BinaryIO:
-        return path.open("rb") if open_file is None else open_file()
 
-    return _push(client, spec, lambda: _chunks(opened, path, spec, on_event))
+def push_blob(
+    client: Client, spec: BlobSpec, name: str, content: Callable[[], Iterator[bytes]], *, on_event: OnEvent = ignore
+) -> bool:
+    """Upload a blob, unless the repository has it; return whether it was uploaded.
+
+    Args:
+        client: of the repository.
+        spec: the digest and the size.
+        name: of the content, for messages.
+        content: begins to read it.
+        on_event: gets the progress.
+
+    Raises:
+        ImageUnavailable: the registry refuses it or cannot be reached.
+        FileUnusable: the content is not what `spec` says.
+    """
+    return _push(client, spec, lambda: _checked(content(), name, spec, on_event))
 
 
 def push_manifest(client: Client, name: str, body: bytes, media_type: str = MANIFESTS[0]) -> UploadedManifest:
@@ -121,20 +125,25 @@ def _location(client: Client, spec: BlobSpec) -> str:
     return f"{location}{'&' if urlsplit(location).query else '?'}digest={spec.digest}"
 
 
-def _chunks(opened: Callable[[], BinaryIO], path: Path, spec: BlobSpec, on_event: OnEvent) -> Iterator[bytes]:
-    found, done, said = hashlib.sha256(), 0, 0.0
+def _chunks_of(path: Path) -> Iterator[bytes]:
     try:
-        with opened() as file:
+        with open(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                found.update(chunk)
-                done += len(chunk)
-                if done > spec.size or (done == spec.size and f"sha256:{found.hexdigest()}" != spec.digest):
-                    break  # the last bytes stay here: the registry never has a whole blob of this name
                 yield chunk
-                if time.monotonic() - said > _EVENT_SECONDS or done == spec.size:
-                    said = time.monotonic()
-                    on_event(Event(phase="push", what=path.name, done=done, total=spec.size, unit="bytes"))
     except OSError as error:
         raise FileUnusable(f"cannot read `{path}`", why=error.strerror) from error
+
+
+def _checked(content: Iterator[bytes], name: str, spec: BlobSpec, on_event: OnEvent) -> Iterator[bytes]:
+    found, done, said = hashlib.sha256(), 0, 0.0
+    for chunk in content:
+        found.update(chunk)
+        done += len(chunk)
+        if done > spec.size or (done == spec.size and f"sha256:{found.hexdigest()}" != spec.digest):
+            break  # the last bytes stay here: the registry never has a whole blob of this name
+        yield chunk
+        if time.monotonic() - said > _EVENT_SECONDS or done == spec.size:
+            said = time.monotonic()
+            on_event(Event(phase="push", what=name, done=done, total=spec.size, unit="bytes"))
     if done != spec.size or f"sha256:{found.hexdigest()}" != spec.digest:
-        raise FileUnusable(f"`{path}` changed while it was uploaded", hint="try again when nothing writes to it")
+        raise FileUnusable(f"`{name}` changed while it was uploaded", hint="try again when nothing writes to it")

@@ -351,10 +351,14 @@ class Archive:
             raise self._invalid(f"it has no file {name!r}")
         if info.file_size > most:
             raise self._invalid(f"{name!r} has {info.file_size} bytes, at most {most} are read")
-        return b"".join(self._chunks(name))
+        return b"".join(self.chunks(name))
 
-    def _chunks(self, name: str) -> Iterator[bytes]:
-        """Yield a file's content; at its end the sum is compared."""
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a file; at its end the sum is compared.
+
+        Raises:
+            BundleInvalid: it cannot be read, or differs from its sum.
+        """
         digest = hashlib.sha256()
         try:
             with self._zip.open(self._infos[name]) as file:
@@ -377,7 +381,7 @@ class Archive:
             BundleInvalid: a file differs from its sum.
         """
         for name in sorted(self.sums):
-            for chunk in self._chunks(name):
+            for chunk in self.chunks(name):
                 step(len(chunk))
 
     def unpack(self, target: Path, *, step: Step = _ignored) -> None:
@@ -416,7 +420,7 @@ class Archive:
             executable = bool(info.external_attr >> 16 & 0o100)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(path, flags, 0o755 if executable else 0o644), "wb") as file:
-                for chunk in self._chunks(name):
+                for chunk in self.chunks(name):
                     file.write(chunk)
                     step(len(chunk))
         for name, link in sorted(self.links.items()):
