@@ -7,8 +7,8 @@ OCI image-spec 1.1 (2024-02), manifest.md, `subject` and "Guidelines for Artifac
 with `OCI-Subject` in its answer to a push. Without it, clients keep the list: an index with the tag `sha256-HEX`. Two
 clients that change this index at the same time can lose an entry; the specification has no remedy.
 
-A list is a claim of everybody who may write to the repository. So each artifact is fetched by its digest, and its `subject`
-is compared again.
+A list is a claim of everybody who may write to the repository. So each artifact is fetched by its digest, and its
+`subject` is compared again.
 """
 
 from __future__ import annotations
