@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _accept, _duration, _render
 from hpcenv.errors import NotComparable, Status, UsageError
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.closeness import Tolerance
@@ -25,7 +26,18 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance. Default: torch's for the type.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance. Default: torch's for the type.")
 @click.option("--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, in place of the others.")
+@click.option("--explain-op", is_flag=True, help="Name the first operation of torch that differs, see below.")
+@click.option(
+    "--trace-steps",
+    metavar="A:B",
+    help="With --explain-op: the steps to trace. Default: after the last equal state.",
+)
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@_accept.option
+@click.option(
+    "--timeout", metavar="TIME", callback=_duration.parse_seconds,
+    help="With --explain-op: wait at most this long, then end with exit status 124. 90 (seconds), 30m, 2h, 1d.",
+)  # fmt: skip
 @_render.json_option
 def command(
     reference: str,
@@ -36,7 +48,11 @@ def command(
     rtol: float | None,
     atol: float | None,
     ulp: int | None,
+    explain_op: bool,
+    trace_steps: str | None,
     runs: str | None,
+    accept: str | None,
+    timeout: float | None,
     as_json: bool,
 ) -> int:
     """Say whether RUN gave the same results as REFERENCE: losses, metrics and hashes of the weights.
@@ -47,7 +63,21 @@ def command(
     last bit, 40 if it is within the tolerance, 41 if it differs, and 42 if nothing can be
     compared. Two sweeps over seeds are compared by the 95 % confidence intervals of their last
     values: 40 means not distinguishable.
+
+    --explain-op repeats a step of both runs, each in its own locked environment, from their last
+    equal checkpoint (without one: from the start), and names the first operation that differs,
+    with its module, rank and likely causes. A run that has a trace (`submit --trace-steps`) is
+    not repeated. It ends with 41 if an operation differs, and with 42 if a trace is missing.
     """
+    if explain_op:
+        if again or steps or metrics or rtol is not None or atol is not None or ulp is not None:
+            raise UsageError("`--explain-op` takes two runs and --trace-steps, no other option of a comparison")
+        return _explain_op(
+            reference, run, runs=runs, trace_steps=trace_steps, accept=accept, timeout=timeout, as_json=as_json
+        )
+    for word, value in (("--trace-steps", trace_steps), ("--accept", accept), ("--timeout", timeout)):
+        if value is not None:
+            raise UsageError(f"`{word}` needs `--explain-op`")
     if ulp is not None and (rtol is not None or atol is not None):
         raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
     if not again and are_sweeps(_render.cwd(), (reference, run), runs=runs):
@@ -67,6 +97,13 @@ def command(
     else:
         _render.say(compare_text.render(result))
     return _STATUS[result.verdict]
+
+
+def _explain_op(reference: str, run: str, **given: Any) -> int:
+    # A comparison needs nothing of what submits a run.
+    from hpcenv.cli._explain_op import ExplainWish, show
+
+    return show(ExplainWish(reference=reference, run=run, **given))
 
 
 _SEEDS = {

@@ -30,7 +30,7 @@ from hpcenv.submission import request, rerun
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.rerun import OptionChange
-from hpcenv.submission.sweep_job import ELEMENT, plan_sweep, read_sweep, rerun_failed
+from hpcenv.submission.sweep_job import plan_sweep, read_sweep, rerun_failed
 
 
 class _Command(WithDashes, GroupedCommand):
@@ -94,19 +94,9 @@ def command(
 def _old_options(found: Run | Sweep) -> SubmitOptions:
     """Return the options of a run; the options of one run of a sweep make it a separate run."""
     first = found.elements[0] if isinstance(found, Sweep) else found
-    options = rerun.read_options(_folder(found), first.submission.command)
-    if isinstance(found, Sweep) or not is_element(found.folder.path):
-        return options
-    index = next((setting.value for setting in found.manifest.settings if setting.name == ELEMENT), None)
-    return replace(
-        options,
-        sweep=(),
-        array=None,
-        max_parallel=None,
-        args=found.manifest.args,
-        env=options.env if index is None else {**options.env, ELEMENT: index},
-        name=f"{found.folder.path.parent.name}-{found.folder.path.name}",
-    )
+    if isinstance(found, Sweep):
+        return rerun.read_options(found.folder, first.submission.command)
+    return rerun.options_of_run(found)
 
 
 def _folder(found: Run | Sweep) -> Path:

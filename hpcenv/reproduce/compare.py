@@ -125,14 +125,12 @@ def compare(
         RunNotFound, RecordInvalid, UsageError: a run cannot be found or read.
         NotComparable: the runs have no metric of the same name and step.
     """
-    sides = [_read_side(start, word, runs, steps or Steps(), metrics) for word in (reference, other, *again)]
+    sides = [read_side(start, word, runs, steps or Steps(), metrics) for word in (reference, other, *again)]
     rule = tolerance or Tolerance()
     found = _compare_measured(sides[0], sides[1], rule)
     if found.level is None:
         raise _not_comparable(sides[0], sides[1])
-    changes, missing = _changes(start, sides[0], sides[1])
-    switches = different_switches(sides[0].measured.effective, sides[1].measured.effective)
-    causes = rank_causes(changes, switches)
+    causes, missing = causes_between(start, sides[0], sides[1])
     answers = (_repeats(sides, rule, causes, found), _equals(found), _replays(sides[:2], found))
     return RunComparison(
         reference=sides[0].name,
@@ -151,7 +149,12 @@ def compare(
     )
 
 
-def _read_side(start: Path, word: str, runs: str | None, steps: Steps, metrics: Sequence[str]) -> Side:
+def read_side(start: Path, word: str, runs: str | None, steps: Steps, metrics: Sequence[str]) -> Side:
+    """Return what a run measured in these steps; metrics by name, none for all.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: it cannot be found or read.
+    """
     run = find_run(start, word, runs=runs)
     measured = read_measured(run.folder)
     kept = tuple(one for one in steps.of(measured.series) if not metrics or one.name in metrics)
@@ -176,6 +179,13 @@ def _not_comparable(reference: Side, other: Side) -> NotComparable:
     return NotComparable(
         f"`{reference.name}` and `{other.name}` have no metric with the same steps", why=why, hint=hint
     )
+
+
+def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
+    """Return what differs between two runs, the most likely cause first, and what no record holds."""
+    changes, missing = _changes(start, reference, other)
+    switches = different_switches(reference.measured.effective, other.measured.effective)
+    return rank_causes(changes, switches), missing
 
 
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:

@@ -34,12 +34,12 @@ def render(result: RunComparison) -> str:
 
 
 def _lines(result: RunComparison) -> Iterator[str]:
-    yield from _wrapped(result.headline)
+    yield from wrapped(result.headline)
     yield f"  reference  {visible(result.reference)}"
     yield f"  run        {visible(result.other)}"
     yield ""
     for one in result.answers:
-        yield from _wrapped(f"{QUESTIONS[one.question]} {one.text}")
+        yield from wrapped(f"{QUESTIONS[one.question]} {one.text}")
     yield ""
     yield from _metric_lines(result.metrics)
     yield from parameter_lines(result)
@@ -49,23 +49,25 @@ def _lines(result: RunComparison) -> Iterator[str]:
     if result.causes:
         yield ""
         yield "differences between the runs, the most likely cause first:"
-        yield from _cause_lines(result.causes)
+        yield from cause_lines(result.causes)
     if result.findings:
         yield ""
-        yield from _some("the ranks report", result.findings)
+        yield from some_lines("the ranks report", result.findings)
     if result.not_compared:
         yield ""
-        yield from _some("not compared", result.not_compared)
+        yield from some_lines("not compared", result.not_compared)
 
 
-def _wrapped(text: str, *, indent: str = "  ", first: str = "") -> Iterator[str]:
+def wrapped(text: str, *, indent: str = "  ", first: str = "") -> Iterator[str]:
+    """Yield a text in lines of at most 80 columns, without control characters."""
     yield from textwrap.wrap(visible(text), _WIDTH, initial_indent=first, subsequent_indent=indent)
 
 
-def _some(title: str, rows: Sequence[str]) -> Iterator[str]:
+def some_lines(title: str, rows: Sequence[str]) -> Iterator[str]:
+    """Yield a title and the first rows below it."""
     yield f"{title}:"
     for row in rows[:_NOT_COMPARED]:
-        yield from _wrapped(row, first="  ", indent="    ")
+        yield from wrapped(row, first="  ", indent="    ")
     if len(rows) > _NOT_COMPARED:
         yield f"  and {len(rows) - _NOT_COMPARED} more"
 
@@ -82,9 +84,9 @@ def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
         yield f"and {len(metrics) - _METRICS} more metrics"
     for one in metrics[:_METRICS]:
         for note in one.notes:
-            yield from _wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent="    ")
+            yield from wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent="    ")
         if one.level != "equal" and one.judged:
-            yield from _wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent="    ")
+            yield from wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent="    ")
 
 
 def largest(one: MetricComparison) -> str:
@@ -127,11 +129,12 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
         yield f"  {word:9}  {decimal}  {bits}" if decimal else f"  {word:9}  {bits}"
 
 
-def _cause_lines(causes: Iterable[Cause]) -> Iterator[str]:
-    for number, cause in enumerate(causes, start=1):
-        yield from _wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent="   ")
+def cause_lines(causes: Iterable[Cause], *, first: int = 1) -> Iterator[str]:
+    """Yield numbered differences between two runs, each with its first changes."""
+    for number, cause in enumerate(causes, start=first):
+        yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent="   ")
         for field, left, right in cause.changes[:_CHANGES]:
-            yield from _wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent="       ")
+            yield from wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent="       ")
         if len(cause.changes) > _CHANGES:
             yield f"     and {len(cause.changes) - _CHANGES} more"
 

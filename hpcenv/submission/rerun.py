@@ -24,8 +24,10 @@ from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.entries import Run, is_element
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions, from_record, value_of
+from hpcenv.submission.sweep_job import ELEMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,27 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
             hint="enter that command again, or start that program again",
         )
     return from_record(load_record(RequestRecord, path))
+
+
+def options_of_run(run: Run) -> SubmitOptions:
+    """Return the options of one run; those of an element of a sweep make it a separate run.
+
+    Raises:
+        UsageError, RecordInvalid: as for `read_options`.
+    """
+    options = read_options(run.folder.path, run.submission.command)
+    if not is_element(run.folder.path):
+        return options
+    index = next((setting.value for setting in run.manifest.settings if setting.name == ELEMENT), None)
+    return replace(
+        options,
+        sweep=(),
+        array=None,
+        max_parallel=None,
+        args=run.manifest.args,
+        env=options.env if index is None else {**options.env, ELEMENT: index},
+        name=f"{run.folder.path.parent.name}-{run.folder.path.name}",
+    )
 
 
 def change(

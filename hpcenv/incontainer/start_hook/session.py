@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -18,6 +19,8 @@ from . import seeds, switches
 # Set by the hook of the rank itself, so that processes that it starts know that they are others.
 _RANK_PID = "HPCENV_RANK_PID"
 _SECONDS_FOR_OTHER_RANKS = 60.0
+# As hpcenv.training.save names checkpoints (incontainer/provenance.py).
+_CHECKPOINT = re.compile(r"/step-([0-9]{1,18})(?:\.pt)?\Z")
 # torch: aten/src/ATen/Context.cpp, alertNotDeterministic (2.0 to 2.13).
 _NO_KERNEL = " does not have a deterministic implementation"
 
@@ -64,6 +67,10 @@ class Place:
         self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.attempt = int(environ["HPCENV_ATTEMPT"])
         self.folder = environ["HPCENV_RUN_FOLDER"]
+        # Of `--resume-from`: a script may ask for the checkpoint in one rank, and tell the others.
+        given = _CHECKPOINT.search(environ.get("HPCENV_RESUME_FROM", ""))
+        first = self.attempt == 0 and self.restart == 0
+        self.given_step = int(given.group(1)) if given is not None and first else None  # type: Optional[int]
 
     def file(self, kind: str, suffix: str) -> str:
         return os.path.join(self.folder, kind, "attempt-%d" % self.attempt, "rank-%d%s" % (self.rank, suffix))
@@ -366,6 +373,8 @@ class Session:
             return in_state, "optimizer"
         if self._resumed is not None:
             return self._resumed, "checkpoint"
+        if self.place.given_step is not None:
+            return self.place.given_step, "checkpoint"
         first = self.place.attempt == 0 and self.place.restart == 0
         if in_state == 0 or (not has_state and (first or self._asked_for_checkpoint)):
             return 0, "start"

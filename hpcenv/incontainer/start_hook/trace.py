@@ -56,7 +56,7 @@ class Trace:
         self._active = False
         self._size = 0
         self._count = 0
-        self._resumed = 0
+        self._resumed = session.place.given_step or 0  # type: int
         self._noted = set()  # type: Set[str]
         self._unwritten = set()  # type: Set[int]
         self._arguments = {}  # type: Dict[Any, _Schema]
@@ -80,7 +80,7 @@ class Trace:
             }
         )
         self._writer.write(now=True)
-        if self._first == 1:
+        if self._first == self._resumed + 1:
             self._enter()
 
     def resumes(self, step: int) -> None:
