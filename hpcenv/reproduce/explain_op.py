@@ -54,7 +54,7 @@ class TraceSource:
     Attributes:
         run: the run that is explained.
         folder: the run folder with the trace.
-        how: `recorded` in the run itself, or `repeated` in a run of its own.
+        how: `recorded` in the run itself, or `repeated` in another run.
         repeats: of a repetition, whether its losses are the recorded ones, in words.
     """
 
