@@ -394,6 +394,7 @@ def _arguments(words: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--backend", required=True, choices=("gloo", "nccl"))
     parser.add_argument("--seconds", required=True, type=float, help="limit of each collective, and of each pair")
+    parser.add_argument("--diagnostics", action="store_true", help="let NCCL 2.31 and newer test itself")
     parser.add_argument("--pairs", help="file with the rounds of pairs")
     return parser.parse_args(words)
 
@@ -408,6 +409,8 @@ def main(words: Optional[List[str]] = None) -> int:
         # Before torch is imported. A file of each rank: lines of several ranks in one file mix.
         os.environ["NCCL_DEBUG"] = "INFO"
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV,GRAPH"
+        if options.diagnostics:
+            os.environ["NCCL_RUN_DIAGNOSTICS"] = os.environ["NCCL_RUN_RAS_DIAGNOSTICS"] = "1"
         os.environ["NCCL_DEBUG_FILE"] = os.path.join(options.folder, "nccl-rank-%d.log" % rank)
     # This folder has modules of hpcenv, which must not hide those of the environment.
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):

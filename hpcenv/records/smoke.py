@@ -156,6 +156,7 @@ class SmokeReport:
         moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
             that is unknown.
         ras: what NCCL's RAS service said about a hang, or why it was not asked.
+        diagnostics: lines of NCCL's own diagnostics; empty where it has none (before 2.31).
         seconds: from the start of the container to the end.
     """
 
@@ -168,6 +169,7 @@ class SmokeReport:
     ranks: tuple[SmokeRank, ...] = ()
     moved_bytes: int | None = None
     ras: str = ""
+    diagnostics: tuple[str, ...] = ()
     seconds: float = 0.0
 
 

@@ -9,6 +9,7 @@ nothing for it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +111,21 @@ def _situation(
         own_plugin=_own_plugin(facts),
         dumps=_dumps(manifest, attempt),
         torch=str(facts.values.get("torch.version", "")),
+        nccl=str(facts.values.get("libs.nccl.version", "")),
+        ras_port=_ras_port(facts),
     )
+
+
+# Between NCCL's own port and the ports that the kernel gives to connections (ip_local_port_range).
+_FIRST_RAS_PORT, _RAS_PORTS = 28100, 4000
+
+
+def _ras_port(facts: Facts) -> int:
+    """Return a port for this job alone where the usual one is in use on its node, otherwise 0."""
+    others = () if facts.checks is None else facts.checks.others
+    if not any(one.id == "net.ras-port" and one.state == "failed" for one in others):
+        return 0
+    return _FIRST_RAS_PORT + zlib.crc32(facts.run.encode()) % _RAS_PORTS
 
 
 def _dumps(manifest: Manifest, attempt: int) -> str:

@@ -36,7 +36,8 @@ class Situation:
         in_container: whether the ranks run in a SIF.
         own_plugin: plugin for NCCL in the environment that is not aws-ofi-nccl; empty without one.
         dumps: where the flight recorder of each rank may write, without the rank at the end; empty without a run.
-        torch: version of torch in the environment; empty where it is not known.
+        torch, nccl: versions in the environment; empty where they are not known.
+        ras_port: port for the questions to NCCL's RAS threads where another job has the usual one; 0 where it is free.
     """
 
     profile: str
@@ -52,6 +53,8 @@ class Situation:
     own_plugin: str = ""
     dumps: str = ""
     torch: str = ""
+    nccl: str = ""
+    ras_port: int = 0
 
     @property
     def over_network(self) -> bool:
@@ -136,6 +139,19 @@ def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
         yield Proposal(name="TORCH_NCCL_TRACE_BUFFER_SIZE", value="2000", reason=why, evidence=evidence)
     why = "the default differs between versions of torch"
     yield Proposal(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", reason=why, evidence=evidence)
+
+
+# The first NCCL with RAS threads.
+_RAS = (2, 24)
+
+
+def _ras_address(situation: Situation) -> Iterator[Proposal]:
+    """Let the RAS threads answer at another port where another job of the node has the usual one."""
+    if situation.backend != "nccl" or not situation.ras_port or _release(situation.nccl) < _RAS:
+        return
+    why = "another program has port 28028: questions about a hang (ncclras) would reach that job"
+    evidence = f"net.ras-port failed; NCCL {situation.nccl}"
+    yield Proposal(name="NCCL_RAS_ADDR", value=f"localhost:{situation.ras_port}", reason=why, evidence=evidence)
 
 
 def _release(version: str) -> tuple[int, int]:
@@ -369,6 +385,14 @@ RULES = (
         why="without it the dump lies on the node's own disk and is lost with the job",
         source="torch 2.13 libtorch_cpu.so and FlightRecorder.hpp, 2026-11-23; pytorch 00f0e2f, FlightRecorder.cpp",
         propose=_flight_recorder,
+    ),
+    NetworkRule(
+        id="base.ras-address",
+        sets="NCCL_RAS_ADDR",
+        when="NCCL 2.24 and newer, on nodes whose port 28028 is in use",
+        why="each NCCL job asks for the same port; the second one on a node cannot be asked about a hang",
+        source="NVIDIA/nccl 12df1a1, troubleshooting/ras.rst, 2026-11",
+        propose=_ras_address,
     ),
     NetworkRule(
         id="base.socket-interface",

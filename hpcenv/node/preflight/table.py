@@ -309,7 +309,7 @@ CHECKS: tuple[Check, ...] = (
         limit="free",
         why="where two jobs share a node, questions to RAS reach the other job",
         source="NCCL user guide, RAS (2.24 and newer)",
-        remedy="--env NCCL_RAS_ADDR=localhost:PORT",
+        remedy="nothing: hpcenv gives NCCL 2.24 and newer another port (hpcenv net explain RUN shows NCCL_RAS_ADDR)",
     ),
     _host(
         "net.reach",
@@ -794,6 +794,21 @@ CHECKS: tuple[Check, ...] = (
         source="ROCm/container-toolkit#88; NVIDIA/nccl src/init.cc (2.30, 2026-11)",
         remedy="`hpcenv net explain RUN` says what was decided and what the environment lacks; "
         "--env NCCL_NET=NAME asks for another network on purpose",
+    ),
+    Check(
+        id="smoke.diagnostics",
+        measures="NCCL's own diagnostics when the groups start (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS)",
+        limit="[OK] only; NCCL 2.31 and newer have them",
+        why="NCCL tests its paths between GPUs, and compares driver, GPUs and settings of all ranks",
+        severity="warn",
+        owner="node",
+        level="full",
+        place="smoke",
+        cost="< 1 s",
+        seconds=90,
+        source="NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst and ras.rst (2.31, 2026-11)",
+        remedy="read the line of NCCL; a pair of GPUs or an adapter that it names is broken: " + _EXCLUDE,
+        gpus=True,
     ),
     Check(
         id="smoke.gpudirect",

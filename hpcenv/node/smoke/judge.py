@@ -114,12 +114,21 @@ def _rows(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[st
             yield _row(report.node, "smoke.init", "a start like the training's", report.problem, state="unknown")
     if named or silent or unusable:
         return
+    yield from _diagnostics(reports)
     if failed:
         yield from _failure(plan, reports, failed, pairs)
         return
     yield from _interfaces(plan, reports)
     yield from _transports(plan, reports)
     yield from _bandwidth(plan, reports, pairs)
+
+
+def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+    """Yield what NCCL's own diagnostics found; a line names GPUs and ranks by itself."""
+    for name, report in reports.items():
+        found = [line for line in report.diagnostics if not line.startswith("[OK]")]
+        if found:
+            yield _row(name, "smoke.diagnostics", "[OK] only", "; ".join(found))
 
 
 def _row(node: str, check: str, wanted: str, found: str, *, state: CheckState = "failed") -> _Row:
@@ -437,6 +446,9 @@ def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[Check
     direct = plan.backend == "nccl" and plan.gpudirect and len(plan.nodes) > 1
     text = "the channels between nodes have it" if direct else "no GPUs and adapters that offer it, or one node"
     yield _good("smoke.gpudirect", text) if direct else _absent("smoke.gpudirect", text)
+    told = [line for report in reports.values() for line in report.diagnostics if line.startswith("[OK]")]
+    none = "this NCCL has none: 2.31 and newer have them" if plan.backend == "nccl" else "the backend is gloo"
+    yield _good("smoke.diagnostics", "; ".join(told)) if told else _absent("smoke.diagnostics", none)
     found, link = _bus_gb_s(reports), _link_gb_s(plan)
     text = f"all_reduce at {_gigabytes(found)} bus bandwidth"
     if _bandwidth_is(plan, reports) == "unknown":

@@ -81,6 +81,32 @@ def _kind(word: str) -> tuple[str, bool]:
     return kind, any(part.startswith("GDRDMA") for part in parts)
 
 
+# -- NCCL's own diagnostics ---------------------------------------------------------------------
+
+# NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst (2.31 and newer): rank 0 of each group prints them.
+_DIAGNOSTICS = (2, 31)
+_DIAGNOSIS = re.compile(r"NCCL DIAG (\[[A-Z]+\].*)")
+# What differs between ranks by right: each has its own log, and nodes have other interfaces and adapters.
+_BY_RIGHT = re.compile(r"NCCL_(DEBUG_FILE|SOCKET_IFNAME|IB_HCA|TOPO_FILE|RAS_ADDR)\b")
+_MOST_DIAGNOSES = 16
+
+
+def has_diagnostics(version: str) -> bool:
+    """Return whether a version of NCCL can test itself; False where the version is not known."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    return match is not None and (int(match[1]), int(match[2])) >= _DIAGNOSTICS
+
+
+def read_diagnostics(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the results of NCCL's own diagnostics, each once: `[OK] p2p: ...`."""
+    found: dict[str, None] = {}
+    for line in lines:
+        match = _DIAGNOSIS.search(line)
+        if match and not _BY_RIGHT.search(line) and len(found) < _MOST_DIAGNOSES:
+            found.setdefault(" ".join(match[1].split())[:_LONGEST])
+    return tuple(found)
+
+
 # Profile of the decision -> names of networks that fit it. Plugins have other names: HPC-X with `IBext`,
 # `UCX` and `SHARP`, aws-ofi-nccl with `AWS Libfabric` and newer ones with `Libfabric`, GCP with `gIB` and `FasTrak`.
 _RDMA = r"IB|IBext\S*|UCX\S*|SHARP\S*"

@@ -20,7 +20,7 @@ from hpcenv.errors import HpcenvError, NodesUnknown
 from hpcenv.node.container.start_gate import StartGate
 from hpcenv.node.launch import launch, processes
 from hpcenv.node.launch.supervise import Signals, caught_signals
-from hpcenv.node.smoke import ras
+from hpcenv.node.smoke import nccl_log, ras
 from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds
 from hpcenv.node.smoke.reach import Reach
 from hpcenv.node.smoke.watch import Counter, Others, Watch
@@ -38,6 +38,7 @@ _LOOK_SECONDS = 0.05
 _COUNTED_SECONDS = 5.0
 _SECONDS_TO_END = 10.0
 _SAID_BYTES = 2000
+_DIAGNOSTICS_BYTES = 1 << 20
 
 
 def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, pairs: bool) -> SmokeReport:
@@ -112,6 +113,12 @@ class _Test:
     def _per_node(self) -> int:
         return self._plan.nproc_per_node
 
+    @property
+    def _nccl(self) -> str:
+        """The locked version of NCCL; empty where it is not known, or another backend is used."""
+        expected = self._manifest.expectations if self._plan.backend == "nccl" else ()
+        return next((str(one.value) for one in expected if one.field == "libs.nccl.version"), "")
+
     def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir(parents=True)
@@ -146,6 +153,7 @@ class _Test:
             arguments += [f"--seconds={PAIR_SECONDS}", f"--pairs={self._write_rounds()}"]
         else:
             arguments += [f"--seconds={plan.seconds}"]
+            arguments += ["--diagnostics"] if nccl_log.has_diagnostics(self._nccl) else []
         options = replace(
             self._manifest.launch, launcher="tasks" if self._pairs else "torchrun", max_restarts=0, expand=False
         )
@@ -247,7 +255,17 @@ class _Test:
             ended=ended,
             problem=problem,
             ranks=self._watch.ranks(nccl=self._plan.backend == "nccl"),
+            diagnostics=self._diagnostics(),
         )
+
+    def _diagnostics(self) -> tuple[str, ...]:
+        if self._pairs or not nccl_log.has_diagnostics(self._nccl):
+            return ()
+        try:
+            text = read_end(self._log, most=_DIAGNOSTICS_BYTES).decode(errors="replace")
+        except OSError:
+            return ()
+        return nccl_log.read_diagnostics(text.splitlines())
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,7 @@ from hpcenv.node.network.explain import explain_machine, seen_in_recording
 from hpcenv.node.network.profiles import PROFILES
 from hpcenv.node.network.recording import MachineRecording, fabric_of
 from hpcenv.node.network.rules import RULES
+from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.codec import decode_record, encode_record
 from hpcenv.records.facts import Interface, Route
 from hpcenv.records.manifest import Setting
@@ -449,3 +450,31 @@ def test_a_user_who_wants_the_dumps_elsewhere_gets_them_there(recorder_of):
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         found = recorder_of("2.13.0", given(**{name: "/scratch/fr_"}))
         assert found == {name: "/scratch/fr_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
+# -- questions to NCCL's RAS threads ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nccl", "state", "backend", "is_set"),
+    [
+        ("2.27.7", "failed", "nccl", True),
+        ("2.27.7", "fine", "nccl", False),
+        ("2.21.5", "failed", "nccl", False),  # it has no RAS threads
+        ("", "failed", "nccl", False),
+        ("2.27.7", "failed", "gloo", False),
+    ],
+)
+def test_a_job_whose_node_has_another_one_gets_a_ras_port_of_its_own(
+    make_manifest, make_facts, nccl, state, backend, is_set
+):
+    checks = NodeChecks.of([CheckOutcome(id="net.ras-port", state=state, found="port 28028 is in use")], seconds=0)
+    facts = {"n1": make_facts("n1", checks=checks), "n2": make_facts("n2")}
+    facts = {name: replace(one, values={**one.values, "libs.nccl.version": nccl}) for name, one in facts.items()}
+    choice = rendezvous.choose(make_manifest(backend=backend), ("n1", "n2"), facts, job_id="1", attempt=0)
+    values = {name: [s.value for s in choice.settings[name] if s.name == "NCCL_RAS_ADDR"] for name in facts}
+    assert values["n2"] == []
+    assert bool(values["n1"]) == is_set
+    if is_set:
+        host, _, port = values["n1"][0].partition(":")
+        assert host == "localhost" and 28100 <= int(port) < 32768

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hpcenv.node.preflight.table import BY_ID
 from hpcenv.node.smoke.judge import judge, needs_pairs
 from hpcenv.node.smoke.plan import rounds
 from hpcenv.records.checks import CheckOutcome
@@ -193,6 +194,22 @@ def test_tcp_in_place_of_infiniband_is_a_failure() -> None:
     found = _bad(plan, _report(1, transport=good), _report(2, transport=bad))
     assert found["n2 smoke.transport"].state == "failed"
     assert _bad(plan, _report(1, transport=good), _report(2, transport=good)) == {}
+
+
+def test_what_nccls_own_diagnostics_found_is_a_warning_of_its_node() -> None:
+    plan = _plan(backend="nccl")
+    good = "[OK] p2p: verified P2P access in both directions between every GPU pair (56 peer accesses)"
+    bad = "[INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification"
+    first, second = (node.name for node in plan.nodes)
+    reports = {first: replace(_report(0), diagnostics=(good, bad)), second: _report(1)}
+    found = judge(plan, reports, {}, now=0).checks
+    outcomes = {name: {one.id: one for one in checks.results()}["smoke.diagnostics"] for name, checks in found.items()}
+    assert (outcomes[first].state, outcomes[first].found) == ("failed", bad)
+    assert (outcomes[second].state, outcomes[second].found) == ("fine", good)
+    check = BY_ID["smoke.diagnostics"]
+    assert (check.severity, check.owner) == ("warn", "node")
+    silent = judge(plan, {first: _report(0), second: _report(1)}, {}, now=0).checks[first]
+    assert {one.id: one.state for one in silent.results()}["smoke.diagnostics"] == "not-run"
 
 
 def test_pairs_are_needed_after_a_failure_of_more_than_two_nodes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcenv.node.smoke.nccl_log import fits, read_transport
+from hpcenv.node.smoke.nccl_log import fits, has_diagnostics, read_diagnostics, read_transport
 from hpcenv.records.smoke import NcclTransport
 
 INFINIBAND = """\
@@ -68,3 +68,24 @@ def test_sockets_and_warnings() -> None:
 )
 def test_what_fits_a_decision(network: str, profile: str, wanted: str, fit: bool) -> None:
     assert fits(NcclTransport(network=network), profile=profile, wanted=wanted)[0] is fit
+
+
+# The text of NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst, behind the prefix that torchrun gives it.
+DIAGNOSTICS = """\
+[0] NCCL DIAG === NCCL Diagnostics ===
+[0] NCCL DIAG [OK]   p2p: verified P2P access in both directions between every GPU pair (56 peer accesses)
+[0] NCCL DIAG [INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification
+[0] NCCL DIAG [INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification
+[0] NCCL DIAG [INFO] env: NCCL_DEBUG_FILE differs between ranks
+[0] NCCL DIAG NCCL diagnostics completed in 245.3 ms across 8 ranks
+"""
+
+
+def test_nccls_own_diagnostics() -> None:
+    assert read_diagnostics(DIAGNOSTICS.splitlines()) == (
+        "[OK] p2p: verified P2P access in both directions between every GPU pair (56 peer accesses)",
+        "[INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",
+    )
+    assert [has_diagnostics(version) for version in ("2.30.7", "2.31.0", "2.32.3", "3.0", "")] == [
+        False, True, True, True, False,
+    ]  # fmt: skip
