@@ -81,6 +81,7 @@ class BuildStage:
         base: the image that FROM names, with ARG values filled in.
         base_known: False when a variable in `base` has no value in this file.
         parent: index of the earlier stage that `base` names, None for an image.
+        platform: of `FROM --platform=`, as it is written; "" without it.
     """
 
     line: int
@@ -88,6 +89,7 @@ class BuildStage:
     base: str
     base_known: bool
     parent: int | None
+    platform: str = ""
     instructions: tuple[Instruction, ...]
 
 
@@ -100,12 +102,13 @@ class Dockerfile:
     stages: tuple[BuildStage, ...]
 
 
-def parse(text: str, *, origin: str = "Dockerfile") -> Dockerfile:
+def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str] | None = None) -> Dockerfile:
     """Parse a Dockerfile.
 
     Args:
         text: the whole file.
         origin: its path, for messages.
+        arguments: values for ARG, in place of the defaults.
 
     Returns:
         The parsed file.
@@ -134,7 +137,7 @@ def parse(text: str, *, origin: str = "Dockerfile") -> Dockerfile:
             f"`{origin}`:{early.line}: the instruction {early.name[:40]} is before the first FROM",
             why="only ARG is allowed there",
         )
-    stages = _stages(before, instructions[first:])
+    stages = _stages(before, instructions[first:], arguments or {})
     return Dockerfile(directives=directives, global_arguments=before, stages=stages)
 
 
@@ -242,11 +245,15 @@ def _json_form(arguments: str) -> tuple[str, ...] | None:
     return tuple(argv) if isinstance(argv, list) and all(isinstance(word, str) for word in argv) else None
 
 
-def _stages(before: Sequence[Instruction], instructions: Sequence[Instruction]) -> tuple[BuildStage, ...]:
+def _stages(
+    before: Sequence[Instruction], instructions: Sequence[Instruction], arguments: Mapping[str, str]
+) -> tuple[BuildStage, ...]:
     values: dict[str, str] = {}
     for instruction in before:
         for name, value in assignments(instruction):
-            if value is not None:
+            if name in arguments:
+                values[name] = arguments[name]
+            elif value is not None:
                 values[name] = expand(value, values)[0]
     stages: list[BuildStage] = []
     bodies: list[list[Instruction]] = []
@@ -270,6 +277,7 @@ def _stage(instruction: Instruction, values: Mapping[str, str], earlier: Sequenc
         base=base,
         base_known=known,
         parent=names.get(base.lower()),
+        platform=instruction.flag("platform") or "",
         instructions=(),
     )
 

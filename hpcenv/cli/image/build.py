@@ -6,6 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ import click
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
-from hpcenv.errors import LockfileMissing
+from hpcenv.errors import LockfileMissing, WouldOverwrite
 from hpcenv.image.pull import BuiltImage
 from hpcenv.image.reference import Platform
 from hpcenv.image.registry.source import Access
@@ -29,10 +30,11 @@ from hpcenv.locking.image_source import project_platform
 from hpcenv.locking.project_image import BuildOptions, build, registry_access
 from hpcenv.progress import OnEvent
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
+from hpcenv.recipes.dockerfile_build import ENGINES, DockerfileBuild, build_dockerfile, is_dockerfile, translation
 
 
 @click.command("build")
-@click.argument("definition", required=False, metavar="[FILE.def]")
+@click.argument("definition", required=False, metavar="[FILE.def|DOCKERFILE]")
 @click.option(
     "--lock",
     "lock",
@@ -52,6 +54,19 @@ from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
     "--platform", type=_conversion.PLATFORM, metavar="OS/ARCH",
     help="Platform for FILE.def, if not the project's or linux/amd64.",
 )  # fmt: skip
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="auto",
+    show_default=True,
+    help="What builds a DOCKERFILE; apptainer builds a translation. auto: the first that is installed.",
+)
+@click.option("--build-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Value for ARG of a DOCKERFILE.")
+@click.option("--target", metavar="STAGE", help="Stage of a DOCKERFILE to build, if not the last.")
+@click.option("--context", metavar="DIR", help="Folder that a DOCKERFILE copies from. Default: its own.")
+@click.option(
+    "--translate", metavar="NEW.def", help="Write the translation of a DOCKERFILE to this file, and build nothing."
+)
 @_conversion.convert_options
 @_accept.option
 @_render.store_option
@@ -59,26 +74,96 @@ from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
 def command(
     definition: str | None, lock: str, accept: str | None, as_json: bool, where: _render.Where, **values: Any
 ) -> int:
-    """Make the project's SIF, or build one from a definition file.
+    """Make the project's SIF, or build one from a definition file or a Dockerfile.
 
     Without FILE.def: the image that hpcenv.toml names, at its locked digest. With FILE.def:
-    Apptainer builds the file without root, and the SIF is stored under its own digest.
+    Apptainer builds the file without root, and the SIF is stored under its own digest. With
+    DOCKERFILE: buildah or podman builds it, or Apptainer builds its translation, without docker.
     """
     binds = tuple(parse_bind(text, _render.cwd()) for text in values["binds"])
     convert = _conversion.chosen(values)
     plain_http, platform = values["plain_http"], values["platform"]
     options = BuildOptions(convert=convert, allow_floating=values["allow_floating"], binds=binds, plain_http=plain_http)
-    if definition is None and platform:
-        raise click.UsageError("--platform needs FILE.def; for a project set it in hpcenv.toml")
+    _check_options(definition, values)
     workspace = _project(where, needed=definition is None)
     if workspace is not None:
         _accept.require(workspace, accept, as_json=as_json)
     with _progress.shown(as_json=as_json) as on_event:
-        if definition is not None:
+        if definition is not None and _names_dockerfile(definition):
+            request = _dockerfile_build(definition, workspace, options, values, platform=platform)
+            if values["translate"] is not None:
+                return _translate(request, values["translate"], on_event, as_json=as_json)
+            store = open_place(where.place(), create=True)
+            result = build_dockerfile(request, convert, store, os.environ, on_event)
+        elif definition is not None:
             result = _from_definition(definition, where, workspace, options, on_event, platform=platform)
         elif workspace is not None:
             result = _from_project(workspace, lock, options, on_event, upgrade=values["upgrade"])
     return _conversion.show_result("image build", result, as_json=as_json)
+
+
+def _check_options(definition: str | None, values: dict[str, Any]) -> None:
+    """Refuse options that would have no effect."""
+    if definition is None and values["platform"]:
+        raise click.UsageError("--platform needs FILE.def; for a project set it in hpcenv.toml")
+    if definition is not None and _names_dockerfile(definition):
+        return
+    given = {"--engine": values["engine"] != "auto", "--build-arg": values["arguments"], "--target": values["target"]}
+    given |= {"--context": values["context"], "--translate": values["translate"]}
+    for option, value in given.items():
+        if value:
+            raise click.UsageError(f"{option} needs a DOCKERFILE")
+
+
+def _names_dockerfile(path: str) -> bool:
+    file = _render.cwd() / path
+    return is_dockerfile(read_definition(file), path) if file.is_file() else False
+
+
+def _dockerfile_build(
+    path: str, workspace: Workspace | None, options: BuildOptions, values: dict[str, Any], *, platform: Platform | None
+) -> DockerfileBuild:
+    file = Path(os.path.abspath(_render.cwd() / path))
+    context = file.parent if values["context"] is None else Path(os.path.abspath(_render.cwd() / values["context"]))
+    if options.convert.allocation is not None:
+        refuse_on_cluster(path)
+    if not context.is_dir():
+        raise click.UsageError(f"--context: there is no folder `{context}`")
+    if any("=" not in text.lstrip("=") for text in values["arguments"]):
+        raise click.UsageError("--build-arg has the form NAME=VALUE")
+    access = Access(plain_http=options.plain_http, environ=os.environ)
+    if workspace is not None:
+        access = registry_access(workspace, os.environ, typed=options.plain_http)
+        platform = platform or project_platform(workspace)
+    return DockerfileBuild(
+        path=file,
+        name=path,
+        context=context,
+        engine=values["engine"],
+        arguments=dict(text.split("=", 1) for text in values["arguments"]),
+        target=values["target"],
+        platform=platform or Platform(),
+        access=access,
+        allow_floating=options.allow_floating,
+        binds=options.binds,
+    )
+
+
+def _translate(build: DockerfileBuild, name: str, on_event: OnEvent, *, as_json: bool) -> int:
+    path = Path(os.path.abspath(_render.cwd() / name))
+    if path.parent != build.context:
+        raise click.UsageError(f"--translate: the file must be in `{build.context}`, where its paths begin")
+    if os.path.lexists(path):
+        raise WouldOverwrite(f"`{path}` exists", hint="name another file")
+    made = translation(build, on_event)
+    path.write_text(made.text, encoding="utf-8")
+    if as_json:
+        _render.success("image build", {"definition": path, "notes": made.notes})
+        return 0
+    for note in made.notes:
+        _render.tell(f"note: {note}")
+    _render.say(str(path))
+    return 0
 
 
 def _project(where: _render.Where, *, needed: bool) -> Workspace | None:

@@ -1,0 +1,227 @@
+"""`hpcenv image build Dockerfile`: build a Dockerfile without docker, and put the SIF into the store.
+
+Runs on: LOGIN NODE.
+
+buildah and podman build every Dockerfile without a daemon and without root; their image is converted as any other.
+Without them, Apptainer builds a translation of the Dockerfile (`docker_translation`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from hpcenv import process
+from hpcenv.errors import SpecError, ToolFailed, ToolMissing
+from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, convert_image, resolve
+from hpcenv.image.reference import LocalImage, Platform, parse_reference
+from hpcenv.image.registry import source as sources
+from hpcenv.image.registry.source import Access
+from hpcenv.image.store.store import Store
+from hpcenv.locking.definition_build import DefinitionBuild, build_definition
+from hpcenv.progress import Event, OnEvent, ignore
+from hpcenv.recipes import dockerfile
+from hpcenv.recipes.build_context import BuildContext
+from hpcenv.recipes.docker_translation import BaseSettings, Translation, translate
+from hpcenv.records.manifest import Bind
+
+Engine = Literal["auto", "buildah", "podman", "apptainer"]
+ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman", "apptainer")
+
+_BUILD_SECONDS = 7200.0
+_SAVE_SECONDS = 1800.0
+# The least for a finished image in the store's folder.
+_LEAST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerfileBuild:
+    """A Dockerfile and what its build may use.
+
+    Attributes:
+        path: the Dockerfile.
+        name: the path as the user wrote it, for the store's list.
+        context: the folder that it copies from.
+        engine: what builds it; `auto` takes buildah, podman, or the translation, whichever is there first.
+        arguments: values for ARG.
+        target: the stage to build; None for the last one.
+        binds: folders of the host that a translation can use.
+    """
+
+    path: Path
+    name: str
+    context: Path
+    engine: Engine = "auto"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+    platform: Platform = field(default_factory=Platform)
+    access: Access = field(default_factory=Access)
+    allow_floating: bool = False
+    binds: tuple[Bind, ...] = ()
+
+
+def is_dockerfile(text: str, name: str) -> bool:
+    """Say whether a file is a Dockerfile; otherwise it is a definition file."""
+    if name.endswith(".def"):
+        return False
+    words = (line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    first = next((line[0].lower() for line in words), "")
+    return first in ("from", "arg")
+
+
+def build_dockerfile(
+    build: DockerfileBuild, convert: ConvertOptions, store: Store, environ: Mapping[str, str], on_event: OnEvent
+) -> BuiltImage:
+    """Build a Dockerfile and put the SIF into the store.
+
+    Args:
+        build: the file and what its build may use.
+        convert: how to convert an image of buildah or podman.
+        store: where the SIF goes.
+        environ: the user's environment, for tools and temporary folders.
+        on_event: called with the progress.
+
+    Raises:
+        ToolMissing: the engine is not installed.
+        ToolFailed: the build failed.
+        SpecError: the file cannot be translated; the error names the lines.
+        HpcenvError: as for the conversion of an image, or the build of a definition file.
+    """
+    engine, program = _engine(build.engine, environ)
+    if engine == "apptainer":
+        return _build_translated(build, store, environ, on_event)
+    if build.binds:
+        raise SpecError(f"--bind is for Apptainer, and {engine} builds", hint="add --engine apptainer")
+    on_event(Event(phase="note", what=f"{engine} builds {build.name}"))
+    lease = f"dockerfile-{secrets.token_hex(8)}"
+    with (
+        store.lease(lease, purpose=f"builds {build.name}", timeout=60, on_event=on_event),
+        store.scratch(_LEAST_BYTES, purpose="build the Dockerfile") as folder,
+    ):
+        archive = _archive(build, engine, program, folder, environ, on_event)
+        request = ImageRequest(
+            source=LocalImage(kind="oci-archive", path=str(archive)), platform=build.platform, access=build.access
+        )
+        image, open_blobs = resolve(request, on_event=on_event)
+        # The archive is gone after this call: the record names what the user built.
+        named = replace(image, reference=build.name)
+        converted = convert_image(named, open_blobs, convert, store=store, environ=environ, on_event=on_event)
+    return BuiltImage(
+        path=converted.path,
+        record=converted.record,
+        reused=converted.reused,
+        read=not converted.reused,
+        notes=converted.notes,
+    )
+
+
+def _engine(wanted: Engine, environ: Mapping[str, str]) -> tuple[Engine, str]:
+    """Return the engine and its program."""
+    candidates: tuple[Engine, ...] = ("buildah", "podman") if wanted == "auto" else (wanted,)
+    for name in candidates:
+        program = shutil.which(name, path=environ.get("PATH", os.defpath))
+        if program is not None or name == "apptainer":
+            return name, program or ""
+    if wanted == "auto":
+        return "apptainer", ""
+    raise ToolMissing(
+        f"{wanted} is not on PATH",
+        why=f"--engine {wanted} builds the Dockerfile with it",
+        hint=f"install {wanted}, or load its module; or --engine apptainer, which translates the Dockerfile",
+    )
+
+
+def _archive(
+    build: DockerfileBuild, engine: Engine, program: str, folder: Path, environ: Mapping[str, str], on_event: OnEvent
+) -> Path:
+    """Build with buildah or podman, and save the image as an archive."""
+    name, archive = folder / "image-id", folder / "image.tar"
+    argv = [program, "build", "--file", str(build.path), "--iidfile", str(name), "--platform", str(build.platform)]
+    argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    argv += ["--target", build.target] if build.target is not None else []
+    argv += ["--tls-verify=false"] if _uses_plain_http(build) else []
+    try:
+        process.stream(
+            [*argv, str(build.context)],
+            on_line=lambda line: on_event(Event(phase="build", what=line)),
+            timeout=_BUILD_SECONDS,
+            env=environ,
+            cwd=build.context,
+        )
+        image = name.read_text(encoding="utf-8").strip()
+        save = {
+            "buildah": [program, "push", image, f"oci-archive:{archive}"],
+            "podman": [program, "save", "--format", "oci-archive", "--output", str(archive), image],
+        }
+        process.run(save[engine], timeout=_SAVE_SECONDS, env=environ)
+        # The image stays in the engine's own storage, which the user manages: layers are reused by the next build.
+    except ToolFailed as error:
+        hint = "or let Apptainer build a translation of the Dockerfile: --engine apptainer"
+        raise error.changed(hint=(*error.hint_parts, "\n", hint) if error.hint_parts else hint) from error
+    return archive
+
+
+def _uses_plain_http(build: DockerfileBuild) -> bool:
+    parsed = dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments)
+    images = [stage.base for stage in parsed.stages if stage.parent is None and stage.base.lower() != "scratch"]
+    return any(parse_reference(f"docker://{image}").registry in build.access.plain_http for image in images)
+
+
+# -- translation ----------------------------------------------------------------------------------------------------
+
+
+def translation(build: DockerfileBuild, on_event: OnEvent = ignore) -> Translation:
+    """Return the definition file of a Dockerfile; asks the registries of its bases for their settings.
+
+    Raises:
+        SpecError: the file cannot be parsed or translated; or a base floats.
+        ImageUnavailable: a base cannot be resolved.
+    """
+
+    def find_base(image: str) -> BaseSettings:
+        reference = parse_reference(f"docker://{image}")
+        on_event(Event(phase="resolve", what=str(reference)))
+        resolved = sources.resolve(
+            reference, build.access, platform=build.platform, allow_floating=build.allow_floating
+        )
+        return BaseSettings.of(resolved.config)
+
+    return translate(
+        dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments),
+        BuildContext.of(build.context, build.path),
+        find_base,
+        origin=build.name,
+        arguments=build.arguments,
+        target=build.target,
+        platform=str(build.platform),
+    )
+
+
+def _text(build: DockerfileBuild) -> str:
+    try:
+        return build.path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"`{build.path}` cannot be read", why=str(error), hint="check the path of the file") from error
+
+
+def _build_translated(
+    build: DockerfileBuild, store: Store, environ: Mapping[str, str], on_event: OnEvent
+) -> BuiltImage:
+    on_event(Event(phase="note", what=f"Apptainer builds a translation of {build.name}"))
+    translated = translation(build, on_event)
+    request = DefinitionBuild(
+        path=build.context / build.path.name,  # relative paths of the translation begin in the context
+        text=translated.text,
+        name=build.name,
+        platform=build.platform,
+        access=build.access,
+        allow_floating=build.allow_floating,
+        binds=build.binds,
+    )
+    made = build_definition(request, store, environ, on_event)
+    return replace(made, notes=(*made.notes, *translated.notes))
