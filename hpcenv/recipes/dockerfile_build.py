@@ -167,6 +167,8 @@ def _archive(
 
 
 def _uses_plain_http(build: DockerfileBuild) -> bool:
+    if not build.access.plain_http:
+        return False  # then the engine alone reads the file
     parsed = dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments)
     images = [stage.base for stage in parsed.stages if stage.parent is None and stage.base.lower() != "scratch"]
     return any(parse_reference(f"docker://{image}").registry in build.access.plain_http for image in images)

@@ -72,7 +72,7 @@ def made(tools: Path, **more):
     image_fakes.require_mksquashfs()
     context = tools.parent / "context"
     context.mkdir(exist_ok=True)
-    (context / "Dockerfile").write_text("FROM base@sha256:0\nRUN true\n")
+    (context / "Dockerfile").write_text("FROM base:1\nRUN true\n")
     build = DockerfileBuild(path=context / "Dockerfile", name="Dockerfile", context=context, **more)
     place = StorePlace(root=tools.parent / "store")
     environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
