@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-The order of a Dockerfile matters, and a definition file has none: its %files come before its %post. So files go to a
-folder of their own (`STAGED`), and %post copies them to their places between the commands, as COPY says.
+The order of a Dockerfile matters, and a definition file has none: its %files come before its %post. So files go to the
+folder `STAGED`, and %post copies them to their places between the commands, as COPY says.
 
 What is different in the result, and does not matter there:
   - USER: everything is built as root of a user namespace, and Apptainer runs everything as the caller. A command after
@@ -355,7 +355,7 @@ class _Stage:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def run(self, instruction: Instruction) -> None:
-        """Run a command of the build, in a process of its own."""
+        """Run a command of the build, in a new process."""
         emptied = [*self._mounts(instruction)]
         if instruction.argv is not None:
             line = shlex.join(instruction.argv)
@@ -554,7 +554,7 @@ def _script(instruction: Instruction) -> str:
     only = re.fullmatch(r"<<-?[\"']?[\w.-]+[\"']?", instruction.arguments.strip())
     if only:
         if instruction.heredocs[0].text.startswith("#!"):
-            raise _Untranslatable("a here-document with an interpreter of its own")
+            raise _Untranslatable("a here-document that names an interpreter")
         return instruction.heredocs[0].text
     documents = "".join(f"{document.text}{document.name}\n" for document in instruction.heredocs)
     return f"{instruction.arguments}\n{documents}"

@@ -38,11 +38,27 @@ else:
 """
 
 
+# It packs the image where the squashfs-tools of this machine are too old for hpcenv.
+APPTAINER = r"""#!{python} -IS
+import os, sys
+{build}
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("apptainer version 1.4.5")
+else:
+    build(words, {folder!r} + "/salt", {folder!r} + "/builds")
+"""
+
+
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "tools"
     folder.mkdir()
     write_layout(tmp_path / "layout")
+    words = {"python": sys.executable, "folder": str(folder)}
+    (folder / "apptainer").write_text(APPTAINER.format(build=image_fakes.BUILD, **words))
+    (folder / "apptainer").chmod(0o755)
+    (folder / "salt").write_bytes(b"files")
     return folder
 
 
