@@ -87,6 +87,7 @@ from hpcenv.submission.request import (
     stop_options,
     to_record,
 )
+from hpcenv.submission.script_notes import LaunchShape
 from hpcenv.submission.snapshot import Code, CodePlace
 from hpcenv.version import VERSION
 
@@ -187,7 +188,9 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         notes += notes_on(locked.lockfile, locked.path)
         notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
         if options.script is not None and script is not None:
-            notes += preflight.compile_script(options.script, script_bytes, locked.lockfile)
+            notes += preflight.compile_script(
+                options.script, script_bytes, locked.lockfile, _launch_shape(options, request)
+            )
         gate = _gate(wanted, shape, locked.lockfile, notes)
         notes += _in_environment(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
@@ -216,6 +219,12 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         files=started.files,
         after=earlier,
         secret_values=values,
+    )
+
+
+def _launch_shape(options: SubmitOptions, request: Request) -> LaunchShape:
+    return LaunchShape(
+        launcher=options.launcher or "torchrun", nodes=request.nodes, nproc_per_node=request.nproc_per_node
     )
 
 

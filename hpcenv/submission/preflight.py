@@ -33,9 +33,10 @@ from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.options import OPTIONS, Option
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, Secret
-from hpcenv.submission import capacity, module_file, shell_script
+from hpcenv.submission import capacity, module_file, script_notes, shell_script
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.script_notes import LaunchShape
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,17 +72,20 @@ def read_script(script: str, cwd: Path) -> tuple[Path, bytes]:
 _ONLY_PARSE = 0x400
 
 
-def compile_script(script: str, content: bytes, locked: Lockfile) -> list[str]:
+def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchShape) -> list[str]:
     """Refuse a script with a syntax error: otherwise the job finds it only after the queue.
 
     This Python knows only its own grammar. If the environment has a newer Python, a syntax
     error is a note.
+
+    Args:
+        shape: how it will be started, for notes on what does not fit to that.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # This is what ast.parse does; the import of ast would cost time.
-            compile(content, script, "exec", flags=_ONLY_PARSE, dont_inherit=True)
+            tree = compile(content, script, "exec", flags=_ONLY_PARSE, dont_inherit=True)
     except (RecursionError, MemoryError):
         return []  # too deeply nested for this parser: the job will tell
     except (SyntaxError, ValueError) as error:
@@ -92,7 +96,7 @@ def compile_script(script: str, content: bytes, locked: Lockfile) -> list[str]:
             own = ".".join(map(str, sys.version_info[:3]))
             return [f"`{script}`, {where}: not Python {own}, may be Python {theirs}"]
         raise ScriptUnusable(f"the script `{script}` does not compile", why=where) from error
-    return []
+    return script_notes.notes_on(script, content, tree, shape)
 
 
 def _minor(version: str) -> tuple[int, ...]:

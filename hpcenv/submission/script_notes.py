@@ -1,0 +1,157 @@
+"""Notes on a script that would start, or meet its ranks, in another way than hpcenv does.
+
+Runs on: LOGIN NODE. Pure. Only the script itself is read, not the modules that it imports. Nothing is refused: a script
+may do all this in a branch that the job does not take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import Launcher
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LaunchShape(Frozen):
+    """How the script will be started: what decides whether a note applies."""
+
+    launcher: Launcher
+    nodes: int
+    nproc_per_node: int
+
+
+# Most scripts have none of these words; then the tree is not walked.
+_WORDS = re.compile(
+    rb"\bDataParallel\b|\bspawn\b|\bstart_processes\b|\bMASTER_(?:ADDR|PORT)\b|tcp://|--local[_-]rank\b"
+)
+
+
+def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list[str]:
+    """Return a note, with its line, for each thing in the script that does not fit to ranks that are started already.
+
+    Args:
+        script: its name, for the notes.
+        content: its bytes.
+        tree: what `compile` returned for them. The module `ast` is not needed, and its import would cost time.
+        shape: how it will be started. With `--launcher none` the program starts the ranks: then all is right.
+    """
+    if shape.launcher == "none" or not _WORDS.search(content):
+        return []
+    nodes = list(_walk(tree))
+    found: dict[str, int] = {}
+    for rule in (_data_parallel, _spawn, _own_address, _local_rank_argument):
+        for line, text in rule(nodes, shape):
+            found[text] = min(line, found.get(text, line))
+    return [f"`{script}`, line {line}: {text}" for text, line in sorted(found.items(), key=lambda one: one[1])]
+
+
+Found = Iterator[tuple[int, str]]
+
+
+def _data_parallel(nodes: list[Any], shape: LaunchShape) -> Found:
+    """torch.nn.DataParallel (its page in the documentation of torch 2.13 recommends DistributedDataParallel)."""
+    if shape.nproc_per_node * shape.nodes == 1:
+        return
+    for call in _calls(nodes, "DataParallel"):
+        what = "each rank would use all GPUs of its node, and the ranks would not be averaged"
+        yield call.lineno, f"DataParallel is for one process: {what}; DistributedDataParallel is for ranks"
+
+
+def _spawn(nodes: list[Any], shape: LaunchShape) -> Found:
+    """torch.multiprocessing.spawn (its page in the documentation of torch 2.13)."""
+    for call in _calls(nodes, "spawn", "start_processes"):
+        if _name(call.func).split(".")[0] in ("mp", "torch", "multiprocessing", "spawn", "start_processes"):
+            what = f"the script starts processes itself ({_name(call.func)})"
+            ranks = f"each of the {shape.nproc_per_node} ranks of a node would start processes again"
+            yield call.lineno, f"{what}: {ranks}; --launcher none is for that"
+
+
+def _own_address(nodes: list[Any], shape: LaunchShape) -> Found:
+    """MASTER_ADDR and MASTER_PORT, or tcp://, with a fixed value ("Environment variable initialization", 2.13)."""
+    for node in nodes:
+        if _kind(node) == "Assign":
+            names = [_environ_key(target) for target in node.targets]
+            for name in ("MASTER_ADDR", "MASTER_PORT"):
+                value = _text(node.value)
+                if name in names and value is not None:
+                    yield node.lineno, f"{name} is set to {value!r}, although the launch sets it: {_harm(name, shape)}"
+    for call in _calls(nodes, "init_process_group"):
+        for word in call.keywords:
+            value = _text(word.value)
+            if word.arg == "init_method" and value is not None and value.startswith("tcp://"):
+                what = f"init_method is {value!r}, although the launch chooses host and port"
+                yield call.lineno, f"{what}: {_harm('MASTER_PORT', shape)}; init_method='env://' uses them"
+
+
+def _harm(name: str, shape: LaunchShape) -> str:
+    if name == "MASTER_ADDR" and shape.nodes > 1:
+        return "the nodes may not find each other"
+    if name == "MASTER_PORT":
+        return "another job on the node may have that port"
+    return "the ranks may not find each other"
+
+
+def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> Found:
+    """--local-rank, which torch.distributed.launch passed and torchrun does not ("Migrating to torchrun", 2.13)."""
+    reads = any(_text(node) == "LOCAL_RANK" for node in nodes)
+    for call in _calls(nodes, "add_argument"):
+        words = [_text(word) for word in call.args]
+        named = next((word for word in words if word in ("--local_rank", "--local-rank")), None)
+        if named is not None and not reads and shape.nproc_per_node > 1:
+            what = f"the ranks do not get {named}, so all would take its default"
+            yield call.lineno, f"{what}: read int(os.environ['LOCAL_RANK'])"
+
+
+# -- the tree -----------------------------------------------------------------------------
+
+
+def _walk(tree: Any) -> Iterator[Any]:
+    """Yield all nodes, as ast.walk does."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                todo.extend(one for one in value if hasattr(one, "_fields"))
+            elif hasattr(value, "_fields"):
+                todo.append(value)
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__
+
+
+def _calls(nodes: list[Any], *names: str) -> Iterator[Any]:
+    return (node for node in nodes if _kind(node) == "Call" and _name(node.func).rpartition(".")[2] in names)
+
+
+def _name(node: Any) -> str:
+    """Return a dotted name; empty for any other expression."""
+    if _kind(node) == "Name":
+        return str(node.id)
+    if _kind(node) == "Attribute":
+        before = _name(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""
+
+
+def _text(node: Any) -> str | None:
+    """Return the text of a literal, also of `str(29500)`; None for anything else."""
+    if _kind(node) == "Call" and _name(node.func) == "str" and len(node.args) == 1:
+        node = node.args[0]
+    if _kind(node) != "Constant" or not isinstance(node.value, (str, int)) or isinstance(node.value, bool):
+        return None
+    return str(node.value)
+
+
+def _environ_key(node: Any) -> str | None:
+    """Return NAME of `os.environ["NAME"]`."""
+    if _kind(node) != "Subscript" or _name(node.value).rpartition(".")[2] != "environ":
+        return None
+    return _text(node.slice)
