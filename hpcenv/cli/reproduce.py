@@ -322,7 +322,7 @@ def _get_image(found: Target, job: _PreparedJob, wish: _Wish) -> tuple[_Prepared
         if not wish.rebuild:
             hint = "--rebuild makes it again from the hashes of its packages, as far as they are known"
             raise error.changed(hint=hint) from error
-        _render.tell(f"note: {error.what}; it is made again from the hashes of its packages")
+        _render.tell(f"note: {error.what}; the image is made again from the hashes of its packages")
     lockfile = Path(job.other_lockfile or found.lockfile)
     made = make_image_again(job.workspace, lockfile, environ=os.environ, on_line=_render.tell)
     # Its lockfile is not the one that hpcenv.toml asks for.

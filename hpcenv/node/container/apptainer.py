@@ -358,6 +358,13 @@ _SIGNS = (
         "an administrator can allow them or install apptainer-suid",
     ),
     _Sign(
+        # Before the signs of a registry: pip, apt and git in %post say the same of their own hosts. 1.4.5 and 1.5.0.
+        text=r"while running %post section",
+        error=ToolFailed,
+        what="a command of the definition file's %post failed",
+        hint="the lines before the last one are its own words; pip and apt need an index that they reach from here",
+    ),
+    _Sign(
         text=r"server gave http response to https client",
         error=ImageUnavailable,
         what="the registry speaks plain http",
