@@ -60,7 +60,7 @@ def test_the_folder_holds_all_that_a_stranger_needs(exported: Path) -> None:
     names = {path.name for path in exported.iterdir()}
     assert names == {
         *("README.txt", "job.sbatch", "manifest.json", "lock.toml", "code", "inside", "source", "source.json"),
-        "start-hook",
+        *("start-hook", "requirements.txt"),
     }
     assert (exported / "source" / "lib" / "helper.py").is_file(), "without git modules and text come along"
     assert not (exported / "source" / "data.bin").exists()
