@@ -358,7 +358,7 @@ _SIGNS = (
         "an administrator can allow them or install apptainer-suid",
     ),
     _Sign(
-        # Before the signs of a registry: pip, apt and git in %post say the same of their own hosts. 1.4.5 and 1.5.0.
+        # Before the signs of a registry: pip, apt and git in %post say the same of other hosts. Apptainer 1.4.5.
         text=r"while running %post section",
         error=ToolFailed,
         what="a command of the definition file's %post failed",
