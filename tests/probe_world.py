@@ -87,7 +87,12 @@ def run(
 
 
 def altered(
-    env: Venv, changes: dict[str, str], level: str = "record", *, path: str = "/usr/bin:/bin"
+    env: Venv,
+    changes: dict[str, str],
+    level: str = "record",
+    *,
+    path: str = "/usr/bin:/bin",
+    variables: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """The probe with other constants: time limits, the root of the system's files."""
     chapters = read_chapters()
@@ -100,7 +105,7 @@ def altered(
         input=join_chapters(chapters).encode(),
         capture_output=True,
         timeout=60,
-        env={"PATH": path},
+        env={"PATH": path, **(variables or {})},
         check=True,
     )
     return parse(done.stdout)

@@ -137,6 +137,23 @@ class RankCpus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CudaCompat:
+    """The package cuda-compat of an image: a newer libcuda than that of the node's driver.
+
+    Attributes:
+        version: CUDA release that it belongs to, `13.0`.
+        folder: folder of its libcuda.so.1 in the image.
+        first: the loader takes it already, because of the image or of a setting.
+        library_path: LD_LIBRARY_PATH of the environment.
+    """
+
+    version: str
+    folder: str
+    first: bool
+    library_path: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What one node found, before anybody judges it.
 
@@ -153,6 +170,7 @@ class Facts:
             credentials without their value.
         fabric: what the node has to communicate with others; None in facts from before it was recorded.
         image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
+        cuda_compat: the environment's package cuda-compat; None without one.
         checks: what the preflight checks found; None where none ran.
         rank_cpus: what the ranks are bound to; None where no binding is wanted.
         boot_id: of this boot of the node; empty where it cannot be read.
@@ -175,6 +193,7 @@ class Facts:
     variables: tuple[Setting, ...] = ()
     fabric: Fabric | None = None
     image_network: ImageNetwork | None = None
+    cuda_compat: CudaCompat | None = None
     checks: NodeChecks | None = None
     rank_cpus: RankCpus | None = None
     boot_id: str = ""

@@ -194,6 +194,7 @@ class ProbedEnvironment:
         self.torch: str | None = None
         self.libraries: dict[str, Library] = {}
         self.network: dict[str, Any] | None = None
+        self.cuda_compat: dict[str, Any] | None = None
         self.at_import: set[str] = set()
         self.missing_libraries: dict[str, str] = {}
         self.torch_incomplete = False

@@ -44,6 +44,8 @@ def report(env: ProbedEnvironment) -> dict[str, Any]:
     answer["mountinfo"] = _mountinfo()
     if env.network is not None:
         answer["network"] = env.network
+    if env.cuda_compat is not None:
+        answer["cuda-compat"] = env.cuda_compat
     if env.level != "record":
         answer["look"] = _look(env) if env.looked else None
         answer["system-packages"] = [

@@ -11,6 +11,7 @@ from hpcenv.incontainer.probe import (
     compiled,
     conda,
     content,
+    forward_compat,
     interpreter,
     libraries,
     network,
@@ -62,6 +63,7 @@ PROBES: tuple[Probe, ...] = (
     *compiled.PROBES,
     *libraries.PROBES,
     *network.PROBES,
+    *forward_compat.PROBES,
     *outside_libraries.PROBES,
     *torch_import.PROBES,
 )

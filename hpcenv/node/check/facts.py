@@ -37,7 +37,7 @@ from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, Difference, Facts, Look, Network, RankCpus, Staged
+from hpcenv.records.facts import SKIPPED, CudaCompat, Difference, Facts, Look, Network, RankCpus, Staged
 from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
 from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.package_fields import package_field
@@ -65,6 +65,7 @@ class _Gathered:
         self.sif: CheckedSif | None = None
         self.look: Look | None = None
         self.image_network: ImageNetwork | None = None
+        self.cuda_compat: CudaCompat | None = None
 
 
 def gather(
@@ -124,6 +125,7 @@ def gather(
         variables=variables,
         fabric=outside.fabric,
         image_network=found.image_network,
+        cuda_compat=found.cuda_compat,
         checks=outside.checks,
         rank_cpus=outside.rank_cpus,
         boot_id=sif_check.boot_id() or "",
@@ -396,6 +398,7 @@ def _probe(
     found.unlisted = inside.unlisted
     found.look = read_look(answer)
     found.image_network = read_image_network(answer)
+    found.cuda_compat = read_cuda_compat(answer)
     found.differences.extend(compare_packages(manifest.packages, answer, level=manifest.probe_level))
 
 
@@ -529,6 +532,19 @@ def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
         plugin_version=str(found.get("plugin-version", ""))[:80],
         other_plugins=tuple(str(name)[:_PATH] for name in _texts(found.get("other-plugins"))[:_PLUGINS]),
         unread=tuple(str(name)[:80] for name in found["unread"][:32]),
+    )
+
+
+def read_cuda_compat(answer: Mapping[str, Any]) -> CudaCompat | None:
+    """Return the environment's package cuda-compat, from the probe's answer; None where it reports none."""
+    found = answer.get("cuda-compat")
+    if not isinstance(found, dict) or not isinstance(found.get("folder"), str):
+        return None
+    return CudaCompat(
+        version=str(found.get("version", ""))[:20],
+        folder=found["folder"][:_PATH],
+        first=found.get("first") is True,
+        library_path=str(found.get("library-path", ""))[: 16 * _PATH],
     )
 
 

@@ -9,16 +9,16 @@ import functools
 import json
 from collections.abc import Iterable
 
+from hpcenv.node.check import forward_compat
 from hpcenv.node.check.compare import is_reported
 from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.drivers import check_driver
 from hpcenv.node.check.compat.floors import driver_floor
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
 from hpcenv.node.check.compat.image_rules import evaluate_require, requirements
 from hpcenv.node.check.compat.judgement import Judgement
 from hpcenv.node.check.compat.kernels import covers
 from hpcenv.node.check.compat.table import Compat
-from hpcenv.records.facts import Facts
+from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding
@@ -33,8 +33,9 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
     if needs is None:
         return []
     known = table(needs.table)
-    rows = [*_driver(facts, needs, known), *_kernels(facts, needs, known), *_model(facts, needs, known)]
-    rows += [*_memory(facts, needs), *_mig(facts), *_image_rules(facts, needs)]
+    package = forward_compat.package_for(manifest, facts, needs, known)
+    rows = [*_driver(facts, needs, known, package), *_kernels(facts, needs, known), *_model(facts, needs, known)]
+    rows += [*_memory(facts, needs), *_mig(facts), *_image_rules(facts, needs, package)]
     return [
         Finding(
             node=facts.node,
@@ -60,11 +61,11 @@ def table(text: str) -> Compat:
     return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
 
-def _driver(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
+def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | None) -> Iterable[_Row]:
     driver, problem = _text(facts, "host.driver-version")
     minimum = driver_floor(table, needs.cuda)
     capability = next(iter(_capabilities(facts)), "")
-    judged = check_driver(table, needs.cuda, driver, node=facts.node, compute_capability=capability)
+    judged = forward_compat.judge_driver(table, needs, facts, driver=driver, package=package, capability=capability)
     wanted = f">= {minimum.version}" if minimum else f"for CUDA {needs.cuda}"
     yield "host.driver-version", wanted, problem or driver, judged
 
@@ -121,9 +122,11 @@ def _mig(facts: Facts) -> Iterable[_Row]:
         yield "host.gpu-mig", "disabled", ", ".join(mig), judged
 
 
-def _image_rules(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
+def _image_rules(facts: Facts, needs: GpuNeeds, package: CudaCompat | None) -> Iterable[_Row]:
+    # With the package's libcuda, the ranks have the CUDA of the package.
+    lifted = {} if package is None else {"host.cuda-driver-version": package.version}
     for requirement in requirements(needs.require):
-        judged = evaluate_require(requirement, facts.values)
+        judged = evaluate_require(requirement, {**facts.values, **lifted})
         yield "container.nvidia-require", requirement.text, judged.why, judged
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcenv.node.check import forward_compat, gpu_rules
 from hpcenv.node.network.effect import read_back
 from hpcenv.node.network.lint import lint
 from hpcenv.node.network.profiles import NetworkProfile
@@ -112,8 +113,17 @@ def _situation(
         dumps=_dumps(manifest, attempt),
         torch=str(facts.values.get("torch.version", "")),
         nccl=str(facts.values.get("libs.nccl.version", "")),
+        library_path=_library_path(manifest, facts),
         ras_port=_ras_port(facts),
     )
+
+
+def _library_path(manifest: Manifest, facts: Facts) -> str:
+    """Return the loader's path with the image's cuda-compat, where this node needs it."""
+    needs = manifest.gpu_needs
+    if needs is None or facts.cuda_compat is None:
+        return ""
+    return forward_compat.library_path(manifest, facts, needs, gpu_rules.table(needs.table))
 
 
 # Between NCCL's own port and the ports that the kernel gives to connections (ip_local_port_range).

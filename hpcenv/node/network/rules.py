@@ -37,6 +37,7 @@ class Situation:
         own_plugin: plugin for NCCL in the environment that is not aws-ofi-nccl; empty without one.
         dumps: where the flight recorder of each rank may write, without the rank at the end; empty without a run.
         torch, nccl: versions in the environment; empty where they are not known.
+        library_path: LD_LIBRARY_PATH with the image's cuda-compat first; empty where it is not needed or not allowed.
         ras_port: port for the questions to NCCL's RAS threads where another job has the usual one; 0 where it is free.
     """
 
@@ -54,6 +55,7 @@ class Situation:
     dumps: str = ""
     torch: str = ""
     nccl: str = ""
+    library_path: str = ""
     ras_port: int = 0
 
     @property
@@ -139,6 +141,13 @@ def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
         yield Proposal(name="TORCH_NCCL_TRACE_BUFFER_SIZE", value="2000", reason=why, evidence=evidence)
     why = "the default differs between versions of torch"
     yield Proposal(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", reason=why, evidence=evidence)
+
+
+def _forward_compat(situation: Situation) -> Iterator[Proposal]:
+    """Put the image's own libcuda before that of a driver that is too old for the image's CUDA."""
+    if situation.library_path:
+        why = "the driver is too old for the image's CUDA; cuda-compat of the image runs on this branch and GPU"
+        yield Proposal(name="LD_LIBRARY_PATH", value=situation.library_path, reason=why)
 
 
 # The first NCCL with RAS threads.
@@ -385,6 +394,14 @@ RULES = (
         why="without it the dump lies on the node's own disk and is lost with the job",
         source="torch 2.13 libtorch_cpu.so and FlightRecorder.hpp, 2026-11-23; pytorch 00f0e2f, FlightRecorder.cpp",
         propose=_flight_recorder,
+    ),
+    NetworkRule(
+        id="base.forward-compat",
+        sets="LD_LIBRARY_PATH (the image's cuda-compat first)",
+        when="in a SIF with cuda-compat, on a node whose driver is too old, where the table of compatibility allows it",
+        why="without it the first CUDA call fails: the driver is older than the CUDA of the image needs",
+        source="NVIDIA CUDA Compatibility, Forward Compatibility (edition of driver 615), 2026-11-20",
+        propose=_forward_compat,
     ),
     NetworkRule(
         id="base.ras-address",
