@@ -158,7 +158,7 @@ def lock(
     lost = _notes_on_previous(before, path)
     if pins is not None:
         require_readable(pins)  # likewise
-    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
+    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http, check_signature=True)
     environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
     report(_reading(workspace, environment))
     kept = _kept_sif(before, container, workspace, path, Path(environment.sif))

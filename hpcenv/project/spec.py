@@ -173,6 +173,7 @@ class Project(Document):
         allow_floating: accept `latest` or no tag.
         plain_http: registries (`HOST:PORT`) that are used without TLS.
         ca_file: CA certificates to trust, for registries with a private CA.
+        cosign_key: public key (PEM) with which the image in a registry must be signed when it is locked.
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
         policy: field -> severity in the gate; recorded in the lockfile.
@@ -185,6 +186,7 @@ class Project(Document):
     allow_floating: bool = False
     plain_http: tuple[str, ...] = ()
     ca_file: Text | None = None
+    cosign_key: Text | None = None
     submit: SubmitTable = field(default_factory=SubmitTable)
     sbatch: SbatchTable = field(default_factory=dict)
     srun: SrunTable = field(default_factory=dict)

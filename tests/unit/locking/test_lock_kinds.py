@@ -5,6 +5,7 @@ A registry has test_lock_image.py. Apptainer is an executable that makes small r
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 from http_server import PushServed, Served
 from image_fakes import sha
 
-from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError, UsageError
+from hpcenv.errors import FileUnusable, ImageMismatch, ImageUnavailable, SignatureInvalid, SpecError, UsageError
 from hpcenv.image.reference import parse_sif_reference
 from hpcenv.image.registry.source import Access
 from hpcenv.image.sif_registry import push_sif
@@ -454,6 +455,48 @@ def test_a_sif_in_a_registry_is_locked_by_its_own_digest(folder: Path, fake_slur
             build(workspace, before=locked.lockfile, environ=environ, on_event=lambda _: None)
         assert open_place(workspace.store_place).list_images() == ()
         assert container(lock_here(folder, upgrade=True)).sif.sha256 == moved.sha256
+    finally:
+        served.close()
+
+
+COSIGN = Path(__file__).resolve().parents[2] / "cosign"
+
+
+@pytest.mark.parametrize("made", ["cosign-2", "cosign-3"])
+def test_an_image_without_the_projects_signature_is_not_locked(made: str, folder: Path, fake_slurm: Any) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("NOT CHECKED: no openssl on PATH")
+    served = PushServed(referrers=False)
+    try:
+        signed = json.loads((COSIGN / f"{made}.json").read_text())
+        image = next(key for key in signed["manifests"] if "image.layer" in signed["manifests"][key])
+        held = {**signed["manifests"], "1": signed["manifests"][image]}
+        blobs = json.loads((COSIGN / "image.json").read_text())
+        served.manifests = {("lab/img", k): (json.loads(t)["mediaType"], t.encode()) for k, t in held.items()}
+        served.blobs = {("lab/img", digest): base64.b64decode(text) for digest, text in blobs.items()}
+        served.blobs |= {("lab/img", digest): text.encode() for digest, text in signed["blobs"].items()}
+        layers = [layer["digest"] for layer in json.loads(held["1"])["layers"]]
+        name = f"docker://{served.host}/lab/img:1"
+        more = f'plain-http = ["{served.host}"]\ncosign-key = "KEY.pub"\n'
+        for key, why in (("b", "is of another key"), ("none", "cannot read the key")):
+            spec(folder, name, more.replace("KEY", str(COSIGN / key)))
+            with pytest.raises((SignatureInvalid, FileUnusable)) as error:
+                lock_here(folder)
+            assert why in f"{error.value.what} {error.value.why}"
+        # Refused before anything is converted, or fetched but the image's description.
+        assert not any(digest in path for path, _ in served.requests for digest in layers)
+        assert not (folder / "lockfiles").exists()
+
+        spec(folder, name, more.replace("KEY", str(COSIGN / "a")))
+        workspace, options = open_workspace(folder), BuildOptions(check_signature=True)
+        environ = dict(os.environ)
+        made_sif = build(workspace, before=None, environ=environ, on_event=lambda _: None, options=options)
+        assert made_sif.container.manifest_digest == image
+        # An image in files has no signature.
+        write_layout(folder / "lay")
+        spec(folder, "oci:lay:1", more)
+        with pytest.raises(SpecError, match="is not in a registry"):
+            lock_here(folder)
     finally:
         served.close()
 
