@@ -95,7 +95,7 @@ def require_signature(
         on_event: gets the result.
 
     Raises:
-        SignatureInvalid: nobody signed the image with this key.
+        SignatureInvalid: the image has no signature of this key.
         FileUnusable: the key cannot be read, or is no public key.
         ToolMissing: there is no `openssl`.
         ImageUnavailable: the registry refuses it or cannot be reached.

@@ -210,7 +210,7 @@ def _needs_signature(workspace: Workspace, locked: ContainerTable | None, option
 def _require_signature(
     workspace: Workspace, source: RegistryName, digests: tuple[str, ...], access: Access, on_event: OnEvent
 ) -> None:
-    """Refuse an image that nobody signed with the project's key.
+    """Refuse an image without a signature of the key of the project.
 
     Raises:
         SignatureInvalid: it has no such signature.
