@@ -158,6 +158,15 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
 
 
+def has_cuda(image: str) -> bool:
+    """Say whether an image is one of nvidia/cuda with CUDA's libraries, which torch's wheels bring too.
+
+    The `base` tags have cudart only (README of nvidia/cuda on its registry, read 2026-11-23).
+    """
+    match = re.search(r"(?:^|/)nvidia/cuda(?::([^@]*))?(?:@|$)", image.partition("://")[2] or image)
+    return match is not None and "-base" not in (match[1] or "")
+
+
 def one_of(option: str, values: Iterable[str]) -> str:
     """Return a hint that lists the values of an option."""
     return f"{option} takes one of: {', '.join(values)}"

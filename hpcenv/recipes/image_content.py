@@ -7,6 +7,7 @@ Private keys that distributions and wheels contain for their own tests are not r
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import re
 from collections import Counter
@@ -24,7 +25,9 @@ from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat.libraries import LIBRARIES, judge_environment
 from hpcenv.node.check.compat.table import Compat
 from hpcenv.project.severities import severities
+from hpcenv.recipes import exposed
 from hpcenv.recipes.image_lint import (
+    RULES,
     SEVERITIES,
     KnownTrouble,
     LintFinding,
@@ -90,6 +93,8 @@ class ImageContents:
         environment: the variables of its configuration.
         user: the user of its configuration; None for a SIF, which has no user.
         history: the commands that made the layers.
+        base_created: when its lowest layer was made, RFC 3339; of a SIF when the image was made; "" where unknown.
+        command: what it runs, as text.
     """
 
     origin: str
@@ -97,6 +102,8 @@ class ImageContents:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     history: tuple[str, ...] = ()
+    base_created: str = ""
+    command: str = ""
 
 
 _DIST_INFO = re.compile(r"(?P<site>.*/(?:site|dist)-packages)/(?P<name>[^/]+)\.dist-info/METADATA")
@@ -116,13 +123,19 @@ def needs_content(path: str, size: int) -> bool:
         return False
     if path.endswith(".dist-info/METADATA"):
         return True
-    if path.startswith(".singularity.d/env/"):
+    if path.startswith((".singularity.d/env/", ".singularity.d/runscript", ".singularity.d/labels.json")):
         return True
+    if exposed.NOTEBOOK_FILE.search(path) or exposed.INDEX_FILE.search(path):
+        return not _SHIPPED.search(path)
     return (_MAYBE_SECRET.search(path) is not None or secret_file(path) is not None) and not _SHIPPED.search(path)
 
 
 def lint_contents(
-    contents: ImageContents, *, troubles: Sequence[KnownTrouble] = (), table: Compat | None = None
+    contents: ImageContents,
+    *,
+    troubles: Sequence[KnownTrouble] = (),
+    table: Compat | None = None,
+    today: dt.date | None = None,
 ) -> tuple[LintFinding, ...]:
     """Check a finished image; the findings are sorted by severity.
 
@@ -130,11 +143,16 @@ def lint_contents(
         contents: of the image.
         troubles: packages with known trouble.
         table: the compatibility table, for what is around torch; None judges nothing by it.
+        today: the date that the age of the base is counted to; None judges no age.
     """
     final = _visible_files(contents.layers)
     findings: list[LintFinding] = [
         *_check_settings(contents),
         *_check_fabric(contents, final),
+        *_check_servers(contents, final),
+        *_check_python(contents, final),
+        *_check_second_cuda(contents, final),
+        *(() if today is None else _check_age(contents, today)),
         *_check_secrets(contents, final),
         *_check_caches(contents),
         *_check_hidden(contents),
@@ -214,7 +232,10 @@ def _check_settings(contents: ImageContents) -> Iterator[LintFinding]:
         what = f"the image runs as root (USER is {_plain(contents.user) or 'not set'})"
         yield finding("root-user", contents.origin, what)
     for name, value in contents.environment.items():
-        if secret_name(name, value) or secrets_in(value):
+        if exposed.index_variable(name, value):
+            what = f"the variable {_plain(name)} contains the login of a package index"
+            yield finding("index-credentials", contents.origin, what)
+        elif secret_name(name, value) or secrets_in(value):
             yield finding("secret-in-environment", contents.origin, f"the variable {_plain(name)} contains a secret")
     for number, text in enumerate(contents.history, start=1):
         kinds = secrets_in(text)
@@ -227,7 +248,10 @@ def _check_settings(contents: ImageContents) -> Iterator[LintFinding]:
                 continue
             for match in _EXPORT.finditer(one.text):
                 value = next((group for group in match.groups()[1:] if group is not None), "")
-                if secret_name(match[1], value) or secrets_in(value):
+                if exposed.index_variable(match[1], value):
+                    what = f"the variable {match[1]} contains the login of a package index"
+                    yield finding("index-credentials", contents.origin, what, place=one.path)
+                elif secret_name(match[1], value) or secrets_in(value):
                     what = f"the variable {match[1]} contains a secret"
                     yield finding("secret-in-environment", contents.origin, what, place=one.path)
 
@@ -245,6 +269,60 @@ def _check_fabric(contents: ImageContents, final: Mapping[str, ImageFile]) -> It
         )
 
 
+# -- servers, Python, CUDA, age -------------------------------------------------------------------------------------
+
+
+def _check_servers(contents: ImageContents, final: Mapping[str, ImageFile]) -> Iterator[LintFinding]:
+    if exposed.open_notebook(contents.command):
+        yield finding("open-notebook", contents.origin, "the image starts Jupyter with an empty token")
+    if "JUPYTER_TOKEN" in contents.environment and not contents.environment["JUPYTER_TOKEN"]:
+        yield finding("open-notebook", contents.origin, "JUPYTER_TOKEN is empty")
+    for path, one in final.items():
+        is_setting = exposed.NOTEBOOK_FILE.search(path) or path == ".singularity.d/runscript"
+        if is_setting and one.text is not None and exposed.open_notebook(one.text):
+            yield finding("open-notebook", contents.origin, "the token of Jupyter is empty", place=_plain(path))
+    for path in ("usr/sbin/sshd", "sbin/sshd", "usr/local/sbin/sshd"):
+        if path in final:
+            yield finding("sshd", contents.origin, "the image contains a server of SSH", place=path)
+
+
+_PYTHON = re.compile(r"(^|/)bin/python(3(\.\d+)?)?$")
+
+
+def _check_python(contents: ImageContents, final: Mapping[str, ImageFile]) -> Iterator[LintFinding]:
+    if not any(_PYTHON.search(path) for path in final):
+        yield finding("no-python", contents.origin, "the image contains no Python interpreter")
+
+
+_BASE_CUDA = re.compile(r"usr/local/cuda[^/]*/.*/(libcudart|libcublas|libcudnn|libnccl)[^/]*\.so\.[\d.]+$")
+_WHEEL_CUDA = re.compile(r"/(site|dist)-packages/(nvidia/.*/lib/libcudart\.so|torch/lib/libcudart)")
+
+
+def _check_second_cuda(contents: ImageContents, final: Mapping[str, ImageFile]) -> Iterator[LintFinding]:
+    in_base = [path for path in final if _BASE_CUDA.match(path)]
+    has_more = any("libcublas" in path for path in in_base)
+    if has_more and any(_WHEEL_CUDA.search(f"/{path}") for path in final):
+        folder = "/".join(in_base[0].split("/")[:3])
+        total = sum(one.size for path, one in final.items() if path.startswith("usr/local/cuda"))
+        what = f"{folder} ({_size(total)}) is beside the CUDA of the wheels"
+        yield finding("second-cuda", contents.origin, what, place=_plain(folder))
+
+
+def _check_age(contents: ImageContents, today: dt.date) -> Iterator[LintFinding]:
+    """Compare the age of the base with the limit of the rule; a date at the epoch is no date."""
+    try:
+        made = dt.date.fromisoformat(contents.base_created[:10])
+    except ValueError:
+        return
+    days = (today - made).days
+    if made.year > _EPOCH_YEAR and days > RULES["old-base"].limit:
+        yield finding("old-base", contents.origin, f"the base is {days} days old (made {made})")
+
+
+# Builds that can be repeated set the times of files and images to 1970 or 1980.
+_EPOCH_YEAR = 1980
+
+
 # -- secrets --------------------------------------------------------------------------------------------------------
 
 
@@ -256,8 +334,13 @@ def _check_secrets(contents: ImageContents, final: Mapping[str, ImageFile]) -> I
                 continue
             is_visible = final.get(one.path) is one
             rule = "secret-in-file" if is_visible else "secret-in-lower-layer"
+            if contains == _INDEX_LOGIN and is_visible:
+                rule = "index-credentials"
             place = ", ".join(part for part in (layer.name, _plain(one.path)) if part)
             yield finding(rule, contents.origin, f"{_plain(one.path)} contains {contains}", place=place)
+
+
+_INDEX_LOGIN = "the login of a package index"
 
 
 def _secret_of(one: ImageFile) -> str | None:
@@ -265,6 +348,9 @@ def _secret_of(one: ImageFile) -> str | None:
         return None
     if one.path.startswith(".singularity.d/"):
         return None
+    is_index_file = one.text is not None and exposed.INDEX_FILE.search(one.path)
+    if is_index_file and exposed.index_credentials(one.text or "", is_index_file=True):
+        return _INDEX_LOGIN
     kinds = secrets_in(one.text) if one.text is not None else ()
     if kinds:
         return kinds[0]

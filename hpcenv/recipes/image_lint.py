@@ -32,12 +32,17 @@ PACKAGED_TROUBLES = Path(__file__).with_name("troubles.toml")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A rule: its severity, why its findings matter, and what to do about them."""
+    """A rule: its severity, why its findings matter, and what to do about them.
+
+    Attributes:
+        limit: the number that the rule compares with, 0 for none; for `old-base` days.
+    """
 
     id: str
     severity: Severity
     why: str
     advice: str
+    limit: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +70,8 @@ class LintFinding:
     allowed: str | None = None
 
 
-def _rule(name: str, severity: Severity, why: str, advice: str) -> Rule:
-    return Rule(id=name, severity=severity, why=why, advice=advice)
+def _rule(name: str, severity: Severity, why: str, advice: str, *, limit: int = 0) -> Rule:
+    return Rule(id=name, severity=severity, why=why, advice=advice, limit=limit)
 
 
 RULES = {
@@ -155,6 +160,43 @@ RULES = {
             "error",
             "a later layer only hides it: everyone with the image can read the layer below",
             "never write it into a layer, and revoke it: it is no longer secret",
+        ),
+        _rule(
+            "index-credentials",
+            "error",
+            "everyone with the image can read them, and download from the index or change what is on it",
+            "mount pip.conf during the build (RUN --mount=type=secret), and revoke them: they are no longer secret",
+        ),
+        _rule(
+            "open-notebook",
+            "error",
+            "nodes share a network: everybody on the cluster can run commands as the user who starts it",
+            "leave the token to Jupyter, or set IdentityProvider.token when it starts",
+        ),
+        _rule(
+            "sshd",
+            "warn",
+            "Slurm starts the processes of a job; a server of SSH needs host keys and accounts, which no image should have",
+            "leave it out: srun, or `hpcenv attach`, gives a shell on a node",
+        ),
+        _rule(
+            "no-python",
+            "warn",
+            "hpcenv looks into an image with its Python, and training needs one",
+            "install python3, or start from an image that has it",
+        ),
+        _rule(
+            "second-cuda",
+            "warn",
+            "torch's wheels bring CUDA, and the base has another: several GB, and a program may load the wrong one",
+            "start from the distribution's image, or from a `base` tag of nvidia/cuda; a devel image only builds",
+        ),
+        _rule(
+            "old-base",
+            "info",
+            "its packages lack the security updates since then",
+            "take the digest that the tag names now, and build again",
+            limit=180,
         ),
         _rule(
             "private-folder",
@@ -260,6 +302,7 @@ _TOKENS = {
     "a PyPI token": re.compile(r"\bpypi-AgEI[A-Za-z0-9_-]{20,}"),
     "a Google API key": re.compile(r"\bAIza[A-Za-z0-9_-]{35}\b"),
 }
+URL_WITH_PASSWORD = "a URL with a password"  # noqa: S105  (its name)
 _URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@'\"]*:(?!\$)[^/\s@'\"]+@", re.IGNORECASE)
 
 # The ends of the paths of files that exist to contain a secret.
@@ -291,7 +334,7 @@ def secrets_in(text: str) -> tuple[str, ...]:
     """Return the kinds of secrets in a text, not the secrets."""
     kinds = [kind for kind, pattern in _TOKENS.items() if pattern.search(text)]
     if _URL_PASSWORD.search(text):
-        kinds.append("a URL with a password")
+        kinds.append(URL_WITH_PASSWORD)
     return tuple(kinds)
 
 

@@ -5,9 +5,12 @@ Runs on: LOGIN NODE. Nothing is mounted or unpacked.
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +56,29 @@ def sif_contents(origin: str, file: Path) -> ImageContents:
             sampled += len(raw)
             text = raw.decode("utf-8", "replace")
         files.append(ImageFile(path=path, kind=entry.kind, mode=entry.mode, size=entry.size, text=text))
-    return ImageContents(origin=origin, layers=(ImageLayer(name="", files=files),))
+    return ImageContents(origin=origin, layers=(ImageLayer(name="", files=files),), base_created=_build_date(files))
+
+
+def _build_date(files: Sequence[ImageFile]) -> str:
+    """Return when the image of a SIF was made, from its labels; "" where they do not say."""
+    text = next((one.text for one in files if one.path == ".singularity.d/labels.json" and one.text), "{}")
+    try:
+        labels = json.loads(text)
+        value = labels.get("org.opencontainers.image.created") or labels.get("org.label-schema.build-date")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return _iso_date(value) if isinstance(value, str) else ""
+
+
+def _iso_date(text: str) -> str:
+    """Return a date as ISO 8601; Apptainer writes `Thursday_20_November_2026_12:30:00_UTC` (seen with 1.4.5)."""
+    match = re.match(r"[A-Z][a-z]+_(\d{1,2})_([A-Z][a-z]+)_(\d{4})_", text)
+    if match is None:
+        return text
+    try:
+        return dt.datetime.strptime(" ".join(match.groups()), "%d %B %Y").date().isoformat()  # noqa: DTZ007  (a date)
+    except ValueError:
+        return ""
 
 
 def _text(path: bytes) -> str:
@@ -93,7 +118,15 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
         environment={name: value for name, _, value in pairs},
         user=str(config.get("User") or ""),
         history=tuple(str(one.get("created_by", "")) for one in _list(history) if isinstance(one, dict)),
+        base_created=_first_date(history, image.created),
+        command=" ".join(map(str, (*_list(config.get("Entrypoint")), *_list(config.get("Cmd"))))),
     )
+
+
+def _first_date(history: Any, created: str | None) -> str:
+    """Return when the lowest layer was made; that of the image where its history does not say."""
+    dates = (str(one.get("created", "")) for one in _list(history) if isinstance(one, dict))
+    return next(dates, "") or created or ""
 
 
 def _list(value: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from hpcenv.node.check.compat.table import Compat
 from hpcenv.node.check.compat.torch_builds import suggest_torch
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose
+from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,
@@ -167,6 +167,11 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
     notes = []
     if recipe.base_has_python and not is_official:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
+    if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
+        notes.append(
+            f"the base {recipe.base.name} has CUDA, and torch's wheels bring theirs: "
+            "an image of the distribution is several GB smaller (leave out --base)"
+        )
     if recipe.base.is_sif:
         notes.append("no Dockerfile: docker cannot start from a SIF")
     if recipe.build is not None:

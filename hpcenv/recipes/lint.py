@@ -5,6 +5,7 @@ Runs on: LOGIN NODE. No command of a recipe or image is run, nothing is mounted 
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,6 +68,7 @@ def lint(
     environ: Mapping[str, str],
     allow: Iterable[str] = (),
     platform: Platform = _DEFAULT_PLATFORM,
+    today: dt.date | None = None,
 ) -> LintResult:
     """Check recipes and images.
 
@@ -77,6 +79,7 @@ def lint(
         environ: the user's environment; hadolint is searched on its PATH.
         allow: rules that are accepted everywhere, `RULE` or `RULE=reason`.
         platform: which image of an index of several.
+        today: the date that ages are counted to; None for the date of this machine.
 
     Returns:
         The findings.
@@ -95,6 +98,7 @@ def lint(
         troubles=image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError)),
         hadolint=hadolint.find(environ),
         table=compatibility.table(),
+        today=today or dt.datetime.now(dt.timezone.utc).date(),
     )
     checked: list[LintedPath] = []
     findings: list[LintFinding] = []
@@ -124,6 +128,7 @@ class _Linter:
     troubles: tuple[KnownTrouble, ...]
     hadolint: str | None
     table: Compat
+    today: dt.date
 
 
 def _reasons(allow: Iterable[str]) -> dict[str, str]:
@@ -158,16 +163,18 @@ def _lint_path(path: str, linter: _Linter) -> tuple[RecipeOrImage, tuple[LintFin
         assert isinstance(source, LocalImage)
         source = replace(source, path=str(linter.here / source.path))
         contents = image_reader.layer_contents(path, source, linter.platform)
-        return "image", image_content.lint_contents(contents, troubles=linter.troubles, table=linter.table)
+        return "image", _lint_contents(contents, linter)
     head = _head(file)
     if head[32:41] == b"SIF_MAGIC" or path.endswith(".sif"):
-        return "sif", image_content.lint_contents(
-            image_reader.sif_contents(path, file), troubles=linter.troubles, table=linter.table
-        )
+        return "sif", _lint_contents(image_reader.sif_contents(path, file), linter)
     text = _recipe_text(path, file)
     if path.endswith(".def") or re.search(r"^\s*bootstrap\s*:", text, re.IGNORECASE | re.MULTILINE):
         return "definition", recipe_lint.lint_definition(text, origin=path, troubles=linter.troubles)
     return "dockerfile", _lint_dockerfile(path, text, linter)
+
+
+def _lint_contents(contents: image_content.ImageContents, linter: _Linter) -> tuple[LintFinding, ...]:
+    return image_content.lint_contents(contents, troubles=linter.troubles, table=linter.table, today=linter.today)
 
 
 def _lint_dockerfile(path: str, text: str, linter: _Linter) -> tuple[LintFinding, ...]:

@@ -20,9 +20,11 @@ from packaging.utils import canonicalize_name
 
 from hpcenv.errors import SpecError
 from hpcenv.image.convert import definition as definition_file
-from hpcenv.recipes import dockerfile
+from hpcenv.recipes import dockerfile, exposed
+from hpcenv.recipes.combination import has_cuda
 from hpcenv.recipes.image_lint import (
     ALLOW,
+    URL_WITH_PASSWORD,
     KnownTrouble,
     LintFinding,
     accept,
@@ -346,7 +348,9 @@ def _base(_recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
 
 def _secrets(_recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
     for line, kind, name, value in stage.variables:
-        if value is not None and (secret_name(name, value) or secrets_in(value)):
+        if value is not None and exposed.index_variable(name, value):
+            yield "index-credentials", line, f"{kind} {name[:60]} contains the login of a package index"
+        elif value is not None and (secret_name(name, value) or secrets_in(value)):
             yield "secret-in-environment", line, f"{kind} {name[:60]} contains a secret"
         elif value is None and secret_name(name, "value"):
             yield "secret-as-argument", line, f"ARG {name[:60]} asks for a secret"
@@ -356,8 +360,24 @@ def _secrets(_recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
             if contains:
                 yield "secret-in-file", copy.line, f"{source[:100]} contains {contains}"
     for line, text in stage.texts:
+        of_index = exposed.index_credentials(text)
+        if of_index:
+            yield "index-credentials", line, "the text contains the login of a package index"
         for kind_of_secret in secrets_in(text):
-            yield "secret-in-file", line, f"the text contains {kind_of_secret}"
+            if not (of_index and kind_of_secret == URL_WITH_PASSWORD):
+                yield "secret-in-file", line, f"the text contains {kind_of_secret}"
+
+
+def _servers(_recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
+    for line, text in stage.texts:
+        if exposed.open_notebook(text):
+            yield "open-notebook", line, "Jupyter is started or configured with an empty token"
+    for line, _, name, value in stage.variables:
+        if name == "JUPYTER_TOKEN" and value == "":
+            yield "open-notebook", line, "JUPYTER_TOKEN is empty"
+    for command in stage.commands:
+        if exposed.installs_sshd(_program(command.argv), command.argv):
+            yield "sshd", command.line, f"`{' '.join(command.argv)[:60]}`"
 
 
 _UPGRADE = re.compile(
@@ -471,11 +491,23 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
     has_variables = "NVIDIA_VISIBLE_DEVICES" in variables or "nvidia" in base or "pytorch/pytorch" in base
     if uses_cuda and not has_variables:
         yield "nvidia-variables", stage.line, "the variables for the NVIDIA container tools are not set"
+    line = next((one.line for part in chain for one in part.commands if _installs_cuda_torch(one.argv)), None)
+    if has_cuda(base) and line is not None:
+        yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels bring theirs"
+
+
+def _installs_cuda_torch(argv: Sequence[str]) -> bool:
+    """Say whether a `pip install` names torch or CUDA's wheels, not builds for the CPU."""
+    arguments = _pip_arguments(argv) or ()
+    if any("/cpu" in word or "+cpu" in word for word in arguments):
+        return False
+    return any(re.match(r"(torch|nvidia-[a-z-]+)([=<>!~\[ ]|$)", name) for name in _pip_names(arguments))
 
 
 _RULES: tuple[Callable[[ParsedRecipe, RecipeStage], Iterator[Hit | LintFinding]], ...] = (
     _base,
     _secrets,
+    _servers,
     _downloads,
     _known_trouble,
     _private_folder,

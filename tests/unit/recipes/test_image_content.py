@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 from hpcenv.errors import SpecError
 from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_content, image_lint
@@ -23,6 +25,7 @@ def folder(path, mode=0o755):
 FABRIC = (
     file("usr/lib/x86_64-linux-gnu/libibverbs.so.1.14"),
     file("usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so"),
+    file("usr/bin/python3.11"),
 )
 
 
@@ -50,6 +53,75 @@ def test_user_and_environment():
     assert judged((), history=("RUN |1 T=ghp_" + "a" * 36,)) == [("secret-in-environment", "")]
     env = file(".singularity.d/env/90-environment.sh", text="export HF_TOKEN='hf_abc'\nexport PATH=/x\n")
     assert judged((env,)) == [("secret-in-environment", env.path)]
+
+
+def test_logins_of_package_indexes():
+    login = "index-url = https://alice:hunter2@index.example/simple"
+    token = "[global]\nextra-index-url = https://t0ken@index.example/simple\n"
+    plain = "index-url = https://index.example/simple\nuser = https://$USER:$PASS@index.example/simple"
+    for path in (
+        "etc/pip.conf",
+        "root/.config/pip/pip.conf",
+        "home/x/.pip/pip.conf",
+        "etc/uv.toml",
+        "opt/conda/.condarc",
+    ):
+        assert image_content.needs_content(path, 100), path
+        assert judged((file(path, text=login),)) == [("index-credentials", f"layer 2, {path}")]
+        assert judged((file(path, text=token),)) == [("index-credentials", f"layer 2, {path}")]
+        assert judged((file(path, text=plain),)) == []
+    auth = file("etc/apt/auth.conf", text="machine mirror.example login alice password hunter2\n")
+    assert judged((auth,)) == [("index-credentials", "layer 2, etc/apt/auth.conf")]
+    removed = ImageLayer(name="layer 3", files=(), removed=frozenset({"etc/apt/auth.conf"}))
+    assert judged((auth,), removed) == [("secret-in-lower-layer", "layer 2, etc/apt/auth.conf")]
+    assert judged((), environment={"PIP_EXTRA_INDEX_URL": "https://t0ken@index.example/simple"}) == [
+        ("index-credentials", "")
+    ]
+    assert judged((), environment={"PIP_INDEX_URL": "https://index.example/simple"}) == []
+    variables = file(".singularity.d/env/90-environment.sh", text="export UV_INDEX_LAB_PASSWORD='hunter2'\n")
+    assert judged((variables,)) == [("index-credentials", variables.path)]
+
+
+def test_open_notebooks():
+    for text in ("c.ServerApp.token = ''", 'c.IdentityProvider.token = ""\n', '{"ServerApp": {"token": ""}}'):
+        setting = file("etc/jupyter/jupyter_server_config.py", text=text)
+        assert judged((setting,)) == [("open-notebook", setting.path)], text
+    for text in ("c.ServerApp.token = 'abc'", "# c.ServerApp.port = 1", '{"token": "x"}'):
+        assert judged((file("etc/jupyter/jupyter_server_config.py", text=text),)) == []
+    assert judged((), command="jupyter lab --ServerApp.token= --ip=0.0.0.0") == [("open-notebook", "")]
+    assert judged((), command="jupyter lab --ServerApp.token=abc") == []
+    run = file(".singularity.d/runscript", text="exec jupyter lab --NotebookApp.token=''\n")
+    assert image_content.needs_content(run.path, 100)
+    assert judged((run,)) == [("open-notebook", run.path)]
+
+
+def test_sshd_and_a_missing_python():
+    assert judged((file("usr/sbin/sshd"),)) == [("sshd", "usr/sbin/sshd")]
+    gone = ImageLayer(name="layer 2", files=(), removed=frozenset({"usr/bin/python3.11"}))
+    assert judged(gone) == [("no-python", "")]
+
+
+def test_a_second_cuda():
+    wheel = file(f"{SITE}/nvidia/cu13/lib/libcudart.so.13")
+    base = [file("usr/local/cuda-13.0/targets/x86_64-linux/lib/libcudart.so.13", 100)]
+    rest = [file("usr/local/cuda-13.0/targets/x86_64-linux/lib/libcublas.so.13", 400_000_000)]
+    assert judged((wheel, *base)) == []
+    assert judged((*base, *rest)) == []
+    assert ("second-cuda", "usr/local/cuda-13.0") in judged((wheel, *base, *rest))
+
+
+def test_the_age_of_the_base():
+    def found(created):
+        made = contents((), base_created=created)
+        return [
+            one.what for one in image_content.lint_contents(made, today=dt.date(2026, 11, 23)) if one.rule == "old-base"
+        ]
+
+    assert found("2026-04-27T10:00:00Z") == ["the base is 210 days old (made 2026-04-27)"]
+    assert found("2026-05-27T10:00:00.123456Z") == []  # 180 days: the limit itself
+    assert found("2026-05-26") == ["the base is 181 days old (made 2026-05-26)"]
+    for unknown in ("", "1970-01-01T00:00:00Z", "1980-01-01T00:00:00Z", "soon"):
+        assert found(unknown) == []
 
 
 def test_fabric_libraries():

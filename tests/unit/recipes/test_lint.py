@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, SpecError, UsageError
 from hpcenv.node.check import sif
+from hpcenv.recipes import image_reader
 from hpcenv.recipes.lint import lint
 
 AT = "@sha256:" + "a" * 64
@@ -46,6 +48,8 @@ EXPECTED = {
     "cache-left",
     "private-folder",
     "no-fabric",
+    "no-python",
+    "old-base",
 }
 
 
@@ -62,8 +66,8 @@ def test_a_layout_is_judged_by_layer(layout, tmp_path):
     key = next(one for one in result.findings if one.rule == "secret-in-lower-layer")
     assert key.place.startswith("layer 1 of 2 (sha256:")
     assert "root/.ssh/id_ed25519" in key.what
-    assert result.counts == {"error": 2, "warn": 4, "info": 0}
-    assert (result.count_from("error"), result.count_from("info")) == (2, 6)
+    assert result.counts == {"error": 2, "warn": 5, "info": 1}
+    assert (result.count_from("error"), result.count_from("info")) == (2, 8)
 
 
 def test_the_same_image_in_an_archive(layout, tmp_path):
@@ -80,6 +84,18 @@ def test_a_layer_that_is_damaged_is_no_crash(layout, tmp_path):
             blob.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(HpcenvError):
         run(["layout"], here=tmp_path)
+
+
+def test_the_age_of_a_layout_and_of_a_sif(layout, tmp_path):
+    def ages(path, today):
+        found = run([path], here=tmp_path, today=today).findings
+        return [one.what for one in found if one.rule == "old-base"]
+
+    assert ages("layout", dt.date(2024, 6, 11)) == ["the base is 210 days old (made 2023-11-14)"]
+    assert ages("layout", dt.date(2024, 1, 1)) == []
+    assert image_reader._iso_date("Thursday_20_November_2025_12:30:00_UTC") == "2025-11-20"
+    assert image_reader._iso_date("2025-11-20T12:30:00Z") == "2025-11-20T12:30:00Z"
+    assert image_reader._iso_date("Noday_99_Nomonth_2025_12:30:00_UTC") == ""
 
 
 def test_a_history_that_is_none_is_no_crash(layout, tmp_path):
@@ -104,7 +120,7 @@ def test_a_history_that_is_none_is_no_crash(layout, tmp_path):
 def test_paths_that_climb_stay_inside(tmp_path, name):
     low = cases.tar(cases.file(name.encode(), b"x"))
     cases.write_layout(tmp_path / "layout", [low], config={"User": "1"})
-    assert rules(run(["layout"], here=tmp_path)) == {"no-fabric", "size"}
+    assert rules(run(["layout"], here=tmp_path)) == {"no-fabric", "no-python", "old-base", "size"}
 
 
 @pytest.fixture
@@ -137,6 +153,9 @@ def test_a_sif_is_judged_without_apptainer(image, tmp_path):
         "known-trouble",
         "library-mismatch",
         "no-fabric",
+        "no-python",
+        "no-python",
+        "old-base",
         "no-install-report",
         "private-folder",
         "secret-in-environment",

@@ -249,3 +249,44 @@ def test_above_from_it_holds_for_the_stage():
 def test_in_a_definition_file():
     words = f"# hpcenv: allow no-fabric one node\nBootstrap: docker\nFrom: a{AT}\n%post\n  # hpcenv: allow unpinned-upgrade x\n  apt-get upgrade\n"
     assert rules(words, recipe_lint.lint_definition) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("ENV PIP_INDEX_URL=https://t0ken@index.example/simple", "index-credentials"),
+        ("ENV PIP_INDEX_URL=https://index.example/simple", None),
+        ("ENV UV_INDEX_LAB_PASSWORD=hunter2", "index-credentials"),
+        ("RUN pip config set global.index-url https://alice:hunter2@index.example/simple", "index-credentials"),
+        ("RUN pip config set global.index-url https://$USER:$PASS@index.example/simple", None),
+        ("CMD jupyter lab --ServerApp.token=''", "open-notebook"),
+        ('CMD ["jupyter", "lab", "--NotebookApp.token="]', "open-notebook"),
+        ('CMD ["jupyter", "lab", "--NotebookApp.token=abc"]', None),
+        ("ENV JUPYTER_TOKEN=", "open-notebook"),
+        ("RUN apt-get install -y openssh-server=1:9", "sshd"),
+        ("RUN apt-get install -y openssh-client", None),
+        ("RUN service ssh start", "sshd"),
+    ],
+)
+def test_what_an_image_would_expose(line, rule):
+    found = {one.rule for one in recipe_lint.lint_dockerfile(f"FROM x\n{line}\n", origin="x")}
+    assert found & {"index-credentials", "open-notebook", "sshd", "secret-in-file", "secret-in-environment"} == (
+        {rule} if rule else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "install", "is_second"),
+    [
+        ("nvidia/cuda:13.0.1-runtime-ubuntu24.04", "torch==2.14.1", True),
+        ("nvcr.io/nvidia/cuda:12.6.3-cudnn-devel-ubuntu22.04", "torch", True),
+        ("nvidia/cuda:13.0.1-base-ubuntu24.04", "torch", False),
+        ("nvidia/cuda:13.0.1-runtime-ubuntu24.04", "torch==2.14.1+cpu", False),
+        ("nvidia/cuda:13.0.1-runtime-ubuntu24.04", "torchmetrics", False),
+        ("ubuntu:24.04", "torch", False),
+    ],
+)
+def test_a_base_with_cuda_beside_the_wheels(base, install, is_second):
+    text = f"FROM {base}\nRUN pip install {install}\n"
+    found = [one.rule for one in recipe_lint.lint_dockerfile(text, origin="x")]
+    assert ("second-cuda" in found) is is_second
