@@ -176,7 +176,7 @@ RULES = {
         _rule(
             "sshd",
             "warn",
-            "Slurm starts the processes of a job; a server of SSH needs host keys and accounts, which no image should have",
+            "Slurm starts the processes of a job; a server of SSH needs host keys, which no image should have",
             "leave it out: srun, or `hpcenv attach`, gives a shell on a node",
         ),
         _rule(

@@ -154,8 +154,6 @@ def test_a_sif_is_judged_without_apptainer(image, tmp_path):
         "library-mismatch",
         "no-fabric",
         "no-python",
-        "no-python",
-        "old-base",
         "no-install-report",
         "private-folder",
         "secret-in-environment",
