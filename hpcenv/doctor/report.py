@@ -19,7 +19,8 @@ from hpcenv import filesystem, process
 from hpcenv.cluster import node_types, slurm_command
 from hpcenv.doctor.step_overlap import read_overlap
 from hpcenv.errors import HpcenvError, ToolFailed
-from hpcenv.node.container import apptainer as apptainer_tool
+from hpcenv.node.container import runtime
+from hpcenv.node.container.apptainer import host_environment as runtime_environment
 from hpcenv.project.context import Context
 
 _SECONDS = 20.0
@@ -407,26 +408,29 @@ def _preemption(notes: _Notes, configured: Mapping[str, str], partitions: tuple[
 
 
 def _containers(notes: _Notes, context: Context) -> None:
-    """Note Apptainer and what it needs of the kernel; of this machine, nodes may differ."""
+    """Note what starts containers, and what it needs of the kernel; of this machine, nodes may differ."""
     group = "Containers (of this machine)"
     userns, userns_how = _user_namespaces(context.environ)
     try:
-        program = apptainer_tool.find(context.environ.get("PATH"))
-        notes.add(group, "apptainer", f"{apptainer_tool.version(program)} at {program}", f"{program} --version")
+        program = runtime.find(context.environ.get("PATH"))
+        found = runtime.identify(program, context.environ)
+        notes.add(group, "runtime", f"{found} at {program}", f"{program} --version")
+        if found.unusable:
+            notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer one")
     except HpcenvError as error:
-        notes.add(group, "apptainer", "", _reason(error))
-        notes.trouble("Apptainer is not found here", _reason(error), 'load its module; image = "host" does without')
+        notes.add(group, "runtime", "", _reason(error))
+        notes.trouble("nothing here starts containers", _reason(error), 'load its module; image = "host" does without')
         program = ""
     setuid = ""
     if program:
         setuid, how = _setuid(program, context.environ)
-        notes.add(group, "apptainer starts", setuid, how)
+        notes.add(group, "runtime starts", setuid, how)
     notes.add(group, "user namespaces", userns, userns_how)
     if program and userns == "no" and setuid == "through user namespaces":
         notes.trouble(
             "containers cannot start on this machine",
-            f"Apptainer is not setuid, and {userns_how}",
-            "ask for user namespaces or the apptainer-suid package; nodes may have them: hpcenv verify --nodes",
+            f"{program} is not setuid, and {userns_how}",
+            "ask for user namespaces, or for an installation with setuid; nodes may have them: hpcenv verify --nodes",
         )
     ranges, ranges_how = _subuid()
     notes.add(group, "subordinate ids", ranges, ranges_how)
@@ -435,20 +439,22 @@ def _containers(notes: _Notes, context: Context) -> None:
 
 
 def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return how Apptainer starts containers (setuid or user namespaces), from its settings and files."""
+    """Return how the runtime starts containers (setuid or user namespaces), from its settings and files."""
     try:
-        said = process.run([program, "buildcfg"], timeout=_SECONDS, env=apptainer_tool.host_environment(environ)).stdout
+        said = process.run([program, "buildcfg"], timeout=_SECONDS, env=runtime_environment(environ)).stdout
     except HpcenvError as error:
         return "", _reason(error)
     values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    starter = os.path.join(values.get("LIBEXECDIR", ""), "apptainer", "bin", "starter-suid")
+    # Each of the two has the name of the other in no setting (`buildcfg` of Apptainer 1.4.5 and SingularityCE 4.5.1).
+    name = "singularity" if "SINGULARITY_CONFDIR" in values else "apptainer"
+    starter = os.path.join(values.get("LIBEXECDIR", ""), name, "bin", "starter-suid")
     try:
         status = os.stat(starter)
         if status.st_uid == 0 and status.st_mode & stat.S_ISUID:
             return "setuid", starter
     except OSError:
         pass
-    if "APPTAINER_SUID_INSTALL" in values or values.get("LIBEXECDIR"):
+    if values.get("LIBEXECDIR"):
         return "through user namespaces", f"{program} buildcfg: there is no setuid {starter}"
     return "", f"`{program} buildcfg` does not say where it is installed"
 

@@ -65,7 +65,7 @@ def render(found: Diagnosis, context: Context) -> str:
         "# Environment modules that every job loads, in this order.",
         "# modules = []",
         *_optional("accounting", _yes_no(found.value("accounting")), found, "accounting"),
-        *_apptainer(found),
+        *_runtime(found),
         "",
         "[match]",
         *_value("cluster", _text(found.cluster), found.how("cluster")),
@@ -121,12 +121,13 @@ def _word(value: str) -> str | None:
     return _text(value) if usable else None
 
 
-def _apptainer(found: Diagnosis) -> list[str]:
-    known = found.value("apptainer")
+def _runtime(found: Diagnosis) -> list[str]:
+    known = found.value("runtime")
     if known == UNKNOWN:
-        return [f"# apptainer: unknown ({found.how('apptainer')})"]
+        return [f"# what starts containers: unknown ({found.how('runtime')})"]
     # Left to PATH, as without a profile: nodes may have it elsewhere.
-    return [f"# apptainer on this machine: {known}, {found.value('apptainer starts')}", '# apptainer = "/PATH/OF/IT"']
+    said = f"# containers on this machine start with: {known}, {found.value('runtime starts')}"
+    return [said, "# [runtime]", '# kind = "apptainer"', '# program = "/PATH/OF/IT"', '# reason = "..."']
 
 
 def _submit(found: Diagnosis) -> list[str]:

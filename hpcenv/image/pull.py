@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hpcenv.errors import Command, ImageUnavailable
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert
@@ -25,6 +26,7 @@ from hpcenv.image.store import free_space
 from hpcenv.image.store.record import ImageRecord
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
+from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent
 from hpcenv.project.store_config import StorePlace
 
@@ -69,12 +71,14 @@ class ConvertOptions:
 
     Attributes:
         builder: the program that writes the SIF; see `convert`.
+        compression: of the SIF; `auto`: gzip if only SingularityCE starts containers here, else zstd.
         prove: read the SIF again and compare it with the layers.
         allocation: convert in a Slurm job; None converts on this machine.
         limits: limits on what the image may contain.
     """
 
     builder: Builder = "auto"
+    compression: Literal["auto", "zstd", "gzip"] = "auto"
     prove: bool = True
     allocation: Allocation | None = None
     limits: LayerLimits = field(default_factory=LayerLimits)
@@ -159,14 +163,15 @@ def convert_image(
     if options.allocation is not None:
         image = replace(image, layout=None)  # the node may not see the layout: its layers are copied into the store
     free_space.require_room(image, store)
+    compression = runtime.compression_here(environ) if options.compression == "auto" else options.compression
     if options.allocation is not None:
         return convert_on_cluster(
             image, open_blobs, options.allocation, store=store, environ=environ, on_event=on_event,
-            builder=options.builder, prove=options.prove, limits=options.limits,
+            builder=options.builder, compression=compression, prove=options.prove, limits=options.limits,
         )  # fmt: skip
     return convert(
         image, open_blobs, store=store, environ=environ, on_event=on_event,
-        builder=options.builder, prove=options.prove, limits=options.limits,
+        builder=options.builder, compression=compression, prove=options.prove, limits=options.limits,
     )  # fmt: skip
 
 

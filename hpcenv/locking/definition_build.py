@@ -23,7 +23,7 @@ from hpcenv.image.registry.source import Access
 from hpcenv.image.store.record import Material, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.node.check import sif
-from hpcenv.node.container import apptainer
+from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
@@ -136,7 +136,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
         if registries & set(build.access.without_password):
             environ = _without_logins(environ, folder)
         made = apptainer_build.build_definition(
-            apptainer=apptainer.find(environ.get("PATH")),
+            apptainer=runtime.find_builder(environ.get("PATH")),
             text=build.text,
             folder=build.path.parent,
             architecture=build.platform.architecture,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcenv.errors import SpecError
-from hpcenv.node.container import apptainer
+from hpcenv.node.container import runtime
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment
 
@@ -45,11 +45,11 @@ def bind_sources(workspace: Workspace) -> dict[str, str]:
 
 
 def container_environment(workspace: Workspace, image: Path, *, gpus: bool, program: str = "") -> Environment:
-    """Return the environment inside a SIF; `program` starts it, if it is not the `apptainer` on PATH."""
+    """Return the environment inside a SIF; `program` starts it, or else `apptainer` or `singularity` of PATH."""
     return Environment(
         kind="sif",
         python=workspace.project.python or "python3",
         sif=str(image),
-        apptainer=program or apptainer.find(),
+        apptainer=program or workspace.project.submit.runtime or runtime.find(),
         gpus=gpus,
     )

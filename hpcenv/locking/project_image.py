@@ -6,6 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from hpcenv.locking.definition_build import (
 )
 from hpcenv.locking.image_source import absolute, locked_source, project_platform, project_source, within
 from hpcenv.node.check import sif
+from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent
 from hpcenv.project import stale
 from hpcenv.project.lockfile import ContainerTable, LayerTable, Lockfile, SifTable
@@ -160,6 +162,14 @@ def _locked_container(workspace: Workspace, before: Lockfile | None) -> Containe
 # -- an image with layers -------------------------------------------------------------------
 
 
+def _readable_here(workspace: Workspace, how: ConvertOptions, environ: Mapping[str, str]) -> ConvertOptions:
+    """Return how to convert, with the compression that the program of hpcenv.toml reads."""
+    named = workspace.project.submit.runtime
+    if named is None or how.compression != "auto":
+        return how
+    return dataclasses.replace(how, compression=runtime.compression_here(environ, named))
+
+
 def _make_from_layers(
     workspace: Workspace,
     source: LayeredImage,
@@ -185,9 +195,10 @@ def _make_from_layers(
         digests = tuple(filter(None, (image.index_digest, image.manifest_digest)))
         _require_signature(workspace, request.source, digests, request.access, on_event)
     store = open_place(place, create=True)
+    how = _readable_here(workspace, options.convert, environ)
 
     def convert() -> Converted:
-        return convert_image(image, open_blobs, options.convert, store=store, environ=environ, on_event=on_event)
+        return convert_image(image, open_blobs, how, store=store, environ=environ, on_event=on_event)
 
     made = convert()
     if made.reused and not _has_recorded_bytes(made):

@@ -117,6 +117,8 @@ def asked_by_options(options: OptionValues, origin: str) -> tuple[Asked, ...]:
         value = getattr(options, name)
         if value is not None:
             found.append(Asked(key=BY_NAME[name].flag, value=value, means=f"hpcenv writes there ({origin})"))
+    if options.runtime is not None:
+        found.append(Asked(key="--runtime", value=options.runtime, means=f"{_STARTS} ({origin})"))
     if options.site is not None and "/" in options.site:
         found.append(Asked(key="--site", value=options.site, means=f"the site profile of the run ({origin})"))
     return tuple(found)
@@ -125,6 +127,9 @@ def asked_by_options(options: OptionValues, origin: str) -> tuple[Asked, ...]:
 _SECRET = "its value is read, and the ranks get it"  # noqa: S105  (no secret)
 _PASSED = "the ranks get this variable of yours"
 _LOADS = "programs of the ranks load other code because of it"
+
+
+_STARTS = "a program that is started here and on the nodes"
 
 
 def _is_outside(workspace: Workspace, path: str) -> bool:
@@ -140,10 +145,11 @@ def _programs(workspace: Workspace) -> Iterator[Asked]:
         place = "" if name == DEFAULT_LOCK else f"[environment.{name}] "
         inherited = place and (one.image, one.python) == (project.image, project.python)
         if one.on_host and one.python is not None and not inherited:
-            means = "a program that is started here and on the nodes"
-            yield Asked(key=f"{place}python", value=one.python, means=means)
+            yield Asked(key=f"{place}python", value=one.python, means=_STARTS)
         if one.image.endswith(".def") and not inherited:
             yield Asked(key=f"{place}image", value=one.image, means="Apptainer runs the commands of this file here")
+    if project.submit.runtime is not None:
+        yield Asked(key="[submit] runtime", value=project.submit.runtime, means=_STARTS)
     if project.ca_file is not None:
         yield Asked(key="ca-file", value=project.ca_file, means="registries with its certificates get your passwords")
 
@@ -223,7 +229,7 @@ def _same_folder(one: Path, other: Path) -> bool:
 def _profile_in_words(site: SiteFile) -> str:
     binds = [f"{bind.source} at {bind.target or bind.source}" for bind in site.bind]
     parts = (
-        ("containers start with", [site.apptainer] if site.apptainer else []),
+        ("containers start with", [] if site.runtime is None else [site.runtime.program or site.runtime.kind]),
         ("modules", [*site.modules, *(one.name for one in site.module)]),
         ("folders of modules", [*site.module_use, *(one.use for one in site.module if one.use)]),
         ("binds", binds),

@@ -57,6 +57,7 @@ class OptionValues(Frozen):
     lock: str = "default"
     locked: bool = False
     frozen: bool = False
+    runtime: str | None = None
     bind: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
@@ -137,6 +138,7 @@ class SubmitTable(Document):
     cpu_binding: Literal["near-gpu", "off"] | None = None
     launch_step: Literal["beside-check", "after-check"] | None = None
     rocm: bool = False
+    runtime: Text | None = None
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
     preflight: Literal["quick", "full", "deep", "off"] | None = None
@@ -193,6 +195,7 @@ class SubmitKeywords(TypedDict, total=False):
     lock: str
     locked: bool
     frozen: bool
+    runtime: str
     bind: Sequence[str]
     env: Mapping[str, str]
     pass_env: Sequence[str]

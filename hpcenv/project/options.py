@@ -462,6 +462,15 @@ OPTIONS: tuple[Option, ...] = (
         help="Use the lockfile even if hpcenv.toml has changed since the lockfile was written.",
     ),
     Option(
+        name="runtime",
+        kind="text",
+        group="Environment",
+        help="Program that starts containers, by path or by name: Apptainer or SingularityCE 4. Default: the site "
+        "profile's, else apptainer or singularity on PATH.",
+        places=PROJECT,
+        metavar="PROGRAM",
+    ),
+    Option(
         name="bind",
         kind="texts",
         group="Environment",

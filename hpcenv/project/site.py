@@ -1,7 +1,7 @@
 """The file of a site profile: what one cluster needs and has.
 
 Runs on: LOGIN NODE. Pure. The file is data only: nothing in it is executed. Values for a shell,
-for sbatch or for Apptainer are quoted in the same way as values from the command line.
+for sbatch or for the container runtime are quoted in the same way as values from the command line.
 What it means for a run is in site_profile.py.
 """
 
@@ -209,9 +209,15 @@ class OptionTable(SourcedTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RuntimeTable(SourcedTable):
-    """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does."""
+    """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does.
+
+    Attributes:
+        kind: `singularity` means SingularityCE or SingularityPRO 4, or a link of that name to Apptainer.
+        program: by absolute path, or by the name that PATH has after the modules are loaded; default: `kind`.
+    """
 
     kind: Literal["apptainer", "singularity", "none"]
+    program: Annotated[Text, After(_program)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -285,8 +291,6 @@ class SiteFile(Document):
         notes: what a user of the system should know first: what does not work, where sources contradict each other.
         modules: environment modules that the batch script loads, in this order.
         module_use: folders of modules that `module use` adds before.
-        apptainer: program that starts containers, by absolute path, or by the name that
-            PATH has after the modules are loaded.
         accounting: whether sacct answers here.
     """
 
@@ -295,7 +299,6 @@ class SiteFile(Document):
     runtime: RuntimeTable | None = None
     modules: tuple[Annotated[str, After(_module)], ...] = ()
     module_use: tuple[AbsolutePath, ...] = ()
-    apptainer: Annotated[Text, After(_program)] | None = None
     accounting: bool | None = None
     match: MatchTable | None = None
     submit: SiteSubmitTable = field(default_factory=SiteSubmitTable)

@@ -24,7 +24,7 @@ from hpcenv.records.manifest import Bind, Setting
 from hpcenv.records.variables import OLD_VALUE, is_left_alone
 
 # What starts containers there and hpcenv can use.
-USABLE_RUNTIMES = ("apptainer",)
+USABLE_RUNTIMES = ("apptainer", "singularity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Profile:
         binds: host folders that containers see.
         settings: variables for the ranks: the network profile. Empty before `for_run`.
         unset: variables that the ranks do not get from modules or from the job.
-        apptainer: program that starts containers; empty to look on PATH.
+        program: what starts containers: a path, or a name on PATH; empty to look for one.
         no_runtime: why hpcenv cannot start containers there; empty where it can, or where that is not known.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         accounting: whether sacct answers here; None if unknown.
@@ -83,7 +83,7 @@ class Profile:
     binds: tuple[Bind, ...] = ()
     settings: tuple[Setting, ...] = ()
     unset: tuple[str, ...] = ()
-    apptainer: str = ""
+    program: str = ""
     no_runtime: str = ""
     rendezvous_host: str = ""
     accounting: bool | None = None
@@ -136,11 +136,17 @@ def profile(site: SiteFile, path: str) -> Profile:
         notes=site.notes,
         defaults=defaults,
         modules=site.modules,
-        apptainer=site.apptainer or "",
+        program=_program(site),
         no_runtime=_why_no_runtime(site),
         accounting=site.accounting,
         slurm=site.slurm,
     )
+
+
+def _program(site: SiteFile) -> str:
+    if site.runtime is None or site.runtime.kind not in USABLE_RUNTIMES:
+        return ""
+    return site.runtime.program or site.runtime.kind
 
 
 def _why_no_runtime(site: SiteFile) -> str:
@@ -196,7 +202,7 @@ class _Chosen:
         """Return the values with their sources, in the order in which they act."""
         runtime = self._site.runtime
         return (
-            *(() if runtime is None else (self._used("runtime", "", runtime.kind, runtime),)),
+            *(() if runtime is None else (self._used("runtime", "", runtime.program or runtime.kind, runtime),)),
             *(self._used("module", one.name, one.use or "", one) for one in self.modules),
             *(self._used(one.program, f"--{one.name}", _option_text(one), one) for one in self.options),
             *(self._used("rendezvous", "host", one.host, one) for one in self.rendezvous),

@@ -16,7 +16,7 @@ from hpcenv.image import reference as references
 from hpcenv.image.convert import apptainer_build, temporary_folder
 from hpcenv.locking import lock as lock_step
 from hpcenv.node.check import facts
-from hpcenv.node.container import apptainer
+from hpcenv.node.container import runtime
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.spec import DEFAULT_LOCK
@@ -232,7 +232,7 @@ def build_sif(
     bind = Bind(source=os.path.abspath(pip_config), target=image_recipe.SITE, read_only=True)
     try:
         apptainer_build.build_definition(
-            apptainer=apptainer.find(environ.get("PATH")),
+            apptainer=runtime.find_builder(environ.get("PATH")),
             text=recipe.read_text(encoding="utf-8"),
             folder=folder,
             architecture=references.parse_platform(f"linux/{os.uname().machine}").architecture,
@@ -269,7 +269,7 @@ def compare(locked: Lockfile, plan: RebuildPlan, image: Path, environ: Mapping[s
         EnvironmentUnreadable: the facts cannot be read.
     """
     environment = Environment(
-        kind="sif", python="python3", sif=str(image), apptainer=apptainer.find(environ.get("PATH")), gpus=False
+        kind="sif", python="python3", sif=str(image), apptainer=runtime.find(environ.get("PATH")), gpus=False
     )
     answer = lock_step.probe(environment, environ, level="full")
     packages = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")

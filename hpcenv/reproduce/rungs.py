@@ -30,7 +30,7 @@ _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "after", "comment",
     "licenses", "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "template",
     "runs_dir", "stage", "stage_data", "stage_dir", "stage_limit", "locked", "frozen", "lock", "name", "spare",
-    "retry_excluding", "chain", "sweep", "array", "max_parallel", "compat_file",
+    "retry_excluding", "chain", "sweep", "array", "max_parallel", "compat_file", "runtime",
 )  # fmt: skip
 
 

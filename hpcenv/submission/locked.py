@@ -52,11 +52,13 @@ def environment_of(
     environ: Mapping[str, str],
     *,
     lock: str,
+    runtime: str | None = None,
 ) -> Environment:
     """Return what the ranks run in.
 
     Args:
         lock: name or path of the lockfile, for a hint.
+        runtime: program that starts containers, as the user named it.
 
     Raises:
         SpecError: a bind's source does not exist.
@@ -69,7 +71,7 @@ def environment_of(
     from hpcenv.submission import locked_container
 
     environment = locked_container.environment_of(
-        workspace, locked, locked.container, request, profile, environ, lock=lock
+        workspace, locked, locked.container, request, profile, environ, lock=lock, runtime=runtime
     )
     # Not checked here: the folders of a site exist on its compute nodes.
     return replace(environment, binds=(*binds, *(() if profile is None else profile.binds)))

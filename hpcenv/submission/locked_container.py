@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hpcenv.errors import Command, ImageMismatch, ToolMissing
+from hpcenv.errors import Command, ImageMismatch, ToolMissing, UsageError
 from hpcenv.locking.environment import container_environment
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
@@ -36,6 +36,7 @@ def environment_of(
     environ: Mapping[str, str],
     *,
     lock: str,
+    runtime: str | None = None,
 ) -> Environment:
     """Return the SIF as environment of the ranks, without binds; see `locked.environment_of`.
 
@@ -48,23 +49,36 @@ def environment_of(
         raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
     # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
-    program = "" if profile is None else apptainer_of(profile, environ)
+    program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
     return replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
 
 
-def apptainer_of(profile: Profile, environ: Mapping[str, str]) -> str:
-    """Return the container program that the site names; it may exist only on the nodes, from a module."""
-    if not profile.apptainer or os.path.isabs(profile.apptainer):
-        return profile.apptainer
-    found = shutil.which(profile.apptainer, path=environ.get("PATH"))
-    if found is None and not profile.modules:
+def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
+    """Return the program that starts containers; it may exist only on the nodes, from a module. Empty: look for one.
+
+    Args:
+        named: `--runtime`, or `runtime` of hpcenv.toml.
+
+    Raises:
+        UsageError, ToolMissing: it is no program's name or absolute path, or PATH does not have it.
+    """
+    origin = "`runtime` of this submission or of hpcenv.toml"
+    program = named or ""
+    if not program and profile is not None:
+        program, origin = profile.program, f"[runtime] in {profile.path}"
+    if not program or os.path.isabs(program):
+        return program
+    if "/" in program or program.startswith("-"):
+        raise UsageError(f"`{program}` is no program", why=origin, hint="give its name on PATH, or its absolute path")
+    found = shutil.which(program, path=environ.get("PATH"))
+    if found is None and (profile is None or not profile.modules):
         raise ToolMissing(
-            f"`{profile.apptainer}` is not on PATH",
-            why=f"`apptainer` in {profile.path} names it",
+            f"`{program}` is not on PATH",
+            why=f"{origin} names it",
             hint="name it there by its absolute path, or the modules that bring it",
         )
-    return found or profile.apptainer
+    return found or program
 
 
 def identify_sif(

@@ -359,7 +359,9 @@ def _gpus_of_cpu_torch(options: SubmitOptions, shape: _Shape, locked: Lockfile) 
 def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
     options, context, request = wanted.options, wanted.context, shape.request
     lock = options.lock if options.lockfile is None else str(options.lockfile)
-    environment = environment_of(wanted.workspace, locked, request, shape.profile, context.environ, lock=lock)
+    environment = environment_of(
+        wanted.workspace, locked, request, shape.profile, context.environ, lock=lock, runtime=options.runtime
+    )
     environment = typed_binds.add(environment, options.bind, context.cwd, notes)
     sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes, lock=lock)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None

@@ -56,7 +56,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
-from hpcenv.submission.locked_container import apptainer_of
+from hpcenv.submission.locked_container import program_of
 from hpcenv.submission.request import SubmitOptions, detect_cluster
 from hpcenv.version import VERSION
 
@@ -195,7 +195,7 @@ def _environment(
         return host_environment(workspace, environ), ()
     image = sif or locked_sif(workspace, locked.container)
     wanted = gpus > 0 and lock_model.gpu_support(locked) != "hip"
-    program = "" if profile is None else apptainer_of(profile, environ)
+    program = program_of(workspace.project.submit.runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=wanted, program=program)
     of_site = () if profile is None else profile.binds
     absent = tuple(bind for bind in of_site if not os.path.exists(bind.source))

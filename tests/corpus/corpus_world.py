@@ -750,15 +750,15 @@ import csv
 given, binds = {{}}, []
 while words[0].startswith("-"):
     word = words.pop(0)
-    given[word] = words.pop(0) if word in ("--home", "--mount", "--pwd", "--no-mount") else ""
+    given[word] = words.pop(0) if word in ("--home", "--mount", "--pwd", "--no-mount", "--env-file") else ""
     binds += [next(csv.reader([given[word]]))] if word == "--mount" else []
 image = words.pop(0)
 with open(image, "rb") as file:
     if file.read(42)[32:] != b"SIF_MAGIC\\0":
         sys.exit("FATAL:   image format not recognized")
 assert "--cleanenv" in given and ("--home" in given or "bind-paths" in given["--no-mount"]), given
-prefix = "APPTAINERENV_"
-env = {{name[len(prefix):]: value for name, value in os.environ.items() if name.startswith(prefix)}}
+import shlex
+env = dict(word.split("=", 1) for word in shlex.split(open(given["--env-file"]).read()))
 if "bind-paths" in given["--no-mount"]:
     # The look at the image without binds: its files are those below `root`.
     print(json.dumps([path for path in json.loads(words[-1]) if os.path.exists(conf["root"] + path)]))

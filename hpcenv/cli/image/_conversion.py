@@ -213,6 +213,14 @@ def convert_options(command: _render.Command) -> _render.Command:
                 show_default=True,
                 help="Program that writes the SIF. auto: hpcenv if squashfs-tools supports it, else apptainer build.",
             ),
+            click.option(
+                "--compression",
+                type=click.Choice(["auto", "zstd", "gzip"]),
+                default="auto",
+                show_default=True,
+                help="Compression of a new SIF. auto: gzip if SingularityCE starts containers here, which cannot "
+                "read zstd; else zstd, which is faster.",
+            ),
             click.option("--no-proof", is_flag=True, help="Skip the comparison of the new SIF with the layers."),
             limit,
             click.option("--on-cluster", is_flag=True, help="Download here, and convert in a Slurm job."),
@@ -244,6 +252,7 @@ def chosen(values: dict[str, Any]) -> ConvertOptions:
     )
     return ConvertOptions(
         builder=values["builder"],
+        compression=values["compression"],
         prove=not values["no_proof"],
         allocation=allocation if values["on_cluster"] else None,
         limits=LayerLimits().raised(values["limits"]),

@@ -39,6 +39,7 @@ from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.store.record import Material
 from hpcenv.node.check import sif
 from hpcenv.node.container import apptainer as start_line
+from hpcenv.node.container import runtime
 
 __all__ = [
     "CUDA_BYTES",
@@ -405,7 +406,7 @@ def _rfc3339(epoch: int) -> str:
 
 
 def _supported_version(apptainer: str) -> str:
-    version = start_line.version(apptainer)
+    version = runtime.identify(apptainer).version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST:
         raise ToolMissing(
             f"apptainer {version} is too old to build images",

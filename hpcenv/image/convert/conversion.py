@@ -43,7 +43,7 @@ from hpcenv.image.convert.layer_stream import Ahead, GuessedWrong
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
 from hpcenv.image.convert.mount_points import unusable_mount_points
 from hpcenv.image.convert.runtime_files import Member, RuntimeFiles, additions, runtime_files
-from hpcenv.image.convert.squashfs import Packer, PackResult
+from hpcenv.image.convert.squashfs import Compression, Packer, PackResult
 from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.registry import blobs, oci_layout
 from hpcenv.image.registry.blobs import BlobSource, BlobSpec
@@ -52,7 +52,7 @@ from hpcenv.image.store.lease import Lease
 from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts, utc_now
 from hpcenv.image.store.store import Store
 from hpcenv.node.check import sif
-from hpcenv.node.container import apptainer
+from hpcenv.node.container import apptainer, runtime
 from hpcenv.progress import Event, OnEvent
 
 Builder = Literal["auto", "hpcenv", "apptainer"]
@@ -107,6 +107,7 @@ def convert(
     environ: Mapping[str, str],
     on_event: OnEvent,
     builder: Builder = "auto",
+    compression: Compression = "zstd",
     prove: bool = True,
     limits: LayerLimits | None = None,
 ) -> Converted:
@@ -124,6 +125,7 @@ def convert(
         on_event: called with the progress.
         builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto`
             streams if a suitable squashfs-tools is on PATH.
+        compression: of a new SIF. A stored SIF with zstd is converted again where gzip is asked for.
         prove: read the SIF and compare it with the layers, path by path.
         limits: limits on what the image may contain.
 
@@ -134,16 +136,17 @@ def convert(
         FileUnusable: too little space or quota, or the store cannot be written to.
     """
     limits = limits or LayerLimits()
-    existing = ready(image, store, prove)
+    existing = ready(image, store, prove, compression)
     if existing is not None:
         return existing
     purpose = f"converts {image.manifest_digest[:19]}"
     with store.lease(image.manifest_digest, purpose=purpose, timeout=_SECONDS, on_event=on_event) as held:
-        existing = ready(image, store, prove)
+        existing = ready(image, store, prove, compression)
         if existing is not None:
             return existing
+        _set_aside_unreadable(image, store, compression, on_event)
         source = _Layers(image=image, open_blobs=open_blobs, store=store, limits=limits, on_event=on_event)
-        job = _Job(source=source, environ=environ, builder=builder, prove=prove)
+        job = _Job(source=source, environ=environ, builder=builder, compression=compression, prove=prove)
         existing = job.prove_existing()
         if existing is not None:
             return existing
@@ -156,15 +159,32 @@ def convert(
         return job.work(held)
 
 
-def ready(image: ResolvedImage, store: Store, prove: bool) -> Converted | None:
-    """Return the SIF in the store; None if it is missing, or was not compared with the layers and `prove` is set."""
+def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compression = "zstd") -> Converted | None:
+    """Return the SIF in the store.
+
+    None if it is missing, was not compared with the layers and `prove` is set, or has zstd in place of gzip.
+    """
     stored = store.find_image(image.manifest_digest)
     if stored is None or stored.record is None or (prove and stored.record.tree_sha256 is None):
+        return None
+    if _is_unreadable(stored.record, compression):
         return None
     store.remember(image.manifest_digest, reference=image.reference, index_digest=image.index_digest)
     if store.writable:
         store.clean_leftovers()  # of a process that was killed just after it published
     return Converted(image=image, path=stored.path, record=stored.record, reused=True, notes=stored.record.notes)
+
+
+def _is_unreadable(record: ImageRecord, compression: Compression) -> bool:
+    return compression == "gzip" and "zstd" in record.made.arguments
+
+
+def _set_aside_unreadable(image: ResolvedImage, store: Store, compression: Compression, on_event: OnEvent) -> None:
+    stored = store.find_image(image.manifest_digest)
+    if stored is not None and stored.record is not None and _is_unreadable(stored.record, compression):
+        note = "the stored SIF is compressed with zstd, which SingularityCE does not read; converting again with gzip"
+        on_event(Event(phase="note", what=note))
+        store.set_aside(image.manifest_digest)
 
 
 # -- the layers -----------------------------------------------------------------------------
@@ -337,6 +357,7 @@ class _Job:
     source: _Layers
     environ: Mapping[str, str]
     builder: Builder
+    compression: Compression
     prove: bool
 
     @property
@@ -527,6 +548,7 @@ class _Job:
             epoch=_epoch(self._image, self._on_event),
             root=root,
             duplicates=duplicates,
+            compression=self.compression,
             total=total,
             on_event=self._on_event,
             timeout=_SECONDS,
@@ -543,7 +565,7 @@ class _Job:
             warnings=result.notes,
             extra=extra,
             # Its version determines the bytes too.
-            libraries={"libzstd": linked_library.library_version(packer.path, "zstd", env=squashfs.environment(None))},
+            libraries=_compressor(packer, self.compression),
         )
 
     def _build(self, merged: MergedTree, finished: Path, *, notes: tuple[str, ...]) -> _UnpublishedSif:
@@ -551,7 +573,7 @@ class _Job:
         image, environ, on_event = self._image, self.environ, self._on_event
         need = apptainer_build.space_needed(sum(layer.size for layer in image.layers), merged.size()[1])
         made = apptainer_build.build_layout(
-            apptainer=apptainer.find(environ.get("PATH")),
+            apptainer=runtime.find_builder(environ.get("PATH")),
             manifest_digest=image.manifest_digest,
             blobs=stored_blobs(image, self.source.store),
             architecture=_architecture(image),
@@ -618,6 +640,12 @@ def _epoch(image: ResolvedImage, on_event: OnEvent | None = None) -> int:
 
 
 # -- the proof ------------------------------------------------------------------------------
+
+
+def _compressor(packer: Packer, compression: Compression) -> dict[str, str]:
+    """Return the library whose version determines the bytes too."""
+    name = {"zstd": "zstd", "gzip": "z"}[compression]
+    return {f"lib{name}": linked_library.library_version(packer.path, name, env=squashfs.environment(None))}
 
 
 def _prove(

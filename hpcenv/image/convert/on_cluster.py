@@ -21,6 +21,7 @@ from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavail
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert, fetch, ready, stored_blobs
 from hpcenv.image.convert.layer_index import LayerLimits, raise_limit
+from hpcenv.image.convert.squashfs import Compression
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent
@@ -56,20 +57,21 @@ def convert_on_cluster(
     environ: Mapping[str, str],
     on_event: OnEvent,
     builder: Builder,
+    compression: Compression,
     prove: bool,
     limits: LayerLimits,
 ) -> Converted:
     """Fetch the layers here, convert them on a compute node, and return the SIF in the store.
 
     Args:
-        image, open_blobs, store, environ, on_event, builder, prove, limits: see `convert`.
+        image, open_blobs, store, environ, on_event, builder, compression, prove, limits: see `convert`.
         allocation: the allocation to request from Slurm.
 
     Raises:
         ToolMissing, ToolFailed: srun is missing, or the job failed; the error has the node's reason.
         HpcenvError: see `convert`.
     """
-    if ready(image, store, prove) is None:
+    if ready(image, store, prove, compression) is None:
         purpose, name = "has the image converted in a job", f"{image.manifest_digest}.cluster"
         # Hold a lease while the job waits and runs: `prune` removes nothing while any lease is held.
         with (
@@ -81,12 +83,21 @@ def convert_on_cluster(
             apptainer_build.write_layout(layout, image.manifest_digest, stored_blobs(image, store))
             inner = ["image", "pull", f"oci:{layout}@{image.manifest_digest}", "--store", str(store.root), "--json"]
             inner += ["--trust", str(os.stat(store.root).st_uid)]
-            inner += ["--platform", image.platform, "--builder", builder, *([] if prove else ["--no-proof"])]
+            inner += ["--platform", image.platform, "--builder", builder]
+            inner += ["--compression", compression, *([] if prove else ["--no-proof"])]
             inner += [f"--limit={word}" for word in limits.words()]
             _srun(inner, allocation, environ, on_event)
     # The SIF exists now; this call records the reference and returns it.
     return convert(
-        image, open_blobs, store=store, environ=environ, on_event=on_event, builder=builder, prove=prove, limits=limits
+        image,
+        open_blobs,
+        store=store,
+        environ=environ,
+        on_event=on_event,
+        builder=builder,
+        compression=compression,
+        prove=prove,
+        limits=limits,
     )
 
 

@@ -20,6 +20,8 @@ Facts from its source and from tests:
 - The default is zstd level 1: for the test image (1.2 GB of files) mksquashfs needs 5.3 s of
   processor time and writes 373 MB; level 3 needs 6.9 s and writes 352 MB, `gzip -9` needs ten times
   as long and writes 347 MB; `import torch` takes the same time from each (2026-11-20).
+- SingularityCE 4.0 to 4.5.1 refuses zstd (seen with 4.5.1: "unknown compression algorithm value 6";
+  pkg/image/squashfs.go). For it gzip is used, level 1 too.
 - mksquashfs must be built with zstd. It needs no privileges, and only the space of the output file.
 """
 
@@ -56,7 +58,8 @@ _REPORT_EVERY = 16 << 20
 _PROBE_SECONDS = 30.0
 _VERSION = re.compile(r"\bversion (\d+)\.(\d+)(?:\.(\d+))?")
 _SUPERBLOCK = struct.Struct("<4s16xH6xHH8xQ")
-_ZSTD = 6
+# Of the superblock (squashfs_fs.h).
+_NUMBERS = {"gzip": 1, "zstd": 6}
 # Messages of the C library in the locale C -> what they mean here.
 _NO_ROOM = {os.strerror(errno.ENOSPC): "the file system is full", os.strerror(errno.EDQUOT): "the quota is used up"}
 
@@ -64,6 +67,9 @@ Write = Callable[[BinaryIO], None]
 # Exit statuses of a program that was killed: by a user, for lack of memory, or by a limit on time or file size.
 _STOPPED = frozenset(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU, signal.SIGXFSZ))
 _EMPTY_ROOT = TreeEntry(path=b"", kind="directory", mode=0o755)
+
+
+Compression = Literal["zstd", "gzip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +242,7 @@ def pack(
     root: TreeEntry,
     duplicates: bool = True,
     processors: int | None = None,
+    compression: Compression = "zstd",
     level: int = 1,
     block_size: int = 128 * 1024,
     memory_mib: int = 256,
@@ -245,7 +252,7 @@ def pack(
 ) -> PackResult:
     """Pack what `write` writes, one whole tar archive, into `destination` from `offset` on.
 
-    The result depends only on the stream, `epoch`, `level`, `block_size` and the version of
+    The result depends only on the stream, `epoch`, `compression`, `level`, `block_size` and the version of
     squashfs-tools. Bytes before `offset` are zero. After an error the packer has ended, and the caller
     must remove `destination`.
 
@@ -260,7 +267,8 @@ def pack(
             of its size, so the time grows with the square of their number (4.6.1: minutes for
             100,000).
         processors: threads that compress; None uses all that this process may use.
-        level: of zstd.
+        compression: of the blocks.
+        level: of the compression.
         block_size: bytes, a power of two from 4 KiB to 1 MiB.
         memory_mib: size of the packer's buffers in MiB.
         total: bytes that `write` will write, for the progress; None if unknown.
@@ -275,7 +283,7 @@ def pack(
         raise ValueError(f"offset {offset} is not a multiple of {ALIGNMENT}")
     arguments: tuple[str, ...] = (
         *("-noappend", "-quiet", "-no-progress", "-offset", str(offset)),
-        *("-comp", "zstd", "-Xcompression-level", str(level), "-b", str(block_size)),
+        *("-comp", compression, "-Xcompression-level", str(level), "-b", str(block_size)),
         *("-mkfs-time", _time(epoch), "-root-time", _time(root.mtime)),
         *("-root-mode", f"{root.mode:04o}", "-root-uid", str(root.uid), "-root-gid", str(root.gid)),
     )
@@ -289,9 +297,9 @@ def pack(
         done = process.feed(argv, write=counted, timeout=timeout, env=environment(None))
     except ToolFailed as error:
         raise _explained(error, destination) from error
-    size, used = _measure(destination, offset, argv)
+    size, used = _measure(destination, offset, compression, argv)
     notes = tuple(line for line in done.stdout.splitlines() if line.strip())
-    return PackResult(size=size, bytes_used=used, compression="zstd", arguments=arguments, notes=notes)
+    return PackResult(size=size, bytes_used=used, compression=compression, arguments=arguments, notes=notes)
 
 
 def _time(epoch: int) -> str:
@@ -394,17 +402,17 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
     return error
 
 
-def _measure(destination: Path, offset: int, argv: list[str]) -> tuple[int, int]:
+def _measure(destination: Path, offset: int, compression: Compression, argv: list[str]) -> tuple[int, int]:
     """Return what was added, and what the squashfs says of itself; an exit status alone is believed too easily."""
     try:
         with destination.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - offset
             file.seek(offset)
-            magic, compression, major, minor, used = _SUPERBLOCK.unpack(file.read(_SUPERBLOCK.size))
+            magic, found, major, minor, used = _SUPERBLOCK.unpack(file.read(_SUPERBLOCK.size))
     except (OSError, struct.error) as error:
         why = f"`{destination}`: {getattr(error, 'strerror', None) or 'it is too short'}"
         raise ToolFailed("`mksquashfs` left no file system", argv=tuple(argv), status=0, why=why) from error
-    if magic != b"hsqs" or (major, minor) != (4, 0) or compression != _ZSTD or not 0 < used <= size:
+    if magic != b"hsqs" or (major, minor) != (4, 0) or found != _NUMBERS[compression] or not 0 < used <= size:
         raise ToolFailed("`mksquashfs` left a damaged file system", argv=tuple(argv), status=0)
     _pad(destination, size)
     return size + -size % ALIGNMENT, used

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from hpcenv import process
 from hpcenv.node.container import apptainer
+from hpcenv.node.container.start_command import StartCommand, opened
 from hpcenv.records.manifest import Environment
 
 # Runs in the image, with its Python. A path counts if it has content, or if it lies where Python or the loader look
@@ -65,7 +66,11 @@ def paths_with_code(
         workdir="/",
         no_binds=True,
     )
-    done = process.run(argv, timeout=_SECONDS, env=apptainer.exec_env(environ, {}), pass_fds=pass_fds)
+    start = StartCommand(
+        argv=tuple(argv), env=apptainer.start_environment(environ), cwd=None, variables=apptainer.env_file({})
+    )
+    with opened(start) as (words, files):
+        done = process.run(words, timeout=_SECONDS, env=start.env, pass_fds=(*pass_fds, *files))
     lines = done.stdout.strip().splitlines()
     try:
         answer = frozenset(json.loads(lines[-1]))

@@ -27,6 +27,7 @@ from hpcenv.node.container.job_variables import is_compared_as_variable
 from hpcenv.node.container.start_command import (
     build_start_command,
     needed_binds,
+    opened,
     own_folders,
     record_variables,
 )
@@ -614,7 +615,10 @@ def run_probe(
             binds=binds,
             data=data,
         )
-        done = process.run(entry.argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=pass_fds)
+        with opened(entry) as (argv, files):
+            done = process.run(
+                argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
+            )
     return parse_probe(done.stdout, level=level)
 
 

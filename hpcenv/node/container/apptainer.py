@@ -1,11 +1,12 @@
-"""Start programs in SIFs with Apptainer; explain Apptainer's errors.
+"""Start programs in SIFs with Apptainer or SingularityCE 4; explain their errors.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`exec_argv` and `exec_env` are pure. Together they are the start command of every container. A
-program in the container sees the image and the requested binds and variables. It sees nothing of
-the caller's home, current directory, environment or APPTAINER settings. Arguments and values
-arrive literally.
+`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every
+container. A program in the container sees the image and the requested binds and variables. It sees
+nothing of the caller's home, current directory, environment or APPTAINER and SINGULARITY settings.
+Arguments and values arrive literally. The options are those that both programs know, with the same
+meaning: runtime.py has the table of what differs.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
@@ -15,27 +16,26 @@ namespaces) on 2026-11-20.
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from hpcenv import process
 from hpcenv.errors import Command, Hint, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, UsageError
 from hpcenv.records.frozen import Frozen
 
 __all__ = [
     "BindMount",
+    "env_file",
     "exec_argv",
-    "exec_env",
     "explain",
-    "find",
     "host_environment",
     "mount",
     "source_date_epoch",
-    "version",
+    "start_environment",
+    "with_env_file",
 ]
 
 
@@ -57,34 +57,6 @@ class BindMount(Protocol):
     @property
     def read_only(self) -> bool:
         """Whether processes in the container may only read the file or folder."""
-
-
-def find(path: str | None = None) -> str:
-    """Return the absolute path of `apptainer`.
-
-    Raises:
-        ToolMissing: it is not on PATH.
-    """
-    return process.find_tool("apptainer", needed_for="build and run images", path=path)
-
-
-def version(apptainer: str) -> str:
-    """Return Apptainer's version, for example `1.4.5`.
-
-    Raises:
-        ToolMissing, ToolFailed: it cannot be run, or its output has no version.
-    """
-    done = process.run([apptainer, "--version"], timeout=60, env=host_environment(os.environ))
-    match = re.search(r"\bversion (\d+\.\d+\.\d+\S*)", done.stdout)
-    if match is None:
-        raise ToolFailed(
-            f"`{apptainer} --version` does not name a version",
-            argv=done.argv,
-            status=done.status,
-            why=f"it prints {done.stdout[:100]!r}",
-            hint="check which program this is",
-        )
-    return match[1]
 
 
 # --- the start command -------------------------------------------------------------------
@@ -204,39 +176,61 @@ _UNSETTABLE = {
     "EUID": "the shell that starts the program sets it",
     "GID": "the shell that starts the program sets it",
     "PROMPT_COMMAND": "Apptainer changes its value",
+    # internal/pkg/util/env/env.go (readonlyVars) of Apptainer 1.4.5 and SingularityCE 4.5.1
+    "IFS": "the container runtime does not pass it on",
+    "OPTIND": "the container runtime does not pass it on",
+    "PWD": "the container runtime does not pass it on; the working directory is the run's",
 }
 
 
-def exec_env(inherited: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the complete environment of the apptainer process.
+def env_file(settings: Mapping[str, str]) -> str:
+    """Return the text of a file for `--env-file`, which both programs evaluate with the shell that is built into them.
 
     The program in the container sees the image's variables, overridden by `settings`. Values arrive
     literally (commas, quotes, `$`, backquotes and newlines; seen). PYTHONNOUSERSITE=1 and
-    LANG=C.UTF-8 are set unless `settings` has other values. Variables that begin with APPTAINER or
-    SINGULARITY are not inherited: they would silently change binds, options and variables.
+    LANG=C.UTF-8 are set unless `settings` has other values.
+
+    Why a file: `--env` would show values in the process list, and splits them at commas; APPTAINERENV_* and
+    SINGULARITYENV_* are each known to one of the programs only.
 
     Names with a special meaning (seen):
       PATH                        replaces the image's PATH
       PREPEND_PATH, APPEND_PATH   extend the image's PATH
-      LD_LIBRARY_PATH             replaces the image's; Apptainer adds /.singularity.d/libs
+      LD_LIBRARY_PATH             replaces the image's; the runtime adds /.singularity.d/libs
 
     Args:
-        inherited: environment variables of the caller.
         settings: variables for the program in the container.
 
     Raises:
         UsageError: a name or value would not arrive unchanged.
     """
-    env = host_environment(inherited)
+    lines = []
     for name, value in {**_DEFAULTS, **settings}.items():
         _check_setting(name, value)
-        env[f"APPTAINERENV_{name}"] = value
-    return env
+        lines.append(f"{name}={shlex.quote(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
+    """Return a command of `exec_argv` that also reads its variables from the file of `env_file`."""
+    at = argv.index("exec") + 1
+    return (*argv[:at], "--env-file", path, *argv[at:])
 
 
 def host_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the caller that the apptainer process itself needs."""
+    """Return the variables of the caller that the runtime's process itself needs.
+
+    Variables that begin with APPTAINER or SINGULARITY are not inherited: they would silently change binds,
+    options and variables.
+    """
     return {name: inherited[name] for name in _HOST_NAMES if name in inherited}
+
+
+def start_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the runtime's process that starts a container."""
+    # SingularityCE 4: the variable of --no-oci, against `oci mode = yes` of a site (runtime.py). Apptainer has no such
+    # option, and does not read it.
+    return {**host_environment(inherited), "SINGULARITY_NO_OCI": "1"}
 
 
 def _check_setting(name: str, value: str) -> None:
@@ -244,10 +238,17 @@ def _check_setting(name: str, value: str) -> None:
     if not _NAME.fullmatch(name):
         why = "a name must consist of letters, digits and `_`, and must not begin with a digit"
     elif name.startswith(("APPTAINER", "SINGULARITY")):
-        why = "Apptainer uses variables with this name itself"
+        why = "the container runtime uses variables with this name itself"
     if why is not None:
         raise UsageError(f"the variable {name!r} cannot be set in a container", why=why)
     _literal(f"value of {name}", value)
+    if "\r\n" in value:
+        raise UsageError(
+            f"the value of {name} has lines that end with a carriage return",
+            # Seen with Apptainer 1.4.5, also with APPTAINERENV_: both read variables with mvdan.cc/sh (syntax/lexer.go).
+            why="the container runtime removes it",
+            hint="pass the value in a file, or without carriage returns",
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -450,6 +451,16 @@ _SIGNS = (
         error=ToolFailed,
         what="the SIF does not exist",
         hint="check the path on this node; the file system may not be mounted here",
+    ),
+    _Sign(
+        text=r"unknown compression algorithm value 6",  # SingularityCE 4.5.1, pkg/image/squashfs.go
+        error=ToolFailed,
+        what="SingularityCE does not read this SIF: it is compressed with zstd",
+        hint=(
+            "make it again with gzip: ",
+            Command("hpcenv", "image", "build", "--compression", "gzip"),
+            "; the lockfile stays valid, because the tree is the same",
+        ),
     ),
     _Sign(
         text=r"bad superblock|trying to read the squashfs image",  # 952, 2121, 2458

@@ -10,9 +10,10 @@ login, but no variable that changes which Python code is loaded, and none of an 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,35 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StartCommand(Frozen):
-    """A command ready to be started: argv, complete environment, working directory."""
+    """A command as data: argv, complete environment, working directory. `opened` makes it ready to be started.
+
+    Attributes:
+        variables: text of the file with the variables of a container (`apptainer.env_file`); empty on the host.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: Path | None
+    variables: str = ""
+
+
+@contextlib.contextmanager
+def opened(start: StartCommand) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Yield the argv to start, and the open files that the program inherits under the same numbers.
+
+    The variables of a container are in a file of the memory: no disk, process list or environment of a process on
+    the host shows them. The program reads it before it starts the container.
+    """
+    if not start.variables:
+        yield start.argv, ()
+        return
+    descriptor = os.memfd_create("hpcenv-variables", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(start.variables.encode())
+        yield apptainer.with_env_file(start.argv, f"/proc/self/fd/{descriptor}"), (descriptor,)
+    finally:
+        os.close(descriptor)
 
 
 def build_start_command(
@@ -98,7 +123,12 @@ def build_start_command(
         gpus=environment.gpus,
         rocm=environment.rocm,
     )
-    return StartCommand(argv=tuple(argv), env=apptainer.exec_env(inherited, {**kept, **variables}), cwd=None)
+    return StartCommand(
+        argv=tuple(argv),
+        env=apptainer.start_environment(inherited),
+        cwd=None,
+        variables=apptainer.env_file({**kept, **variables}),
+    )
 
 
 def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host: bool) -> dict[str, str]:

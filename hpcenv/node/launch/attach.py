@@ -18,7 +18,7 @@ from hpcenv import process
 from hpcenv.errors import FileUnusable, NodesUnknown
 from hpcenv.node.check import sif_check
 from hpcenv.node.container import secret
-from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
+from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.stage.staged import data_binds, staged_here
@@ -67,7 +67,8 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
         start, descriptors = _start_command(
             manifest, run, this_node, tuple(command) or SHELL, variables, environ, stack
         )
-        return process.run_in_terminal(start.argv, env=start.env, cwd=start.cwd, pass_fds=descriptors)
+        argv, files = stack.enter_context(opened(start))
+        return process.run_in_terminal(argv, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files))
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:

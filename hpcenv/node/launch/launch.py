@@ -25,7 +25,7 @@ from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
 from hpcenv.node.check import loaded, sif_check
 from hpcenv.node.container import secret
-from hpcenv.node.container.start_command import StartCommand, build_start_command, own_folders
+from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.node.container.start_gate import Release, StartGate
 from hpcenv.node.launch import early_start, node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
@@ -662,17 +662,18 @@ def _start(
     stack.callback(os.close, end)
     os.write(end, PARENT_PIPE)
     try:
-        return process.start(
-            start.argv,
-            env=start.env,
-            cwd=start.cwd,
-            stdin=parent_pipe,
-            stdout=output,
-            stderr=output,
-            pass_fds=descriptors,
-            # These signals would kill torchrun before it sets its handlers. Ranks inherit this.
-            ignored=(signal.SIGUSR1, signal.SIGUSR2),
-        )
+        with opened(start) as (argv, files):
+            return process.start(
+                argv,
+                env=start.env,
+                cwd=start.cwd,
+                stdin=parent_pipe,
+                stdout=output,
+                stderr=output,
+                pass_fds=(*descriptors, *files),
+                # These signals would kill torchrun before it sets its handlers. Ranks inherit this.
+                ignored=(signal.SIGUSR1, signal.SIGUSR2),
+            )
     except (OSError, ValueError) as error:
         raise ToolMissing(
             f"{what} cannot be started",

@@ -69,7 +69,8 @@ def moved(manifest: dict[str, Any], folder: str, run: str, job: str, environ: Ma
             # Another file: the nodes hash all of it. It must still have the locked hash.
             environment["sif"], manifest["sif"] = os.path.abspath(sif), None
         if not os.path.exists(environment["apptainer"]):
-            environment["apptainer"] = shutil.which("apptainer") or environment["apptainer"]
+            found = shutil.which("apptainer") or shutil.which("singularity")
+            environment["apptainer"] = found or environment["apptainer"]
         own = {"source": folder, "target": folder, "read_only": False}
         environment["binds"] = [*environment["binds"], own]
     if manifest.get("source"):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError
-from hpcenv.node.container.start_command import StartCommand, build_start_command
+from hpcenv.node.container.start_command import StartCommand, build_start_command, opened
 from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.launch.launch import container_binds, verified_sif
 from hpcenv.node.preflight import gpu_load
@@ -116,8 +116,8 @@ def _argv(manifest: Manifest, folder: RunFolder) -> list[str]:
 
 
 def _output(start: StartCommand, descriptors: Sequence[int]) -> str:
-    done = process.run(start.argv, timeout=_SECONDS, env=start.env, cwd=start.cwd, pass_fds=tuple(descriptors))
-    return done.stdout
+    with opened(start) as (argv, files):
+        return process.run(argv, timeout=_SECONDS, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files)).stdout
 
 
 def _parse(text: str) -> Iterator[CheckOutcome]:

@@ -21,7 +21,6 @@ from hpcenv.project.site_when import RunFacts
 FULL = """\
 name = "jura"
 modules = ["gcc/13", "apptainer@1.4"]
-apptainer = "/opt/apptainer/bin/apptainer"
 accounting = false
 [match]
 cluster = "Jura"
@@ -39,6 +38,10 @@ reason = "no silent TCP"
 source = "ticket 4"
 date = 2026-11-20
 min-nodes = 2
+[runtime]
+kind = "singularity"
+program = "/opt/ce/singularity"
+reason = "SIFs run with it"
 [slurm]
 version = "24.11.5"
 [[slurm.partition]]
@@ -59,7 +62,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert refusal is None
     found = profile(site, "x")
     assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus_per_gpu": 16, "time": "1:00:00"}
-    assert (found.modules, found.apptainer, found.accounting) == (("gcc/13", "apptainer@1.4"), site.apptainer, False)
+    assert (found.modules, found.program, found.accounting) == (("gcc/13", "apptainer@1.4"), "/opt/ce/singularity", False)
     one, two = (found.for_run(RunFacts(nodes=nodes)) for nodes in (1, 2))
     assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
         ("/scratch", "/scratch", True, "site profile jura")
@@ -79,7 +82,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
         ('name = "../x"\n', "`name` = '../x'"),
         ('name = "x"\nmodules = ["a; rm -rf /"]\n', "is not the name of a module"),
         ('name = "x"\nmodules = ["-u"]\n', "is not the name of a module"),
-        ('name = "x"\napptainer = "bin/apptainer"\n', "absolute path"),
+        ('name = "x"\n[runtime]\nkind = "apptainer"\nprogram = "bin/apptainer"\nreason = "r"\n', "absolute path"),
         ('name = "x"\n[submit]\npartition = "a b"\n', "one word"),
         ('name = "x"\n[submit]\ngpu-request = "gers"\n', "'gpus-per-node' or 'gres'"),
         ('name = "x"\n[env]\nA = "1"\n', "`env.A`"),
@@ -163,8 +166,8 @@ def test_every_value_that_is_shipped_has_a_source_with_dates(path: Path) -> None
     site, _ = site_files.read(path)
     assert (site.name, site.match) == (path.stem, None)
     # These keys cannot say where they come from.
-    plain = (site.modules, site.module_use, site.apptainer, site.sbatch, site.srun, site.slurm, site.submit)
-    assert plain == ((), (), None, {}, {}, SlurmTable(), SiteSubmitTable())
+    plain = (site.modules, site.module_use, site.sbatch, site.srun, site.slurm, site.submit)
+    assert plain == ((), (), {}, {}, SlurmTable(), SiteSubmitTable())
     found = list(site.sourced())
     assert found
     for what, value in found:

@@ -1,10 +1,12 @@
 """apptainer: the start line as data, the time of an image, and what Apptainer's words mean."""
 
+import os
+import subprocess
 from dataclasses import dataclass
 
 import pytest
 
-from hpcenv.errors import ImageMismatch, ImageUnavailable, ToolFailed, ToolMissing, UsageError
+from hpcenv.errors import ImageMismatch, ImageUnavailable, ToolFailed, UsageError
 from hpcenv.node.container import apptainer
 
 
@@ -84,42 +86,67 @@ def test_only_an_allow_list_of_the_host_remains():
         "APPTAINER_BIND": "/", "APPTAINERENV_X": "1", "SINGULARITY_CONTAINALL": "1", "SINGULARITYENV_Y": "2",
         "APPTAINER_CACHEDIR": "/c", "PYTHONPATH": "/p", "TERM": "xterm", "http_proxy": "p", "SLURM_JOB_ID": "1",
     }  # fmt: skip
-    assert apptainer.exec_env(inherited, {"A": "1"}) == {
-        "PATH": "/usr/bin",
-        "HOME": "/home/a",
-        "USER": "a",
-        "APPTAINERENV_A": "1",
-        "APPTAINERENV_PYTHONNOUSERSITE": "1",
-        "APPTAINERENV_LANG": "C.UTF-8",
-    }
+    assert apptainer.host_environment(inherited) == {"PATH": "/usr/bin", "HOME": "/home/a", "USER": "a"}
+
+
+def given(settings):
+    """The variables that a shell gets from the file."""
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-c", "set -a; . /dev/stdin; env -0"],
+        input=apptainer.env_file(settings).encode(), capture_output=True, check=True, env={},
+    )  # fmt: skip
+    return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
 
 
 def test_settings_win_over_defaults():
-    env = apptainer.exec_env({}, {"LANG": "de_DE.UTF-8", "PATH": "/x", "PREPEND_PATH": "/y"})
-    assert env["APPTAINERENV_LANG"] == "de_DE.UTF-8"
-    assert env["APPTAINERENV_PATH"] == "/x"
-    assert env["APPTAINERENV_PREPEND_PATH"] == "/y"
+    env = given({"LANG": "de_DE.UTF-8", "PATH": os.environ["PATH"], "PREPEND_PATH": "/y"})
+    assert (env["LANG"], env["PREPEND_PATH"], env["PYTHONNOUSERSITE"]) == ("de_DE.UTF-8", "/y", "1")
+    assert given({"A": "1", "PATH": os.environ["PATH"]})["LANG"] == "C.UTF-8"
 
 
-@pytest.mark.parametrize("value", ["", "a,b=c", "$HOME `id` $(id)", "q\"'\\", "ü€", "a\nb", "  x ", "*"])
+VALUES = [
+    "",
+    "a,b=c",
+    "$HOME `id` $(id)",
+    "q\"'\\",
+    "ü€",
+    "a\nb",
+    "  x ",
+    "*",
+    "~/a:~b",
+    "a\rb\r",
+    "#x",
+    "!",
+    "a;b&c",
+    "\t",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_values_are_handed_over_as_they_are(value):
-    assert apptainer.exec_env({}, {"V": value})["APPTAINERENV_V"] == value
+    assert given({"V": value, "PATH": os.environ["PATH"]})["V"] == value
+
+
+def test_the_file_of_variables_is_an_option_of_exec():
+    argv = apptainer.with_env_file(start_line(command=["exec", "--env-file"]), "/proc/self/fd/5")
+    assert argv[:5] == ("/usr/bin/apptainer", "-q", "exec", "--env-file", "/proc/self/fd/5")
+    assert argv[-2:] == ("exec", "--env-file")
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "1A", "A-B", "A B", "A=B", "A\n", "Ä", "A.B", "$(id)", "HOME", "UID", "EUID", "GID",
-     "PROMPT_COMMAND", "APPTAINER_BIND", "APPTAINERENV_X", "SINGULARITY_NAME"],
+     "PROMPT_COMMAND", "IFS", "OPTIND", "PWD", "APPTAINER_BIND", "APPTAINERENV_X", "SINGULARITY_NAME"],
 )  # fmt: skip
 def test_names_that_would_not_arrive_are_refused(name):
     with pytest.raises(UsageError, match="cannot be set"):
-        apptainer.exec_env({}, {name: "x"})
+        apptainer.env_file({name: "x"})
 
 
-@pytest.mark.parametrize("value", ["a\0b", "\udcff"])
+@pytest.mark.parametrize("value", ["a\0b", "\udcff", "a\r\nb"])
 def test_values_that_would_not_arrive_are_refused(value):
     with pytest.raises(UsageError):
-        apptainer.exec_env({}, {"A": value})
+        apptainer.env_file({"A": value})
 
 
 # --- the time of an image ------------------------------------------------------------------
@@ -149,19 +176,6 @@ def test_source_date_epoch_belongs_to_the_image(created, history, epoch):
 
 
 # --- the program, and what it says ----------------------------------------------------------
-
-
-def test_an_apptainer_that_is_something_else(tmp_path):
-    program = tmp_path / "apptainer"
-    program.write_text("#!/bin/sh\necho hello\n")
-    program.chmod(0o755)
-    with pytest.raises(ToolFailed, match="does not name a version"):
-        apptainer.version(str(program))
-    with pytest.raises(ToolMissing):
-        apptainer.version(str(tmp_path / "none"))
-    with pytest.raises(ToolMissing, match="`apptainer` is not on PATH"):
-        apptainer.find(str(tmp_path / "empty"))
-    assert apptainer.find(str(tmp_path)) == str(program)
 
 
 FATAL = "FATAL:   While performing build: conveyor failed to get: "

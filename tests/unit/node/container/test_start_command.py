@@ -1,8 +1,18 @@
 """The one start line for probe and ranks, on the host and in a SIF."""
 
+import os
+import shlex
+import subprocess
+
 import pytest
 
-from hpcenv.node.container.start_command import CONTAINER_HOME, build_start_command, needed_binds, record_variables
+from hpcenv.node.container.start_command import (
+    CONTAINER_HOME,
+    build_start_command,
+    needed_binds,
+    opened,
+    record_variables,
+)
 from hpcenv.records.manifest import Bind, Environment, Secret, Setting
 from hpcenv.records.variables import WITHHELD
 
@@ -14,6 +24,13 @@ def on_host(inherited, variables=None):
     return build_start_command(
         HOST, ["/env/bin/python", "x.py"], workdir="/w", variables=variables or {}, inherited=inherited
     )
+
+
+def inside(entry):
+    """The variables that the command gets."""
+    if not entry.variables:
+        return entry.env
+    return dict(word.split("=", 1) for word in shlex.split(entry.variables))
 
 
 def bind(source, target=None, *, read_only=False):
@@ -82,8 +99,7 @@ def test_what_is_asked_for_by_name_or_beginning_gets_in(kind):
         kind, ["python3"], workdir="/w", variables={"WANDB_MODE": "online"}, inherited=inherited,
         passed=("HF_*", "WANDB_MODE"),
     )  # fmt: skip
-    prefix = "APPTAINERENV_" if kind is SIF else ""
-    seen = {name.removeprefix(prefix): value for name, value in entry.env.items() if name.startswith(prefix)}
+    seen = inside(entry)
     assert (seen["HF_HOME"], seen["HF_TOKEN"], seen["WANDB_MODE"]) == ("/h", "a,b\n$(id)", "online")
     assert "HFX" not in seen
 
@@ -94,10 +110,9 @@ def test_a_star_brings_no_launcher_along_a_name_does(kind):
     entry = build_start_command(
         kind, ["python3"], workdir="/w", variables={}, inherited=inherited, passed=("*", "SLURM_X")
     )
-    prefix = "APPTAINERENV_" if kind is SIF else ""
-    assert entry.env[f"{prefix}MINE"] == "1"
-    assert entry.env[f"{prefix}SLURM_X"] == "2"
-    assert not [n for n in ("SLURM_NTASKS", "RANK", "PYTHONPATH", "LD_PRELOAD") if f"{prefix}{n}" in entry.env]
+    seen = inside(entry)
+    assert (seen["MINE"], seen["SLURM_X"]) == ("1", "2")
+    assert not {"SLURM_NTASKS", "RANK", "PYTHONPATH", "LD_PRELOAD"} & set(seen)
 
 
 def test_settings_win_over_what_is_inherited_and_over_defaults():
@@ -121,12 +136,36 @@ def test_nothing_of_the_home_the_current_folder_or_the_environment_gets_in():
     assert entry.cwd is None
     assert "SECRET" not in str(entry.env)
     assert "APPTAINER_BIND" not in entry.env
-    assert entry.env["APPTAINERENV_SLURM_JOB_ID"] == "7"
+    assert inside(entry)["SLURM_JOB_ID"] == "7"
 
 
 def test_the_open_file_that_was_verified_is_what_starts():
     assert "/proc/self/fd/5" in in_sif(image="/proc/self/fd/5").argv
     assert "/images/a.sif" not in in_sif(image="/proc/self/fd/5").argv
+
+
+def test_variables_reach_the_runtime_in_an_open_file_that_no_command_line_and_no_environment_shows(tmp_path):
+    program = tmp_path / "apptainer"
+    program.write_text('#!/bin/sh\ntr "\\0" " " < /proc/$$/cmdline\nenv\ncat "$4"; cat "$4" >&2\n')
+    program.chmod(0o755)
+    start = build_start_command(
+        Environment(kind="sif", python="python3", sif="/a.sif", apptainer=str(program)),
+        ["python3"], workdir="/w", variables={"TOKEN": "hush\n'x'"}, inherited={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    with opened(start) as (argv, files):
+        done = subprocess.run(argv, env=start.env, pass_fds=files, capture_output=True, text=True, check=True)
+    # The second reading begins at the start again.
+    assert done.stderr == start.variables
+    assert "hush" not in done.stdout.removesuffix(start.variables)
+    assert inside(start)["TOKEN"] == "hush\n'x'"
+    for number in files:
+        with pytest.raises(OSError):
+            os.fstat(number)
+
+
+def test_on_the_host_there_is_no_file_of_variables():
+    with opened(on_host({"PATH": "/usr/bin"}, {"A": "1"})) as (argv, files):
+        assert (argv, files) == (("/env/bin/python", "x.py"), ())
 
 
 def test_the_home_is_a_folder_of_the_run():
@@ -135,7 +174,7 @@ def test_the_home_is_a_folder_of_the_run():
 
 def test_settings_win_over_what_the_job_says():
     entry = in_sif(inherited={"CUDA_VISIBLE_DEVICES": "0"}, variables={"CUDA_VISIBLE_DEVICES": "1"})
-    assert entry.env["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "1"
+    assert inside(entry)["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 # -- binds --------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from hpcenv.records.verdict import Verdict
 # Stands for apptainer: it shows the binds at their sources, gives the variables, and starts the command.
 APPTAINER = """\
 #!{python}
-import os, re, sys
+import os, re, shlex, sys
 words = sys.argv[1:]
 command = words[words.index("--pwd") + 3:]
 binds = dict(reversed(re.findall(r'"source=(.*?)","destination=(.*?)"', word)[0]) for word in words if '"source=' in word)
-inside = {{name[len("APPTAINERENV_"):]: value for name, value in os.environ.items() if name.startswith("APPTAINERENV_")}}
+inside = dict(word.split("=", 1) for word in shlex.split(open(words[words.index("--env-file") + 1]).read()))
 command = [binds.get(word, word) for word in command]
 command[0] = sys.executable
 open({started!r}, "a").write("x")
