@@ -348,6 +348,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/lock.py: hpcenv lock": "a SIF in the store must be replaced by another one",
     "locking/project_image.py: hpcenv lock --upgrade": "an archive was replaced; tests/unit/locking/test_lock_image.py",
     "node/container/apptainer.py: hpcenv lock": "the image must be gone from the registry",
+    "node/container/apptainer.py: hpcenv image build --compression gzip": "it needs SingularityCE; docs/reference/runtimes.md",
     "node/this_node.py: hpcenv submit SCRIPT": "somebody must start a step of a job by hand",
     "project/stale.py: hpcenv image build *": "it makes a SIF, which takes a minute: tests/unit/locking/test_lock_image.py runs it",
     "project/toml_files.py: ls -ld *": "it shows the permissions that are missing; followed for project/workspace.py",

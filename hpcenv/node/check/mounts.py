@@ -73,6 +73,11 @@ RUNTIME_MOUNTS = (
     RuntimeMount(target="/dev(/.*)?", reason="`mount dev`: devices, terminals, shared memory"),
     RuntimeMount(target="(/var)?/tmp", reason="`mount tmp`; hpcenv binds a folder of the job over /tmp"),
     RuntimeMount(target="/etc/localtime", root=r"(.*/)?(zoneinfo/.+|etc/localtime)", reason="`bind path` as delivered"),
+    RuntimeMount(
+        target="/usr/share/zoneinfo/.+",
+        root=r"(.*/)?zoneinfo/.+",
+        reason="the same by SingularityCE 4.5.1, where /etc/localtime is a link in the image: at the link's target",
+    ),
     RuntimeMount(target="/etc/hosts", root=r"(.*/)?etc/hosts", reason="`bind path` as delivered"),
     RuntimeMount(target="/etc/(passwd|group)", root="(.*/)?(passwd|group)", reason="`config passwd`, `config group`"),
     RuntimeMount(target=r"/etc/resolv\.conf", root=r"(.*/)?[a-z-]*resolv\.conf", reason="`config resolv_conf`"),

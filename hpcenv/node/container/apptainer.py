@@ -245,7 +245,7 @@ def _check_setting(name: str, value: str) -> None:
     if "\r\n" in value:
         raise UsageError(
             f"the value of {name} has lines that end with a carriage return",
-            # Seen with Apptainer 1.4.5, also with APPTAINERENV_: both read variables with mvdan.cc/sh (syntax/lexer.go).
+            # Seen with Apptainer 1.4.5: both read variables with mvdan.cc/sh (syntax/lexer.go), also APPTAINERENV_*.
             why="the container runtime removes it",
             hint="pass the value in a file, or without carriage returns",
         )

@@ -71,7 +71,9 @@ def test_what_stands_beside_hpcenv_toml_is_asked_by_its_content(tmp_path: Path) 
     assert keys(workspace) == []
     (workspace.root / "sites").mkdir()
     profile = workspace.root / "sites" / "here.toml"
-    profile.write_text('name = "here"\n[runtime]\nkind = "apptainer"\nprogram = "/evil"\nreason = "r"\n[[bind]]\nsource = "/"\n')
+    profile.write_text(
+        'name = "here"\n[runtime]\nkind = "apptainer"\nprogram = "/evil"\nreason = "r"\n[[bind]]\nsource = "/"\n'
+    )
     template = workspace.root / "sbatch_templates" / "job.sbatch"
     template.parent.mkdir()
     template.write_text(built_in("job.sbatch").read_text())

@@ -62,7 +62,11 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert refusal is None
     found = profile(site, "x")
     assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus_per_gpu": 16, "time": "1:00:00"}
-    assert (found.modules, found.program, found.accounting) == (("gcc/13", "apptainer@1.4"), "/opt/ce/singularity", False)
+    assert (found.modules, found.program, found.accounting) == (
+        ("gcc/13", "apptainer@1.4"),
+        "/opt/ce/singularity",
+        False,
+    )
     one, two = (found.for_run(RunFacts(nodes=nodes)) for nodes in (1, 2))
     assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
         ("/scratch", "/scratch", True, "site profile jura")

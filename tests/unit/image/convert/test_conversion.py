@@ -35,10 +35,11 @@ if len(data) > 1024:
         os.remove(refused)
         sys.exit("FATAL ERROR: refused")
 options = sys.argv[3:]
+comp = dict(gzip=1, zstd=6)[options[options.index("-comp") + 1]]
 root = " ".join(options[at + 1] for at, word in enumerate(options) if word.startswith("-root")).encode()
 with open(sys.argv[2], "r+b") as out:
     out.seek(int(options[options.index("-offset") + 1]))
-    out.write(struct.pack("<4s16xH6xHH8xQ", b"hsqs", 6, 4, 0, 48 + len(data)) + bytes(200) + root + data)
+    out.write(struct.pack("<4s16xH6xHH8xQ", b"hsqs", comp, 4, 0, 48 + len(data)) + bytes(200) + root + data)
 """
 TOP = tar(file(b"opt/new", b"n" * 5000), whiteout(b"etc/app.conf"), file(b"bin/tool", b"changed"))
 
@@ -62,11 +63,11 @@ class World:
             out.add(self.folder / "in-archive", arcname=".")
         return f"oci-archive:{self.folder}/image.tar@{digest}"
 
-    def pull(self, reference: str) -> bytes:
+    def pull(self, reference: str, **how: object) -> bytes:
         """Pull without proof: what this packer makes is no file system."""
         made = pull(
             ImageRequest(source=parse_layered(reference)),
-            ConvertOptions(builder="hpcenv", prove=False),
+            ConvertOptions(builder="hpcenv", prove=False, **how),  # type: ignore[arg-type]
             place=StorePlace(root=self.store.root),
             environ={"PATH": str(self.folder / "bin"), "HOME": "/none"},
             on_event=lambda event: self.notes.append(event.what) if event.phase == "note" else None,
@@ -106,6 +107,27 @@ def test_layers_read_for_the_first_time_give_the_bytes_that_known_ones_give(worl
             world.forget_index(layer)
         assert world.pull(reference) == first
     assert world.runs == 6
+
+
+def compression_of(made: bytes) -> int:
+    return int.from_bytes(made[made.index(b"hsqs") + 20 :][:2], "little")
+
+
+def test_singularity_gets_gzip_and_a_stored_sif_with_zstd_is_made_again_for_it(world: World) -> None:
+    reference = world.image([base()])
+    program = world.folder / "bin" / "singularity"
+    program.write_text("#!/bin/sh\necho singularity-ce version 4.5.1\n")
+    program.chmod(0o755)
+    assert compression_of(world.pull(reference, compression="zstd")) == 6
+    # What starts containers here decides; the second SIF serves both programs.
+    gzip = world.pull(reference)
+    assert (compression_of(gzip), world.runs) == (1, 2)
+    assert "compressed with zstd, which SingularityCE does not read" in " ".join(world.notes)
+    assert world.pull(reference, compression="zstd") == gzip
+    world.forget_sifs()
+    # Apptainer's own link of that name reads zstd.
+    program.write_text("#!/bin/sh\necho apptainer version 1.4.5\n")
+    assert compression_of(world.pull(reference)) == 6
 
 
 @pytest.mark.parametrize("name", ["below-symlink", "hard-link-target-hidden", "twice-in-one-layer"])

@@ -173,6 +173,13 @@ def test_the_squashfs_lies_at_its_offset_and_holds_what_was_written(tmp_path: Pa
         assert found[b""] == ROOT
 
 
+def test_gzip_holds_the_same_files_as_zstd(tmp_path: Path) -> None:
+    pack(tmp_path / "zstd")
+    result = pack(tmp_path / "gzip", compression="gzip")
+    assert (result.compression, result.arguments[5:7]) == ("gzip", ("-comp", "gzip"))
+    assert entries(tmp_path / "gzip") == entries(tmp_path / "zstd")
+
+
 def test_the_bytes_depend_on_nothing_but_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(tmp_path / "one", processors=1)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "12345")

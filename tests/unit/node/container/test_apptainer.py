@@ -180,6 +180,7 @@ def test_source_date_epoch_belongs_to_the_image(created, history, epoch):
 
 FATAL = "FATAL:   While performing build: conveyor failed to get: "
 FAILURES = [
+    ("corrupted image: unknown compression algorithm value 6", ToolFailed, "SingularityCE does not read this SIF"),
     ("write /t/bundle-temp-1/x: no space left on device", ToolFailed, "not enough space"),
     ("short write: write /t/build-temp-3", ToolFailed, "not enough space"),
     ("creating container: write X: Disk quota exceeded", ToolFailed, "quota is used up"),
