@@ -88,9 +88,13 @@ class Rank:
         return read_trace(self.folder / "run" / "trace" / "attempt-0" / f"rank-{rank}.jsonl", 0, rank)
 
 
+def has_torch() -> bool:
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    return subprocess.run([PYTHON, "-c", look], capture_output=True).returncode == 0
+
+
 def made_in(folder: Path) -> Rank:
     """Return a rank in a folder; without torch the test is skipped."""
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    if subprocess.run([PYTHON, "-c", look], capture_output=True).returncode:
+    if not has_torch():
         pytest.skip("NOT TESTED: no torch here; HPCENV_TEST_TORCH_PYTHON names a Python with torch")
     return Rank(folder)
