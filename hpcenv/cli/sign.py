@@ -16,10 +16,11 @@ from hpcenv.reproduce.signature import sign
 @click.option("--key", required=True, metavar="FILE", help="Private SSH key, or the public one of a key in your agent.")
 @_render.json_option
 def command(file: str, key: str, as_json: bool) -> None:
-    """Sign a lockfile or a bundle with an SSH key.
+    """Sign a lockfile, a bundle or the verdict of a reproduction with an SSH key.
 
     Writes FILE.statement.json and its signature, FILE.statement.json.sig, beside FILE. Publish
-    all three. `hpcenv verify --signature FILE --signers SIGNERS` verifies them, and so does
+    all three. A verdict (`hpcenv reproduce --statement FILE`) is a statement itself: it gets
+    FILE.sig alone. `hpcenv verify --signature FILE --signers SIGNERS` verifies them, and so does
     `ssh-keygen -Y verify`.
     """
     signed = sign(Path(file), Path(key).expanduser())
@@ -27,5 +28,5 @@ def command(file: str, key: str, as_json: bool) -> None:
         _render.success("sign", signed)
         return
     _render.say(f"signed the {signed.kind} with sha256 {signed.sha256}")
-    for path in (signed.statement, signed.signature):
+    for path in dict.fromkeys((signed.statement, signed.signature)):
         _render.say(f"  {escape_control(str(path))}")

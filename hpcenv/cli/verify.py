@@ -20,6 +20,7 @@ from hpcenv.project.fields import Level
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.verdict import Verdict
 from hpcenv.reproduce.signature import verify_signature
+from hpcenv.reproduce.statement import ReproductionClaim
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome, verify, with_notes
@@ -47,7 +48,7 @@ from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
 @click.option("--account", help="Slurm account of the job, with --nodes.")
 @click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
 @table_option("preflight", "With --nodes; nothing is trained.")
-@click.option("--signature", metavar="FILE", help="Verify who signed this lockfile or bundle, and nothing else.")
+@click.option("--signature", metavar="FILE", help="Verify who signed this lockfile, bundle or verdict; nothing else.")
 @click.option("--signers", metavar="FILE", help="With --signature: OpenSSH's file of allowed signers.")
 @click.option("--identity", metavar="WHO", default="", help="With --signature: who must have signed.")
 @_accept.option
@@ -101,7 +102,16 @@ def _verify_signature(file: str | None, signers: str | None, identity: str, *, a
         _render.success("verify", verified)
     else:
         _render.say(f"{verified.kind} signed by {escape_control(verified.identity)}, sha256 {verified.sha256}")
+        if verified.claim is not None:
+            _show_claim(verified.claim)
     return 0
+
+
+def _show_claim(claim: ReproductionClaim) -> None:
+    """Print what the signer vouches for."""
+    _render.say(escape_control(f"rung {claim.rung}, {claim.verdict}, {claim.created}: {claim.headline}"))
+    for name, digest in claim.subjects.items():
+        _render.say(escape_control(f"  of {name} sha256 {digest}"))
 
 
 def _tell_seconds(seconds: dict[str, dict[str, float]]) -> None:

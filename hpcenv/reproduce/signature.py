@@ -1,4 +1,4 @@
-"""Sign a lockfile or a bundle with an SSH key, and verify who signed it.
+"""Sign a lockfile, a bundle or the verdict of a reproduction with an SSH key, and verify who signed it.
 
 Runs on: LOGIN NODE, or any computer with OpenSSH 8.1 or newer (`ssh-keygen -Y`, release notes of 8.1, 2019-10-09).
 
@@ -7,6 +7,9 @@ What is signed is a small statement that names the file by its sha256: an in-tot
 `FILE.statement.json`, and `FILE.statement.json.sig`, which stock OpenSSH verifies:
 
     ssh-keygen -Y verify -f SIGNERS -I WHO -n lock@hpcenv -s FILE.statement.json.sig < FILE.statement.json
+
+The verdict of a reproduction (`hpcenv reproduce --statement FILE`) is such a statement itself: only `FILE.sig` is
+added.
 
 The namespace names the kind of the file, so the signature of a lockfile cannot stand for that of a bundle. There is no
 DSSE envelope: `ssh-keygen` signs its own wrapper, so no other tool could verify one (decision 0023).
@@ -28,11 +31,17 @@ from hpcenv.node.check.sif import file_sha256
 from hpcenv.project.workspace import lockfile_bytes, parse_lockfile
 from hpcenv.records.files import read_file
 from hpcenv.reproduce.bundle.archive import Archive
+from hpcenv.reproduce.statement import ReproductionClaim, parse_statement
 
-Signed = Literal["lock", "bundle"]
-NAMESPACES: dict[Signed, str] = {"lock": "lock@hpcenv", "bundle": "bundle@hpcenv"}
+Signed = Literal["lock", "bundle", "reproduction"]
+NAMESPACES: dict[Signed, str] = {
+    "lock": "lock@hpcenv",
+    "bundle": "bundle@hpcenv",
+    "reproduction": "reproduction@hpcenv",
+}
 _STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-_PREDICATE_TYPES: dict[Signed, str] = {"lock": "urn:hpcenv:lock:1", "bundle": "urn:hpcenv:bundle:1"}
+_PREDICATE_TYPES = {"lock": "urn:hpcenv:lock:1", "bundle": "urn:hpcenv:bundle:1"}
+_VERDICT_SUFFIX = ".json"
 _LONGEST_STATEMENT = 1 << 20
 _LONGEST_SIGNATURE = 64 << 10
 # A key in an agent that asks its user, or on a hardware token, takes a while.
@@ -56,29 +65,33 @@ class VerifiedSignature:
     Attributes:
         identity: who signed, as the file of signers names the key.
         sha256: of the signed file.
+        claim: of the verdict of a reproduction: what was signed.
     """
 
     kind: Signed
     identity: str
     sha256: str
+    claim: ReproductionClaim | None = None
 
 
 def sign(path: Path, key: Path) -> SignatureFiles:
-    """Sign a lockfile or a bundle.
+    """Sign a lockfile, a bundle or the verdict of a reproduction.
 
     Args:
-        path: the file: `*.lock.toml` or a bundle.
+        path: the file: `*.lock.toml`, a bundle, or a statement `*.json`.
         key: a private SSH key; or a public one, whose private key is in the user's agent.
 
     Raises:
         WouldOverwrite: it is signed already.
         BundleInvalid, LockfileInvalid: the file is neither a bundle nor a lockfile.
+        SignatureInvalid: the file `*.json` is no statement about a reproduction.
         ToolMissing, ToolFailed: no ssh-keygen, or it refused the key.
         FileUnusable: a file cannot be read or written.
     """
     kind, text, digest = _statement_of(path)
     files = _files(path, kind, digest)
-    for file in (files.statement, files.signature):
+    new = [files.signature] if kind == "reproduction" else [files.statement, files.signature]
+    for file in new:
         if os.path.lexists(file):
             raise WouldOverwrite(f"`{file}` exists", hint="move it away to sign again")
     keygen = process.find_tool("ssh-keygen", needed_for="sign a file", path=os.environ.get("PATH"))
@@ -86,16 +99,16 @@ def sign(path: Path, key: Path) -> SignatureFiles:
     argv = [keygen, "-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACES[kind]]
     signature = process.run(argv, timeout=_SECONDS, stdin=text).stdout
     try:
-        for file, content in ((files.statement, text), (files.signature, signature)):
+        for file in new:
             with open(file, "x", encoding="utf-8") as target:
-                target.write(content)
+                target.write(signature if file == files.signature else text)
     except OSError as error:
         raise filesystem.refused(path, error) from error
     return files
 
 
 def verify_signature(path: Path, signers: Path, *, identity: str = "") -> VerifiedSignature:
-    """Verify who signed a lockfile or a bundle, and that the file is still the signed one.
+    """Verify who signed a lockfile, a bundle or a verdict, and that the file is still the signed one.
 
     Args:
         path: the signed file; statement and signature lie beside it.
@@ -116,6 +129,12 @@ def verify_signature(path: Path, signers: Path, *, identity: str = "") -> Verifi
             f"there is no file of signers `{signers}`", hint="--signers FILE; ssh-keygen(1) has its form"
         )
     signer = _verify(text, signature, signers, kind, identity)
+    if kind == "reproduction":
+        # The file is the statement; it was read twice.
+        if text != expected:
+            raise SignatureInvalid(f"`{path.name}` changed while it was read", hint="type the command again")
+        claim = parse_statement(text, path.name)
+        return VerifiedSignature(kind=kind, identity=signer, sha256=digest, claim=claim)
     _require_same(text, expected, path)
     return VerifiedSignature(kind=kind, identity=signer, sha256=digest)
 
@@ -148,6 +167,10 @@ def _statement_of(path: Path) -> tuple[Signed, str, str]:
     """Return the kind of a file, the statement about it as it is now, and its sha256."""
     predicate: dict[str, Any]
     kind: Signed
+    if path.suffix == _VERDICT_SUFFIX:
+        text = _read(path, _LONGEST_STATEMENT, path)
+        parse_statement(text, path.name)
+        return "reproduction", text, hashlib.sha256(text.encode()).hexdigest()
     if path.name.endswith(".toml"):
         content = lockfile_bytes(path)
         locked = parse_lockfile(content, path)
@@ -166,7 +189,7 @@ def _statement_of(path: Path) -> tuple[Signed, str, str]:
 
 
 def _files(path: Path, kind: Signed, digest: str) -> SignatureFiles:
-    statement = path.with_name(f"{path.name}.statement.json")
+    statement = path if kind == "reproduction" else path.with_name(f"{path.name}.statement.json")
     return SignatureFiles(
         kind=kind, statement=statement, signature=statement.with_name(f"{statement.name}.sig"), sha256=digest
     )
