@@ -308,6 +308,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/registry/manifests.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
     "image/registry/sif_manifest.py: hpcenv image pull *": "a pull of an image: followed for image_path.py",
     "image/registry/manifests.py: hpcenv image pull * --platform *": _DAMAGED_IMAGE,
+    "submission/locked_command.py: hpcenv report *": "a node must differ: tests/unit/cli/test_run.py types it",
     "runs/network.py: hpcenv net explain --from *": "the run was decided by an older hpcenv, or was refused",
     "api/function_job.py: hpcenv report *": "it is raised in a program of the user, not on a command line",
     "cli/_render.py: * * *": "it adds --store to a command of another place",

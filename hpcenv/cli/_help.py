@@ -19,6 +19,7 @@ VERBS = {
     "status": "Say what a run is doing.",
     "list": "List the runs, the newest first.",
     "logs": "Print a run's log; -f follows it.",
+    "run": "Run any command in the locked environment, after the check.",
     "attach": "Open a shell in a running run, on one of its nodes.",
     "wait": "Wait for runs and end with their exit status.",
     "cancel": "End runs.",

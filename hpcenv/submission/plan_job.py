@@ -164,7 +164,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     record = to_record(options)
     # sinfo, scontrol and git answer in the background.
     with (
-        preflight.Question(context, needed=cluster == "slurm") as question,
+        preflight.Question(context, needed=cluster == "slurm" and not options.allocated) as question,
         node_share.ResourceQuestion(
             context, needed=cluster == "slurm" and _may_want_share(workspace, options)
         ) as nodes,
@@ -415,10 +415,13 @@ def _preflight(
         return shape
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
-    offers = question.answer(notes)
+    offers = () if options.allocated else question.answer(notes)
     if gate.table:
         notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
     notes += shared
+    if options.allocated:
+        notes += preflight.check_space(run_folder)
+        return shape
     notes += preflight.check_cluster(request, shape.origins, offers)
     notes += preflight.check_space(run_folder)
     notes += preflight.require_known_srun_options(request, context)
@@ -431,7 +434,7 @@ def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
     project = workspace.project.submit
     gpus = project.gpus if options.gpus is None else options.gpus
     given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]
-    return bool(gpus) and not all(any(pair) for pair in given) and not options.handover
+    return bool(gpus) and not all(any(pair) for pair in given) and not options.handover and not options.allocated
 
 
 def _has_ranks(options: SubmitOptions) -> bool:

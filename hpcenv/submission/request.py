@@ -47,6 +47,7 @@ class SubmitOptions(OptionValues):
         call: a Python function in place of a script.
         lockfile: path of the lockfile, whatever `lock` names.
         handover: the folder is for somebody else, who has other variables and files.
+        allocated: the nodes are there already (`hpcenv run` in an allocation): nothing is requested.
     """
 
     script: str | None
@@ -55,6 +56,7 @@ class SubmitOptions(OptionValues):
     call: Call | None = None
     lockfile: Path | None = None
     handover: bool = False
+    allocated: bool = False
 
 
 # -- where options enter ------------------------------------------------------------------

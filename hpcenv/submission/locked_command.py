@@ -1,0 +1,245 @@
+"""`hpcenv run`: any command in the locked environment, on this machine or the nodes of an allocation, after the gate.
+
+Runs on: LOGIN NODE, or the node of an allocation where the user types. The check is that of a job: the run folder, the
+steps and the verdict are the same; only srun starts them from here, because salloc has no batch script.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.cluster import slurm_command
+from hpcenv.errors import Command, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
+from hpcenv.node.local import node_names
+from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, expand_hostlist
+from hpcenv.project import native_options
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.files import load_record, read_file, read_json
+from hpcenv.records.frozen import Frozen
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+from hpcenv.submission import submit as submission
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CurrentAllocation(Frozen):
+    """The allocation in which this process runs (salloc, srun or sbatch).
+
+    Attributes:
+        gpus: GPUs on each node, where Slurm says it; else None.
+    """
+
+    job_id: str
+    nodes: tuple[str, ...]
+    gpus: int | None
+
+
+def find_allocation(environ: Mapping[str, str]) -> CurrentAllocation | None:
+    """Return the allocation in which this process runs; None outside of one.
+
+    salloc, srun and sbatch set SLURM_JOB_ID and SLURM_JOB_NODELIST; SLURM_GPUS_PER_NODE has the value of their option,
+    and on a node of the job SLURM_GPUS_ON_NODE has its GPUs (salloc(1), srun(1), Slurm 22.05 to 26.05).
+
+    Raises:
+        UsageError: the variables contradict each other.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        return None
+    try:
+        nodes = expand_hostlist(environ.get("SLURM_JOB_NODELIST", ""))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the nodes of job {job_id} are not known",
+            why=f"SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is no list of nodes: {error}",
+            hint="type this in the shell that salloc starts; to run here: env -u SLURM_JOB_ID hpcenv run ...",
+        ) from error
+    counts = (environ.get("SLURM_GPUS_ON_NODE", ""), environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2])
+    gpus = next((int(count) for count in counts if count.isdecimal()), None)
+    return CurrentAllocation(job_id=job_id, nodes=nodes, gpus=gpus)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CheckedPlace(Frozen):
+    """Nodes, or this machine, that the gate has passed.
+
+    Attributes:
+        nodes: in Slurm's order; emulated ones have other names.
+        notes: what the user should know.
+    """
+
+    plan: Plan
+    run: RunFolder
+    nodes: tuple[str, ...]
+    notes: tuple[str, ...]
+    allocation: CurrentAllocation | None
+
+
+def check_place(workspace: Workspace, options: SubmitOptions, context: Context) -> CheckedPlace:
+    """Check this machine, or all nodes of the allocation, as a job would.
+
+    Args:
+        options: without a script.
+
+    Raises:
+        NodeRejected: a field that must match differs; the error has the table.
+        NodesUnknown: it could not be told.
+        HpcenvError: as for `plan_job`.
+    """
+    allocation = find_allocation(context.environ)
+    plan = _plan(workspace, options, context, allocation)
+    run = RunFolder(Path(plan.manifest.run_folder))
+    submission.make_folder(run.path)
+    submission.materialize(plan, run, context)
+    # Only the check is recorded as a run; what the command does is the user's.
+    submission.record(plan, run, "local" if allocation is None else allocation.job_id)
+    steps = _Steps(run, context.environ, allocation)
+    status = steps.check()
+    if status != 0:
+        raise _refusal(run, status)
+    nodes = node_names(1) if allocation is None else allocation.nodes
+    return CheckedPlace(plan=plan, run=run, nodes=nodes, notes=plan.notes, allocation=allocation)
+
+
+def _plan(workspace: Workspace, options: SubmitOptions, context: Context, allocation: CurrentAllocation | None) -> Plan:
+    gpus = options.gpus if options.gpus is not None or allocation is None else allocation.gpus
+    shape = replace(
+        options,
+        gpus=gpus or 0,
+        nproc=gpus or 1,
+        nodes=1 if allocation is None else len(allocation.nodes),
+        cluster="local" if allocation is None else "slurm",
+        allocated=allocation is not None,
+        preflight=options.preflight or "quick",
+        name=f"run-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}",
+    )
+    plan = plan_job(workspace, shape, context)
+    modules = plan.manifest.modules
+    if not modules:
+        return plan
+    # The batch script loads them; here they are as the user has loaded them.
+    note = f"modules of the site profile are not loaded: `module load {shlex.join(modules)}` before, if you need them"
+    return replace(
+        plan,
+        manifest=replace(plan.manifest, modules=(), module_paths=(), unset=()),
+        notes=(*plan.notes, note),
+    )
+
+
+class _Steps:
+    """Starts the steps of a job that checks its nodes; their output goes to the run's log."""
+
+    def __init__(self, run: RunFolder, environ: Mapping[str, str], allocation: CurrentAllocation | None) -> None:
+        self._run = run
+        self._env = slurm_command.clean_environment(environ)
+        self._allocation = allocation
+
+    def check(self) -> int:
+        """Return the status of the gate: 0, 90 or 91."""
+        if self._allocation is None:
+            return self._start(self._step("local"))
+        job_id, nodes = self._allocation.job_id, self._allocation.nodes
+        # These steps only read and write files of the run folder. The batch script starts them on the first node.
+        place = {"SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": ",".join(nodes), "SLURMD_NODENAME": nodes[0]}
+        status = self._start(self._step("begin"), place)
+        if status == 0:
+            srun = srun_argv(job_id, nodes, environ=self._env)
+            # The decide step names the nodes without facts.
+            self._start([*srun, "--kill-on-bad-exit=0", "--job-name=check", *self._step("check")])
+            status = self._start(self._step("decide"), place)
+        self._start(self._step("finish", str(status)), place)
+        return status
+
+    def _step(self, step: str, *words: str) -> list[str]:
+        return [sys.executable, "-I", str(self._run.step), step, str(self._run.path), *words]
+
+    def _start(self, argv: Sequence[str], place: Mapping[str, str] | None = None) -> int:
+        with open(self._run.log, "ab") as log:
+            env = {**self._env, **(place or {})}
+            return process.start(argv, env=env, cwd=self._run.path, stdout=log, stderr=log).wait()
+
+
+def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) -> list[str]:
+    """Return the srun of a step with one task on each of some nodes, beside what runs there.
+
+    `--overlap` (Slurm 20.11 and later): the step shares CPUs, memory and GPUs of the job with salloc's shell, which may
+    be a step itself. `--cpu-bind=none`: one task uses all CPUs of the job on its node.
+
+    Raises:
+        ToolMissing: srun is missing.
+    """
+    srun = process.find_tool("srun", needed_for="run a command in an allocation", path=environ.get("PATH"))
+    count = len(nodes)
+    where = (f"--jobid={job_id}", "--overlap", f"--nodelist={','.join(nodes)}", f"--nodes={count}")
+    return [srun, *where, f"--ntasks={count}", "--ntasks-per-node=1", "--cpu-bind=none"]
+
+
+def _refusal(run: RunFolder, status: int) -> HpcenvError:
+    """Return the error of a gate that did not open, with the end of the log, which has the table."""
+    try:
+        result = load_record(Verdict, run.verdict).result
+    except RecordInvalid:
+        result = "unknown"
+    try:
+        log = read_file(run.log, most=1 << 20, follow=False).decode("utf-8", "replace").strip()
+    except OSError as error:
+        log = f"{run.log}: {error.strerror}"
+    hint = ("the check is kept as a run: ", Command("hpcenv", "report", run.path.name))
+    if status == NodeRejected.exit_status and result == "mismatch":
+        return NodeRejected("the command was not started: a node differs from the lockfile", why=log, hint=hint)
+    what = "the command was not started: it could not be told whether the nodes match the lockfile"
+    return NodesUnknown(what, why=log or f"the check ended with status {status}", hint=hint)
+
+
+def count_nodes(allocation: CurrentAllocation | None, *, nodes: int | None, pty: bool) -> int:
+    """Return on how many nodes a command starts.
+
+    Args:
+        allocation: None for this machine.
+        nodes: as the user asks; None for all, with `pty` for the first one.
+        pty: the command gets a terminal.
+
+    Raises:
+        UsageError: there are fewer nodes, or several tasks would share one terminal.
+    """
+    most = 1 if allocation is None else len(allocation.nodes)
+    count = nodes if nodes is not None else 1 if pty else most
+    if count > most:
+        has = "this machine is one" if allocation is None else f"job {allocation.job_id} has {most}"
+        raise UsageError(f"{count} nodes for the command", why=has, hint=f"--nodes {most}, or leave it out")
+    if pty and count > 1:
+        raise UsageError("`--pty` is for one node", why=f"{count} nodes have one terminal", hint="leave out --nodes")
+    return count
+
+
+def start_argv(
+    place: CheckedPlace, command: Sequence[str], environ: Mapping[str, str], *, count: int, pty: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return what starts a command in the checked environment, and its environment.
+
+    Args:
+        command: a shell if it is empty.
+        count: on how many of the nodes, the first ones.
+        pty: the command gets a terminal.
+
+    Raises:
+        ToolMissing: srun is missing.
+    """
+    step = [sys.executable, "-I", str(place.run.step), "attach", str(place.run.path), "without-secrets", *command]
+    env = slurm_command.clean_environment(environ)
+    if place.allocation is None:
+        job = str(read_json(place.run.started)["job_id"])
+        return step, env | {LOCAL_NODE: place.nodes[0], LOCAL_NODES: ",".join(place.nodes), LOCAL_JOB: job}
+    argv = srun_argv(place.allocation.job_id, place.nodes[:count], environ=env)
+    argv += [*(["--pty"] if pty else []), "--job-name=run", *native_options.options_of(place.plan.request.srun)]
+    return [*argv, *step], env
