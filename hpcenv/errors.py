@@ -350,7 +350,7 @@ class HashesUnproved(HpcenvError):
 
 
 class LintFailed(HpcenvError):
-    """`image lint` found problems in a recipe or an image."""
+    """`image lint` found problems in a recipe or an image, or `image scan` known vulnerabilities of packages."""
 
     code = "lint-failed"
     exit_status = 22

@@ -8,11 +8,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from hpcenv.project.lockfile import DistTable, Lockfile
+
+if TYPE_CHECKING:
+    from packageurl import PackageURL
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
 VERSION = re.compile(r"[!-~]{1,200}")
@@ -150,3 +155,22 @@ def python_version(lockfile: Lockfile) -> str | None:
     """Return the locked version of Python, None if it is unknown or not a version."""
     version = lockfile.facts.get("python.version")
     return version if isinstance(version, str) and re.fullmatch(r"\d+(\.\d+){1,2}((a|b|rc)\d+)?", version) else None
+
+
+def package_url(dist: DistTable) -> PackageURL | None:
+    """Return a package URL (purl). Its type is pypi only for a package that an index can have."""
+    from packageurl import PackageURL
+
+    if not NAME.fullmatch(dist.name) or not VERSION.fullmatch(dist.version):
+        return None
+    proved = proved_sha256(dist) is not None
+    if dist.source in NO_INDEX and not proved and not is_built(dist):
+        kind = "conda" if dist.source == "conda" else "generic"
+        return PackageURL(type=kind, name=dist.name, version=dist.version)
+    filename = dist.wheel.filename if dist.wheel and proved else None
+    return PackageURL(
+        type="pypi",
+        name=canonicalize_name(dist.name),
+        version=dist.version,
+        qualifiers={"file_name": filename} if filename else None,
+    )

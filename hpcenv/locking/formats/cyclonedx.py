@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, uuid5
 
-from packaging.utils import canonicalize_name
-
 from hpcenv.errors import Command, ToolMissing
 from hpcenv.locking.export_notes import notes_on_edits
 from hpcenv.locking.export_packages import (
     HEX_SHA256,
     NAME,
-    NO_INDEX,
     VERSION,
-    is_built,
+    package_url,
     proved_sha256,
     python_version,
     sorted_packages,
@@ -191,7 +188,7 @@ def _dist_components(lockfile: Lockfile) -> Iterator[Component]:
             name=dist.name,
             version=_cut(dist.version),
             bom_ref=reference if seen[reference] == 1 else f"{reference}#{seen[reference]}",
-            purl=_purl(dist),
+            purl=package_url(dist),
             hashes=_hashes(proved_sha256(dist) or ""),
             properties=_properties(_dist_facts(dist)),
         )
@@ -211,25 +208,6 @@ def _dist_facts(dist: DistTable) -> dict[str, object]:
         **{f"wheel.{key}": value for key, value in (wheel or {"proof": "none"}).items()},
         **{f"wheel.built.{key}": value for key, value in built.items()},
     }
-
-
-def _purl(dist: DistTable) -> PackageURL | None:
-    """Return a package URL (purl). Its type is pypi only for a package that an index can have."""
-    from packageurl import PackageURL
-
-    if not NAME.fullmatch(dist.name) or not VERSION.fullmatch(dist.version):
-        return None
-    proved = proved_sha256(dist) is not None
-    if dist.source in NO_INDEX and not proved and not is_built(dist):
-        kind = "conda" if dist.source == "conda" else "generic"
-        return PackageURL(type=kind, name=dist.name, version=dist.version)
-    filename = dist.wheel.filename if dist.wheel and proved else None
-    return PackageURL(
-        type="pypi",
-        name=canonicalize_name(dist.name),
-        version=dist.version,
-        qualifiers={"file_name": filename} if filename else None,
-    )
 
 
 def _cut(version: str) -> str:
