@@ -112,8 +112,8 @@ def scan(
         HpcenvError: the lockfile cannot be read, or the result cannot be written.
     """
     lockfile = find_lockfile(start, lock)
-    name, program = _find(scanner, environ)
     exported = export(start, bill, environ=environ, lock=lock)
+    name, program = _find(scanner, environ)
     version = process.run([program, "--version"], timeout=_VERSION_SECONDS, env=environ).stdout
     number = next(iter(re.findall(r"\d+\.\d+[\w.-]*", version)), "unknown")
     with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:

@@ -182,6 +182,8 @@ def test_the_command_can_fail_on_a_severity(project, monkeypatch):
     done = CliRunner().invoke(cli, ["image", "scan", "--lock", "cuda.lock.toml"])
     assert done.exit_code == 0, done.output
     assert "critical  torch 2.14.1  CVE-2026-1  fixed in 2.14.2" in done.output
-    done = CliRunner().invoke(cli, ["image", "scan", "--lock", "cuda.lock.toml", "--fail-on", "high", "--json"])
+    done = CliRunner().invoke(
+        cli, ["image", "scan", "--lock", "cuda.lock.toml", "--fail-on", "high", "--json"], standalone_mode=False
+    )
     assert json.loads(done.output)["data"]["counts"]["critical"] == 1
     assert done.return_value == 22
