@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcenv.project import acceptance
 from hpcenv.project.context import Context, cache_folder, user_folder
+from hpcenv.project.store_config import default_store
 from hpcenv.project.workspace import Workspace, open_workspace
 
 
@@ -47,7 +48,7 @@ def open_project(project: str | Path = ".") -> Workspace:
     return open_workspace(
         folder,
         store=Path(os.path.abspath(folder / Path(store).expanduser())) if store else None,
-        default_store=cache / "store",
+        default_store=default_store(os.environ, cache)[0],
         trusted_owners=tuple(os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split()),
     )
 

@@ -24,7 +24,7 @@ from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import HpcenvError, Interrupted, UsageError, render_hint
 from hpcenv.project import context as project_context
 from hpcenv.project import document
-from hpcenv.project.store_config import StorePlace
+from hpcenv.project.store_config import StorePlace, default_store
 from hpcenv.project.workspace import SPEC_NAME, Workspace, open_workspace
 
 Error = TypeVar("Error", bound=HpcenvError)
@@ -131,7 +131,7 @@ class Where:
         return open_workspace(
             start or cwd(),
             store=self._named(),
-            default_store=cache_folder() / "store",
+            default_store=default_store(os.environ, cache_folder())[0],
             trusted_owners=self._owners(),
         )
 
@@ -141,11 +141,12 @@ class Where:
         return self._named() is None
 
     def place(self) -> StorePlace:
-        """Return where images are kept: `--store`, HPCENV_STORE, the project's `[paths] store`, the cache."""
+        """Return where images are kept: `--store`, HPCENV_STORE, the project's `[paths] store`, else the default."""
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
             return self.project().store_place
-        return StorePlace(root=named or cache_folder() / "store", trusted_owners=self._owners())
+        default, _ = default_store(os.environ, cache_folder())
+        return StorePlace(root=named or default, trusted_owners=self._owners())
 
     def options(self) -> tuple[str, ...]:
         """Return the options with which another command finds the same store."""

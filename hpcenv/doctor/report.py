@@ -21,7 +21,8 @@ from hpcenv.doctor.step_overlap import read_overlap
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.node.container import runtime
 from hpcenv.node.container.apptainer import host_environment as runtime_environment
-from hpcenv.project.context import Context
+from hpcenv.project.context import Context, cache_folder
+from hpcenv.project.store_config import default_store
 
 _SECONDS = 20.0
 UNKNOWN = "unknown"
@@ -499,13 +500,18 @@ def _cgroup() -> tuple[str, str]:
 
 def _places(notes: _Notes, context: Context, store: Path) -> None:
     """Note which folders compute nodes see."""
+    default, reason = default_store(context.environ, cache_folder(context.environ))
+    chosen = f"the default: {reason}" if store == default else ""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = {"home": home, "this folder": context.cwd, "image store": store, "hpcenv's Python": Path(sys.prefix)}
     for what, place in places.items():
         seen = filesystem.visibility(place, home=home)
         shared = f"taken as shared: {place}" if seen.assumed else f"shared: {place}"
         value = {True: shared, False: f"not shared: {place}", None: ""}[seen.shared]
-        notes.add("Files that nodes must see", what, value, seen.reason if value else f"{place}: {seen.reason}")
+        why = seen.reason if value else f"{place}: {seen.reason}"
+        if what == "image store" and chosen:
+            why = f"{why}; {chosen}"
+        notes.add("Files that nodes must see", what, value, why)
         if seen.shared is False:
             notes.trouble(
                 f"compute nodes cannot see {what} `{place}`",

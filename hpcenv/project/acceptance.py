@@ -230,6 +230,7 @@ def _profile_in_words(site: SiteFile) -> str:
     binds = [f"{bind.source} at {bind.target or bind.source}" for bind in site.bind]
     parts = (
         ("containers start with", [] if site.runtime is None else [site.runtime.program or site.runtime.kind]),
+        ("containers enter through", [] if site.entry_wrapper is None else [" ".join(site.entry_wrapper.command)]),
         ("modules", [*site.modules, *(one.name for one in site.module)]),
         ("folders of modules", [*site.module_use, *(one.use for one in site.module if one.use)]),
         ("binds", binds),

@@ -67,6 +67,12 @@ def _host_pattern(value: str) -> str:
     return value
 
 
+def _wrapper(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value or value[0].startswith("-") or any(not word.isprintable() for word in value):
+        raise ValueError("must be a program and its arguments")
+    return value
+
+
 def _by_digest(value: str) -> str:
     if not re.search(r"@sha256:[0-9a-f]{64}\Z", value):
         raise ValueError("must name a digest: IMAGE@sha256:...")
@@ -228,6 +234,17 @@ class RendezvousTable(SourcedTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EntryWrapperTable(SourcedTable):
+    """[entry-wrapper]: what starts every program in a container, for the check as for the ranks.
+
+    Attributes:
+        command: program and arguments in the container; the program to start follows them.
+    """
+
+    command: Annotated[tuple[Text, ...], After(_wrapper)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BaseImageTable(SourcedTable):
     """[[base-image]]: an image that the site recommends, by digest."""
 
@@ -308,6 +325,7 @@ class SiteFile(Document):
     module: tuple[ModuleTable, ...] = ()
     option: tuple[OptionTable, ...] = ()
     rendezvous: RendezvousTable | None = None
+    entry_wrapper: EntryWrapperTable | None = None
     bind: tuple[SiteBindTable, ...] = ()
     env: Annotated[dict[str, Variables], After(_variables)] = field(default_factory=dict)
     base_image: tuple[BaseImageTable, ...] = ()
@@ -342,6 +360,8 @@ class SiteFile(Document):
             yield "runtime", self.runtime
         if self.rendezvous is not None:
             yield "rendezvous", self.rendezvous
+        if self.entry_wrapper is not None:
+            yield "entry-wrapper", self.entry_wrapper
         yield from ((f"module {one.name}", one) for one in self.module)
         yield from ((f"{one.program} --{one.name}", one) for one in self.option)
         yield from ((f"bind {one.source}", one) for one in self.bind)

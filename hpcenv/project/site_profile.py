@@ -4,6 +4,7 @@ Runs on: LOGIN NODE. Pure.
 """
 
 import datetime as dt
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard, TypeVar
@@ -32,7 +33,7 @@ class UsedValue:
     """One value that a profile gives to a run, for people.
 
     Attributes:
-        kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime` or `base-image`.
+        kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `entry-wrapper` or `base-image`.
         value: as it is set; of a variable that extends another one, with `${value}` for that.
         when: its condition in words; empty without one.
         source: page, version, date, and the date of the check; empty where the file does not say it.
@@ -67,6 +68,7 @@ class Profile:
         program: what starts containers: a path, or a name on PATH; empty to look for one.
         no_runtime: why hpcenv cannot start containers there; empty where it can, or where that is not known.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
+        entry_wrapper: command that starts every program in a container; empty for none.
         accounting: whether sacct answers here; None if unknown.
         slurm: what `doctor` found.
         used: all values with their sources, after `for_run`.
@@ -86,6 +88,7 @@ class Profile:
     program: str = ""
     no_runtime: str = ""
     rendezvous_host: str = ""
+    entry_wrapper: tuple[str, ...] = ()
     accounting: bool | None = None
     slurm: SlurmTable | None = None
     used: tuple[UsedValue, ...] = ()
@@ -119,6 +122,7 @@ class Profile:
             settings=settings,
             unset=unset,
             rendezvous_host=chosen.rendezvous[0].host if chosen.rendezvous else "",
+            entry_wrapper=chosen.entry_wrappers[0].command if chosen.entry_wrappers else (),
             used=chosen.used(),
             left_out=chosen.left_out(),
         )
@@ -127,7 +131,9 @@ class Profile:
 def profile(site: SiteFile, path: str) -> Profile:
     """Return a profile from the content of its file; messages name `path` as the origin of its values."""
     passed_on = {"sbatch": site.sbatch, "srun": site.srun}
-    given = {name: value for name, value in document.plain(site.submit, by_key=False).items() if value != []}
+    given = {
+        name: value for name, value in document.plain(site.submit, by_key=False).items() if value not in ([], False)
+    }
     defaults = given | {name: table for name, table in passed_on.items() if table}
     return Profile(
         name=site.name,
@@ -162,7 +168,8 @@ class _Chosen:
     """The values of a file that are for one run.
 
     Attributes:
-        modules, binds, options, rendezvous, base_images: those whose condition holds, in the order of the file.
+        modules, binds, options, rendezvous, entry_wrappers, base_images: those whose condition holds, in the order of
+            the file.
         variables: the same, with their names.
     """
 
@@ -174,6 +181,8 @@ class _Chosen:
         self.binds = self._for_this(site.bind, lambda one: f"bind {one.source}")
         one = () if site.rendezvous is None else (site.rendezvous,)
         self.rendezvous = self._for_this(one, lambda _: "the host of the rendezvous")
+        wrapper = () if site.entry_wrapper is None else (site.entry_wrapper,)
+        self.entry_wrappers = self._for_this(wrapper, lambda _: "the entry wrapper")
         self.base_images = self._for_this(site.base_image, lambda one: f"base image {one.image}")
         self.variables = [
             (name, table)
@@ -206,6 +215,7 @@ class _Chosen:
             *(self._used("module", one.name, one.use or "", one) for one in self.modules),
             *(self._used(one.program, f"--{one.name}", _option_text(one), one) for one in self.options),
             *(self._used("rendezvous", "host", one.host, one) for one in self.rendezvous),
+            *(self._used("entry-wrapper", "", shlex.join(one.command), one) for one in self.entry_wrappers),
             *(self._used("bind", one.source, one.target or one.source, one) for one in self.binds),
             *(self._used("variable", name, _change_text(name, table), table) for name, table in self.variables),
             *(self._used("base-image", "", one.image, one) for one in self.base_images),

@@ -64,6 +64,8 @@ class Environment(Frozen):
         binds: host folders visible inside, in addition to those that hpcenv needs.
         gpus: pass NVIDIA's driver of the host into the container (`--nv`).
         rocm: pass ROCm's libraries of the host into the container (`--rocm`).
+        wrapper: command of the site that starts every program in the container, for the check as for the ranks.
+        wrapper_origin: who asks for it, and why.
     """
 
     kind: Literal["sif", "host"]
@@ -72,6 +74,8 @@ class Environment(Frozen):
     apptainer: str = ""
     binds: tuple[Bind, ...] = ()
     gpus: bool = False
+    wrapper: tuple[str, ...] = ()
+    wrapper_origin: str = ""
     rocm: bool = False
 
 

@@ -51,7 +51,17 @@ def environment_of(
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
-    return replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
+    environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
+    return with_wrapper(environment, profile)
+
+
+def with_wrapper(environment: Environment, profile: Profile | None) -> Environment:
+    """Return a container's environment with the command of the site through which programs start in it."""
+    if profile is None or not profile.entry_wrapper:
+        return environment
+    of = next(value for value in profile.used if value.kind == "entry-wrapper")
+    origin = f"site profile {profile.name}, {of.reason}" + (f" ({of.source})" if of.source else "")
+    return replace(environment, wrapper=profile.entry_wrapper, wrapper_origin=origin)
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:

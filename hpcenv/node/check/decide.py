@@ -341,7 +341,9 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
         module = f"the project has no module {manifest.module}"
         what = f"{manifest.entry} is a console script" if manifest.entry else module
         code.append(f"script-sha256 not known: {what}, it is the environment's")
-    return (*data, *code, *manifest.imported)
+    environment = manifest.environment
+    through = f"programs in the container start through {' '.join(environment.wrapper)}: {environment.wrapper_origin}"
+    return (*data, *code, *([through] if environment.wrapper else []), *manifest.imported)
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:

@@ -116,7 +116,7 @@ def build_start_command(
     argv = apptainer.exec_argv(
         apptainer=environment.apptainer,
         image=image or environment.sif,
-        command=command,
+        command=(*environment.wrapper, *command),
         workdir=workdir,
         home=f"{home}:{CONTAINER_HOME}" if home else None,
         binds=needed_binds((*data, *environment.binds, *binds)),

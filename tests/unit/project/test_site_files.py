@@ -42,6 +42,10 @@ min-nodes = 2
 kind = "singularity"
 program = "/opt/ce/singularity"
 reason = "SIFs run with it"
+[entry-wrapper]
+command = ["/host/adapt.sh", "--quiet"]
+reason = "the host's fabric"
+when = { nodes = ">=2" }
 [slurm]
 version = "24.11.5"
 [[slurm.partition]]
@@ -71,6 +75,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
         ("/scratch", "/scratch", True, "site profile jura")
     ]
+    assert (one.entry_wrapper, two.entry_wrapper) == ((), ("/host/adapt.sh", "--quiet"))
     assert one.settings == ()
     (setting,) = two.settings
     assert (setting.name, setting.value, setting.origin) == ("NCCL_NET", "IB", "site profile jura")

@@ -1,5 +1,6 @@
 """The one start line for probe and ranks, on the host and in a SIF."""
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -161,6 +162,12 @@ def test_variables_reach_the_runtime_in_an_open_file_that_no_command_line_and_no
     for number in files:
         with pytest.raises(OSError):
             os.fstat(number)
+
+
+def test_the_sites_wrapper_comes_before_every_program_in_a_container():
+    through = dataclasses.replace(SIF, wrapper=("/host/adapt.sh", "-q"))
+    start = build_start_command(through, ["python3", "x.py"], workdir="/w", variables={}, inherited={})
+    assert start.argv[-5:] == ("/images/a.sif", "/host/adapt.sh", "-q", "python3", "x.py")
 
 
 def test_on_the_host_there_is_no_file_of_variables():
