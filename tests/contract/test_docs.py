@@ -220,3 +220,13 @@ def test_the_program_of_the_page_gives_the_tree_digest(tmp_path: Path, var: str)
     paths = [os.path.join(where, name) for where, folders, files in os.walk(top) for name in folders + files]
     entries = [entry(top, b""), *(entry(path, os.path.relpath(path, top)) for path in paths)]
     assert done.stdout.strip() == tree.tree_digest(sorted(entries, key=lambda one: one.path))
+
+
+def test_each_decision_has_its_number() -> None:
+    """Two branches take the same number easily; the heading says it too."""
+    found = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    numbers = [int(path.name[:4]) for path in found]
+    assert len(set(numbers)) == len(numbers), [path.name for path in found if numbers.count(int(path.name[:4])) > 1]
+    for path, number in zip(found, numbers, strict=True):
+        heading = path.read_text(encoding="utf-8").partition("\n")[0]
+        assert re.match(rf"# 0*{number}[.:] ", heading), heading

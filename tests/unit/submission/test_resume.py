@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TORCH, accept, hpcenv, make_python
 
 from hpcenv.incontainer import provenance
+from tests.conftest import TORCH, accept, hpcenv, make_python
 
 # torchrun of the stand-in torch, with as many ranks as it is asked for.
 SEVERAL_RANKS = """
