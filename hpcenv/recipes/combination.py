@@ -32,6 +32,7 @@ class Distribution:
             there is no such image.
         glibc: version of its C library, which decides which wheels run.
         fabric: packages with the user-space libraries of InfiniBand and RoCE.
+        old_pip: its pip has no `--report` and no `--python` (pip 22.2 and 22.3), so the recipe installs a newer one.
     """
 
     name: str
@@ -41,10 +42,11 @@ class Distribution:
     python_image: str
     glibc: tuple[int, int]
     fabric: tuple[str, ...]
+    old_pip: bool = False
 
 
 # Names from the distributions' package lists, read 2026-11-20. librdmacm1 became librdmacm1t64 with Debian's move to
-# a 64-bit time_t (trixie, Ubuntu 24.04), also on amd64. ubuntu22.04 is left out: its pip 22.0 has no `--report`.
+# a 64-bit time_t (trixie, Ubuntu 24.04), also on amd64. The pip of Ubuntu 22.04 is 22.0.2.
 DISTRIBUTIONS = {
     one.name: one
     for one in (
@@ -65,6 +67,16 @@ DISTRIBUTIONS = {
             python_image="python:{python}-slim-trixie",
             glibc=(2, 41),
             fabric=("libibverbs1", "ibverbs-providers", "librdmacm1t64"),
+        ),
+        Distribution(
+            name="ubuntu22.04",
+            codename="jammy",
+            image="ubuntu:22.04",
+            python="3.10",
+            python_image="",
+            glibc=(2, 35),
+            fabric=("libibverbs1", "ibverbs-providers", "librdmacm1"),
+            old_pip=True,
         ),
         Distribution(
             name="ubuntu24.04",

@@ -82,6 +82,7 @@ class ImageRecipe:
         name: the image's name, without tag.
         tag: its tag; empty for the tag of the combination.
         base_has_python: whether the base contains the Python, so that apt installs none.
+        installer: pip itself, where that of the distribution is too old; None for the distribution's.
         build: packages to compile, None for none.
         unproved: packages without a known hash; for `hpcenv image rebuild` only.
         environment: more environment variables.
@@ -95,6 +96,7 @@ class ImageRecipe:
     base: BaseImage
     pins: tuple[PinnedPackage, ...]
     base_has_python: bool = False
+    installer: PinnedPackage | None = None
     build: PackageBuild | None = None
     unproved: tuple[PinnedPackage, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -131,6 +133,9 @@ def render(recipe: ImageRecipe) -> dict[str, str]:
         lines = [f"{FIRST_LINE} {recipe.verb}`; the lockfile has no hash of these packages."]
         lines += [f"{pin.name}=={pin.version}" for pin in recipe.unproved]
         files["requirements.unproved.txt"] = "\n".join(lines) + "\n"
+    if recipe.installer is not None:
+        head = f"{FIRST_LINE} {recipe.verb}`; the pip that installs the packages.\n"
+        files["requirements.pip.lock"] = head + pinned_lines((recipe.installer,))
     if recipe.build is not None:
         for name, pins in (("build", recipe.build.tools), ("sources", recipe.build.sources)):
             head = f"{FIRST_LINE} {recipe.verb}`; {_BUILD_FILES[name]}.\n"
@@ -165,7 +170,8 @@ def _check_words(recipe: ImageRecipe) -> None:
             f"`{recipe.build.base[:200]}` cannot be written into a recipe", why="it is no name with a digest"
         )
     compiled = (*recipe.build.tools, *recipe.build.sources) if recipe.build is not None else ()
-    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable((*recipe.pins, *compiled))]
+    installer = (recipe.installer,) if recipe.installer is not None else ()
+    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable((*recipe.pins, *compiled, *installer))]
     problems += [
         f"the variable {name[:40]!r} cannot be written"
         for name, value in recipe.environment
@@ -184,7 +190,7 @@ def _template(name: str) -> str:
 
 def _install_packages(recipe: ImageRecipe) -> str:
     """Return the shell lines of the stage `packages`."""
-    values = {"site_configuration": _template("site-configuration.sh").rstrip()}
+    values = {"site_configuration": _template("site-configuration.sh").rstrip(), "choose_pip": _choose_pip(recipe)}
     if recipe.unproved:
         report = recorded_files.UNPROVED_REPORT if recipe.pins else recorded_files.REPORT
         values["unproved_report"] = PurePosixPath(report).name
@@ -192,6 +198,12 @@ def _install_packages(recipe: ImageRecipe) -> str:
         ("install-python", not recipe.base_has_python), ("locked", recipe.pins), ("unproved", recipe.unproved)
     )
     return fill(_template("install-packages.sh"), values, parts=parts).rstrip()
+
+
+def _choose_pip(recipe: ImageRecipe) -> str:
+    """Return the shell lines that set `python` to the one whose pip installs."""
+    part = "own" if recipe.installer is not None else "distribution"
+    return fill(_template("choose-pip.sh"), {}, parts=(part,)).rstrip()
 
 
 def _compile_packages(recipe: ImageRecipe, build: PackageBuild) -> str:
@@ -205,6 +217,7 @@ def _compile_packages(recipe: ImageRecipe, build: PackageBuild) -> str:
         "codename": combination.distribution.codename,
         "apt_packages": " ".join(("ca-certificates", "g++", "make", *python)),
         "report": _template("built-report.py").rstrip(),
+        "choose_pip": _choose_pip(recipe),
     }
     if build.has_wheels:
         values["wheel_folder"] = wheel_folder(combination.cuda)
@@ -270,6 +283,7 @@ def _shared_parts(recipe: ImageRecipe) -> tuple[str, ...]:
         ("cuda", recipe.combination.cuda != CPU),
         ("environment", recipe.environment),
         ("build", recipe.build is not None),
+        ("installer", recipe.installer is not None),
     )
 
 

@@ -37,7 +37,7 @@ from hpcenv.recipes.compiled_packages import (
 from hpcenv.recipes.compiled_packages import arch_list as architectures
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
 from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, torch_of_pins
-from hpcenv.recipes.pip_resolution import find_sources, find_wheels
+from hpcenv.recipes.pip_resolution import find_installer, find_sources, find_wheels
 from hpcenv.records import files as record_files
 
 DEFAULT_DISTRIBUTION = "bookworm"
@@ -157,6 +157,7 @@ def init(
         combination=combination,
         base=found,
         pins=tuple(pins),
+        installer=find_installer(combination, environ),
         build=compiled,
         base_has_python=not combination.has_distribution_python,
     )

@@ -74,6 +74,18 @@ def find_wheels(
     return tuple(pin for pin in pins if canonicalize_name(pin.name) not in known)
 
 
+def find_installer(combination: Combination, environ: Mapping[str, str]) -> PinnedPackage | None:
+    """Return a newer pip for a distribution whose pip is too old; None where it is not.
+
+    Raises:
+        ToolFailed: pip's index has none.
+    """
+    if not (combination.distribution.old_pip and combination.has_distribution_python):
+        return None
+    (found,) = find_wheels(("pip",), combination, environ, hint=_CHECK_PIP)
+    return found
+
+
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
 

@@ -25,6 +25,7 @@ from hpcenv.recipes import image_recipe, rebuild_comparison
 from hpcenv.recipes.combination import DISTRIBUTIONS, Combination, Distribution, one_of
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
 from hpcenv.recipes.init import find_base, write
+from hpcenv.recipes.pip_resolution import find_installer
 from hpcenv.recipes.rebuild_comparison import ComparedField, Part, RebuildPlan
 from hpcenv.records.manifest import Bind, Environment
 
@@ -121,6 +122,8 @@ def rebuild(
     locked, plan = _plan(find_lockfile(start, lock), distribution, proved_only=proved_only)
     base, base_has_python = _base(plan.combination, base, has_python=base_has_python)
     recipe = _recipe(plan, tag, find_base(base, environ=environ, plain_http=plain_http), has_python=base_has_python)
+    if not base_has_python:
+        recipe = dataclasses.replace(recipe, installer=find_installer(plan.combination, environ))
     written = write(recipe, folder, more={"REBUILD.md": rebuild_comparison.report(plan, locked)}, force=force)
     result = RebuildResult(
         folder=folder,

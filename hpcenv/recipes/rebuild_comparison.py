@@ -31,7 +31,12 @@ Prospect = Literal["same", "likely", "other", "lost"]
 Outcome = Literal["same", "differs", "unknown"]
 
 # os-release's `ID VERSION_ID` -> distribution.
-_DISTRIBUTIONS = {"debian 12": "bookworm", "debian 13": "trixie", "ubuntu 24.04": "ubuntu24.04"}
+_DISTRIBUTIONS = {
+    "debian 12": "bookworm",
+    "debian 13": "trixie",
+    "ubuntu 22.04": "ubuntu22.04",
+    "ubuntu 24.04": "ubuntu24.04",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@
 test "${VERSION_CODENAME:-}" = "@{codename}" || { echo "this stage is not @{codename}" >&2; exit 1; }
 $apt update
 $apt install --no-install-recommends @{apt_packages}
-python="$(command -v python3)"
-"$python" -m venv --without-pip /opt/build
+@{choose_pip}
+python3 -m venv --without-pip /opt/build
 "$python" -m pip --python /opt/build/bin/python install --no-cache-dir --no-input --disable-pip-version-check \
     --no-deps --require-hashes --only-binary :all: --requirement /usr/share/hpcenv/requirements.build.lock
 # The build sees the packages of the image, torch among them, behind its own tools.

@@ -28,6 +28,7 @@ def recipe(combination=None, **more):
         "combination": combination,
         "base": BaseImage(reference="docker.io/library/debian", tag="bookworm-slim", digest=DIGEST),
         "pins": (pin("torch", version), pin("numpy", "2.4.6")),
+        "installer": pin("pip", "26.1") if combination.distribution.old_pip else None,
     }
     return ImageRecipe(**values | more)
 
@@ -76,6 +77,16 @@ def test_the_same_variables_and_labels():
     labels = dict(re.findall(r'^LABEL (\S+)="(.*)"$', files["Dockerfile"], re.M))
     assert labels == dict(re.findall(r"^    (\S+\.\S+) (\S+)$", files["image.def"].partition("%labels")[2], re.M))
     assert labels["org.opencontainers.image.version"] == "v2.13.0-cuda13.0-bookworm"
+
+
+def test_an_old_pip_is_replaced_by_a_locked_one():
+    old = image_recipe.render(recipe(choose(distribution="ubuntu22.04")))
+    assert "pip==26.1 " in old["requirements.pip.lock"]
+    assert "COPY requirements.pip.lock" in old["Dockerfile"]
+    assert '"$python" -m pip --python /opt/venv/bin/python' in old["image.def"]
+    assert 'python="/opt/pip/bin/python"' in old["image.def"]
+    new = image_recipe.render(recipe(choose(distribution="ubuntu24.04")))
+    assert "requirements.pip.lock" not in "".join((*new, *new.values()))
 
 
 def test_a_sif_as_base_gives_a_definition_only():
@@ -152,5 +163,6 @@ def test_the_templates_contain_the_paths_that_the_lock_reads():
 
 def test_every_template_is_used():
     files = image_recipe.render(recipe(choose(), unproved=(pin("odd", "3", hashes=()),), remark="x", verb="rebuild"))
+    files |= image_recipe.render(recipe(choose(distribution="ubuntu22.04")))
     assert "@{" not in "".join(files.values())
     assert "#@" not in "".join(files.values())
