@@ -1,0 +1,142 @@
+"""The examples of training practice: each is trained, resumed and compared, with real ranks on CPU."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = os.environ.get("HPCENV_TEST_TORCH_PYTHON", sys.executable)
+# One that also has lightning, accelerate and deepspeed; `scripts/testbed frameworks` makes one with the first two.
+FRAMEWORKS = os.environ.get("HPCENV_TEST_FRAMEWORKS_PYTHON", TORCH)
+LIMIT_S = 300
+pytestmark = pytest.mark.torch
+
+
+def needs(python, *modules):
+    code = ";".join(f"import {name}" for name in modules)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, env=environment(ROOT))
+    if done.returncode != 0:
+        why = (done.stderr.splitlines() or ["no message"])[-1]
+        pytest.skip(
+            f"NOT RUN: {python} cannot import {', '.join(modules)} ({why}); HPCENV_TEST_FRAMEWORKS_PYTHON names one"
+        )
+
+
+def environment(checkpoints):
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    # As in a run of hpcenv: a folder for checkpoints, and hpcenv.training.
+    own = {"HPCENV_CHECKPOINTS": str(checkpoints), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, **own, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def train(script, checkpoints, ranks, *args, python=TORCH):
+    """Train 6 steps with a checkpoint after 3; return the loss of each step as it was printed, and stderr."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    words = (str(ROOT / "examples" / script), "--steps", "6", "--save-every", "3", "--log-every", "1", *args)
+    process = subprocess.Popen(
+        [python, *launcher, *words], env=environment(checkpoints), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, out + err
+    return dict(re.findall(r"^step (\d+)  loss (\S+)", out, re.MULTILINE)), err
+
+
+def after_three(whole, folder):
+    """A run that was stopped after step 3."""
+    folder.mkdir()
+    for path in whole.glob("step-00000003*"):
+        shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy2(path, folder)
+    return folder
+
+
+def resumes_bit_for_bit(tmp_path, script, ranks, *args, python=TORCH):
+    """Train, resume after half of it, and compare the loss of each step; each depends on all weights before."""
+    losses, _ = train(script, tmp_path / "whole", ranks, *args, python=python)
+    assert sorted(losses) == ["1", "2", "3", "4", "5", "6"]
+    assert float(losses["6"]) < float(losses["1"])
+    assert (tmp_path / "whole" / "step-00000003.json").is_file()
+    resumed, err = train(script, after_three(tmp_path / "whole", tmp_path / "half"), ranks, *args, python=python)
+    assert resumed == {step: losses[step] for step in ("4", "5", "6")}
+    assert "hpcenv: step-" not in err
+    return losses
+
+
+def test_techniques_together_and_the_same_batch_on_fewer_ranks(tmp_path):
+    needs(TORCH, "torch", "numpy")
+    flags = ("--batch-size", "4", "--precision", "bfloat16", "--recompute")
+    losses = resumes_bit_for_bit(tmp_path, "techniques.py", 2, *flags, "--accumulate", "2")
+    # One rank with twice as many batches: the same global batch, so the same losses but for rounding.
+    one = after_three(tmp_path / "whole", tmp_path / "one")
+    resumed, err = train("techniques.py", one, 1, *flags, "--accumulate", "4")
+    assert "hpcenv: step-00000003.pt: the world size was 2 and is 1 now" in err
+    assert "global batch" not in err
+    assert {step: pytest.approx(float(losses[step]), abs=0.02) for step in resumed} == {
+        step: float(loss) for step, loss in resumed.items()
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "flags", [(), ("--recompute",), ("--accumulate", "3")], ids=["plain", "recompute", "accumulate"]
+)
+def test_each_technique(tmp_path, precision, flags):
+    needs(TORCH, "torch", "numpy")
+    resumes_bit_for_bit(tmp_path, "techniques.py", 2, "--batch-size", "2", "--precision", precision, *flags)
+
+
+@pytest.mark.long
+def test_recomputed_activations_change_no_bit(tmp_path):
+    needs(TORCH, "torch", "numpy")
+    kept, _ = train("techniques.py", tmp_path / "kept", 2, "--batch-size", "2")
+    recomputed, _ = train("techniques.py", tmp_path / "recomputed", 2, "--batch-size", "2", "--recompute")
+    assert kept == recomputed
+
+
+@pytest.mark.long
+def test_fsdp2_resumes_also_on_another_number_of_ranks(tmp_path):
+    needs(TORCH, "torch.distributed.fsdp", "numpy")
+    losses = resumes_bit_for_bit(tmp_path, "fsdp2.py", 2)
+    for ranks in (1, 3):
+        other = after_three(tmp_path / "whole", tmp_path / f"on-{ranks}")
+        resumed, err = train("fsdp2.py", other, ranks)
+        assert f"hpcenv: step-00000003: the world size was 2 and is {ranks} now" in err
+        assert {step: pytest.approx(float(losses[step]), abs=1e-3) for step in resumed} == {
+            step: float(loss) for step, loss in resumed.items()
+        }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags", [(), ("--accumulate", "2"), ("--precision", "bf16")], ids=["plain", "accumulate", "bf16"]
+)
+def test_accelerate(tmp_path, flags):
+    needs(FRAMEWORKS, "torch", "accelerate")
+    resumes_bit_for_bit(tmp_path, "accelerate_train.py", 2, "--batch-size", "2", *flags, python=FRAMEWORKS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags", [(), ("--accumulate", "2"), ("--precision", "bf16-mixed")], ids=["plain", "accumulate", "bf16"]
+)
+def test_lightning(tmp_path, flags):
+    needs(FRAMEWORKS, "torch", "lightning")
+    resumes_bit_for_bit(tmp_path, "lightning_train.py", 2, "--batch-size", "2", *flags, python=FRAMEWORKS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_deepspeed_zero(tmp_path, stage):
+    needs(FRAMEWORKS, "torch", "deepspeed")
+    resumes_bit_for_bit(tmp_path, "deepspeed_zero.py", 2, "--batch-size", "2", "--stage", stage, python=FRAMEWORKS)
