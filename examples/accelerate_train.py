@@ -29,6 +29,13 @@ def main():
     accelerator = Accelerator(
         mixed_precision=args.precision, gradient_accumulation_steps=args.accumulate, cpu=not torch.cuda.is_available()
     )
+    train(args, accelerator)
+    # What holds the process group must be gone; a group that is kept alive cannot stop its threads.
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
+def train(args, accelerator):
     text, vocabulary = read_text(SHIPPED_TEXT)
     torch.manual_seed(args.seed)
     model = CharacterModel(len(vocabulary))
@@ -44,7 +51,6 @@ def main():
         stop = training is not None and training.stop_requested()
         if training is not None and (stop or step == args.steps or step % args.save_every == 0):
             save(accelerator, step, global_batch)
-    accelerator.end_training()
 
 
 def parse_arguments():

@@ -27,6 +27,12 @@ def main():
     args = parse_arguments()
     place = find_place(os.environ)
     join_ranks(place)
+    train(args, place)
+    # What holds the process group is gone by now; a group that is kept alive cannot stop its threads.
+    dist.destroy_process_group()
+
+
+def train(args, place):
     text, vocabulary = read_text(SHIPPED_TEXT)
     torch.manual_seed(args.seed)
     model = CharacterModel(len(vocabulary))
@@ -58,7 +64,7 @@ def main():
         stop = training is not None and training.stop_requested()
         if training is not None and (stop or step == args.steps or step % args.save_every == 0):
             save(place, engine, step, global_batch)
-    dist.destroy_process_group()
+    engine.destroy()
 
 
 def parse_arguments():

@@ -37,6 +37,12 @@ def main():
     args = parse_arguments()
     place = find_place(os.environ)
     join_ranks(place)
+    train(args, place)
+    # What holds the process group is gone by now; a group that is kept alive cannot stop its threads.
+    dist.destroy_process_group()
+
+
+def train(args, place):
     text, vocabulary = read_text(SHIPPED_TEXT)
     if args.global_batch % place.world_size:
         sys.exit(f"fsdp2.py: --global-batch {args.global_batch} is not a multiple of {place.world_size} ranks")
@@ -63,7 +69,6 @@ def main():
         stop = training is not None and training.stop_requested()
         if training is not None and (stop or step == args.steps or step % args.save_every == 0):
             save(place, model, optimizer, step, args.global_batch)
-    dist.destroy_process_group()
 
 
 def parse_arguments():

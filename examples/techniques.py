@@ -34,6 +34,12 @@ def main():
     args = parse_arguments()
     place = find_place(os.environ)
     join_ranks(place)
+    train(args, place)
+    # What holds the process group is gone by now; a group that is kept alive cannot stop its threads.
+    dist.destroy_process_group()
+
+
+def train(args, place):
     text, vocabulary = read_text(SHIPPED_TEXT)
     torch.manual_seed(args.seed)
     model = Recomputing(len(vocabulary)) if args.recompute else CharacterModel(len(vocabulary))
@@ -57,7 +63,6 @@ def main():
         if place.rank == 0 and training is not None and (stop or step == args.steps or step % args.save_every == 0):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             training.save({**state, "step": step}, step, global_batch=global_batch)
-    dist.destroy_process_group()
 
 
 def parse_arguments():
