@@ -6,6 +6,8 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.errors import UsageError
+from hpcenv.project.context import Context
+from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.recipes.combination import DISTRIBUTIONS
 from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
@@ -65,6 +69,11 @@ def command(
     settings, host_gpu = _project_settings(here)
     if base is not None and base.endswith(".sif"):
         base = os.path.abspath(here / base)
+    recommended = _recommended(here) if base is None else ()
+    if not as_json:
+        # Before the work: the official base image may be out of reach where the site's own is not.
+        for note in recommended:
+            _render.tell(f"note: {note}")
     result = init(
         Path(os.path.abspath(here / output)),
         environ=os.environ,
@@ -77,7 +86,7 @@ def command(
         **options,
     )
     if as_json:
-        _render.success("image init", result)
+        _render.success("image init", replace(result, notes=(*result.notes, *recommended)))
         return 0
     _show(result)
     return 0
@@ -94,6 +103,27 @@ def _project_settings(here: Path) -> tuple[dict[str, Any], str | None]:
         "compat_file": None if table is None else workspace.root / os.path.expanduser(table),
     }
     return settings, workspace.project.host.gpu
+
+
+def _recommended(here: Path) -> tuple[str, ...]:
+    """Return a note for each base image that the chosen site recommends; none where no site is chosen."""
+    root = next((folder for folder in (here, *here.parents) if (folder / SPEC_NAME).is_file()), None)
+    named, origin = os.environ.get("HPCENV_SITE"), "HPCENV_SITE"
+    if not named and root is not None:
+        workspace = open_workspace(here)
+        named, origin = workspace.project.site, f"`site` in {workspace.spec}"
+    if not named or named == "none":
+        return ()
+    # Loads the code about Slurm, which a recipe for no site does not need.
+    from hpcenv.submission.choose_site import by_name
+
+    context = Context(environ=os.environ, cwd=here, now=time.localtime(), token="", command=())
+    found = by_name(named, origin, root, context).for_run(RunFacts(nodes=1))
+    return tuple(
+        f"the site {found.name} recommends the base image {value.value} ({value.reason}): --base {value.value}"
+        for value in found.used
+        if value.kind == "base-image"
+    )
 
 
 def _show(result: WrittenRecipe) -> None:

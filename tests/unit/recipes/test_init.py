@@ -237,6 +237,23 @@ def test_the_compatibility_table_is_that_of_the_project(tmp_path, monkeypatch):
     assert "own.toml" in (caught.value.why or "")
 
 
+def test_base_images_of_the_chosen_site_are_named_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    image = f"h.example/base@sha256:{'0' * 64}"
+    (tmp_path / "jura.toml").write_text(
+        f'name = "jura"\n[[base-image]]\nimage = "{image}"\nreason = "has the fabric"\n'
+        f'[[base-image]]\nimage = "{image[:-1]}1"\nreason = "for many"\nwhen = {{ nodes = ">=2" }}\n'
+    )
+    (tmp_path / "jura.toml").chmod(0o600)
+    for site, said in (("./jura.toml", True), ("none", False)):
+        monkeypatch.setenv("HPCENV_SITE", site)
+        with pytest.raises(SpecError, match="nosuch"):
+            cli.main(["image", "init", "--os", "nosuch"], standalone_mode=False)
+        shown = " ".join(capsys.readouterr().err.split())
+        assert (f"the site jura recommends the base image {image} (has the fabric): --base {image}" in shown) is said
+        assert "for many" not in shown
+
+
 def test_a_base_must_contain_another_python(tmp_path):
     wheels = {"torch": WHEELS["torch"].replace("cp311", "cp312"), "filelock": WHEELS["filelock"]}
     (tmp_path / "other").mkdir()
