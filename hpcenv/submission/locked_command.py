@@ -125,15 +125,10 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, alloca
     )
     plan = plan_job(workspace, shape, context)
     modules = plan.manifest.modules
-    if not modules:
-        return plan
-    # The batch script loads them; here they are as the user has loaded them.
+    # The batch script loads them; here they are as the user has loaded them. Spare nodes and copies are for jobs.
+    of_jobs = replace(plan.manifest, modules=(), module_paths=(), unset=(), spare=0, retry_excluding=0, stage=None)
     note = f"modules of the site profile are not loaded: `module load {shlex.join(modules)}` before, if you need them"
-    return replace(
-        plan,
-        manifest=replace(plan.manifest, modules=(), module_paths=(), unset=()),
-        notes=(*plan.notes, note),
-    )
+    return replace(plan, manifest=of_jobs, notes=(*plan.notes, note) if modules else plan.notes)
 
 
 class _Steps:

@@ -300,4 +300,8 @@ def refuse_shared_cores(
 
 def origin_of(origins: Mapping[str, str], share: NodeShare) -> str:
     """Return where the number of CPUs comes from, for an error."""
-    return f"the CPUs come from {origins['cpus']}" if "cpus" in origins else f"the CPUs are {share.cpus_origin}"
+    return (
+        f"the CPUs come from {origins['cpus']}"
+        if "cpus" in origins
+        else f"the number of CPUs is computed: {share.cpus_origin}"
+    )

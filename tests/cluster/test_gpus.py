@@ -94,3 +94,35 @@ def test_a_cpu_build_of_torch_gets_gpus_only_where_it_is_allowed(
     assert "they are recorded, not compared" in done.text
     models = [sif_project.record(run, f"facts/{node}.json")["values"]["host.gpu-models"][0] for node in ("n1", "n2")]
     assert models == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+
+
+SHOWS_CPUS = (
+    "import os\nprint('CPUS', os.environ['LOCAL_RANK'], sorted(os.sched_getaffinity(0)), flush=True)\nimport torch\n"
+)
+# The machine has no PCI device for the GPUs of the stand-in: files in their place say which CPUs are near.
+NEAR = """
+mount -t tmpfs none /sys/bus/pci/devices
+number=0
+for bus in $1; do
+  mkdir -p "/sys/bus/pci/devices/$bus"
+  echo $((number % 2)) > "/sys/bus/pci/devices/$bus/local_cpulist"
+  number=$((number + 1))
+done
+"""
+
+
+def test_ranks_run_on_the_cpus_near_their_gpus(host_project: Project, cluster: Cluster) -> None:
+    cluster.write(f"{host_project.folder}/near.py", SHOWS_CPUS)
+    words = ("submit", "near.py", "--nodelist", "n1", "--gpus", "2", "--allow-cpu-torch", "--time", "5", "--wait")
+    conf = cluster.must("grep", "^bus = ", CONF, node="n1").splitlines()
+    buses = [line.removeprefix("bus = 0000") for line in conf][:2]
+    cluster.must("sh", "-c", NEAR, "sh", " ".join(buses), node="n1", user="root")
+    try:
+        done = host_project.hpcenv(*words, "--name", "near")
+    finally:
+        cluster.must("umount", "/sys/bus/pci/devices", node="n1", user="root")
+    assert done.status == 0, done.text
+    assert "ranks bound to the CPUs near their GPUs: 2 of 2 of a node" in done.text
+    assert {line.partition("CPUS ")[2] for line in done.text.splitlines() if "CPUS " in line} == {"0 [0]", "1 [1]"}
+    assert host_project.record("near", "facts/n1.json")["rank_cpus"] == {"cpus": ["0", "1"], "gpus": buses, "why": ""}
+    assert host_project.record("near", "determinism/attempt-0/rank-1.json")["cpus"] == "1"

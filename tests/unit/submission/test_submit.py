@@ -661,7 +661,7 @@ def test_ranks_that_would_share_a_core_are_refused(plan: Make, fake_slurm: Any) 
     fake_slurm.answers("scontrol", _NODES)
     error = refused(lambda: plan(nproc=9, gpus=1, allow_cpu_torch=True), "usage")
     assert error.why is not None
-    assert error.why.endswith("; the CPUs are 1 of the 8 GPUs of n1, which has 64 CPUs")
+    assert error.why.endswith("; the number of CPUs is computed: 1 of the 8 GPUs of n1, which has 64 CPUs")
     assert str(error.hint).startswith("--cpus 9 or more")
 
 
