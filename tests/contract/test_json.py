@@ -26,7 +26,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "status": (("status",), "run-not-found"),
     "list": (("list",), "run-not-found"),
     "logs": (("logs", "x"), "run-not-found"),
-    "run": (("run", "--", "true"), "spec-invalid"),
+    "run": (("run",), "spec-invalid"),
     "attach": (("attach", "x"), "run-not-found"),
     "wait": (("wait", "x"), "run-not-found"),
     "cancel": (("cancel", "x"), "run-not-found"),
