@@ -49,7 +49,7 @@ def test_a_machine_that_differs_is_refused_with_the_table_and_nothing_is_started
 
 def test_spare_nodes_are_for_jobs(hpcenv: Any, project: Path) -> None:
     with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
-        file.write('[submit]\nspare = 1\n')
+        file.write("[submit]\nspare = 1\n")
     done = hpcenv("run", "--", "true", cwd=project)
     assert done.status == 0, done.stderr
 
