@@ -90,6 +90,9 @@ class Keep(lightning.Callback):
     def __init__(self, args, global_batch):
         self.args, self.global_batch, self.last = args, global_batch, 0
 
+    def on_train_start(self, trainer, _module):
+        self.last = trainer.global_step  # after a resume, not 0
+
     def on_train_batch_end(self, trainer, _module, outputs, _batch, _index):
         step, args = trainer.global_step, self.args
         if step == self.last:  # the step goes on: batches are added up
