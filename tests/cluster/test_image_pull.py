@@ -88,6 +88,27 @@ def test_stock_apptainer_runs_it_on_both_nodes(cluster: Cluster, stores: dict[st
     ]
 
 
+def test_a_sif_in_a_registry_is_apptainers_too(cluster: Cluster, stores: dict[str, str]) -> None:
+    """Bob gets alice's SIF by its own digest; stock Apptainer reads what hpcenv pushed, and hpcenv what Apptainer pushed."""
+    made = pull(cluster, stores["alice"], user="alice")
+    sha256, folder = made["record"]["sif"]["sha256"], f"registry:5000/sifs-{uuid.uuid4().hex[:6]}"
+    plain = ("--plain-http", "registry:5000")
+    pushed = cluster.must(
+        "hpcenv", "image", "push", made["path"], f"oras://{folder}/ours:1", *plain, user="alice"
+    ).strip()
+    assert pushed.startswith(f"oras://{folder}/ours@sha256:")
+    copy = f"{stores['alice']}/copy.sif"
+    cluster.must("apptainer", "pull", "--no-https", copy, f"oras://{folder}/ours:1", user="alice")
+    assert cluster.must("sha256sum", copy, user="alice").split()[0] == sha256
+    cluster.must("apptainer", "push", "-U", "--no-https", copy, f"oras://{folder}/theirs:1", user="alice")
+    for reference in (pushed, f"oras://{folder}/theirs:1"):
+        words = ("hpcenv", "image", "pull", reference, *plain, "--store", f"{stores['bob']}/sifs", "--json")
+        data = json.loads(cluster.must(*words, user="bob"))["data"]
+        assert data["record"]["digest"] == f"sha256:{sha256}"
+        assert data["record"]["tree_sha256"] == made["record"]["tree_sha256"]
+    assert cluster.must("sha256sum", data["path"], user="bob").split()[0] == sha256
+
+
 def test_one_changed_byte_is_found_and_named(cluster: Cluster, stores: dict[str, str]) -> None:
     made = pull(cluster, stores["alice"], user="alice", node="login")
     copy = f"{stores['alice']}/changed.sif"
