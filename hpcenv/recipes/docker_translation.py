@@ -521,7 +521,10 @@ class _Stage:
             lines.append("if [ $# -eq 0 ]; then set -- /bin/sh; fi")
         lines.append(f'exec {shlex.join(entrypoint)} "$@"' if entrypoint else 'exec "$@"')
         if _READ_BY_APPTAINER.search("\n".join(lines)):
-            self.work.problems.append((0, "ENTRYPOINT or CMD has text that Apptainer reads as its own"))
+            line = self.work.parsed.stages[self.number].line
+            self.work.problems.append(
+                (line, "ENTRYPOINT or CMD of this stage has text that Apptainer reads as its own")
+            )
         yield _section("runscript", lines)
 
 

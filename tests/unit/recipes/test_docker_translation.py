@@ -172,6 +172,12 @@ def test_a_line_that_cannot_be_translated_is_named(line: str, context: Path) -> 
     assert "buildah" in str(caught.value.hint)
 
 
+def test_an_entry_point_that_apptainer_would_read_is_named(context: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        translated('FROM base:1\nRUN true\nCMD ["x", "a\\n%post"]\n', context)
+    assert caught.value.why.startswith("line 1: ENTRYPOINT or CMD")
+
+
 def test_all_such_lines_are_named_at_once(context: Path) -> None:
     with pytest.raises(SpecError) as caught:
         translated("FROM base:1\nADD http://a/b /b\nRUN true\nCOPY nosuch /x\n", context)
