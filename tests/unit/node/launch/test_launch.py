@@ -527,7 +527,8 @@ def test_the_very_file_that_was_checked_starts_even_if_its_name_is_taken_later(s
     checked(sif_run)
     sif_run.torchrun(
         f"mv {sif_run.image} {sif_run.image}.old; echo other > {sif_run.image}\n"
-        'for word; do case $word in /proc/self/fd/*) cat "$word";; esac; done'
+        # The last open file is the image; the one before it holds the variables.
+        'for word; do case $word in /proc/self/fd/*) image=$word;; esac; done; cat "$image"'
     )
     done = sif_run.step("task")
     assert (done.returncode, done.stdout) == (0, "image")
