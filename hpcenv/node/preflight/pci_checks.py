@@ -42,6 +42,11 @@ def check_pci(fabric: Fabric | None, tree: HostTree, *, machine: str = "") -> It
     if reason:
         yield from (CheckOutcome(id=name, state="not-run", found=reason) for name in names)
         return
+    lost = [bus for bus in buses if not tree.resolved(f"{_DEVICES}/{bus}")]
+    if lost:
+        why = f"{_DEVICES} does not show {lost[0]}"
+        yield from (CheckOutcome(id=name, state="unknown", found=why) for name in names)
+        return
     yield _iommu(buses, tree)
     yield _acs(buses, tree)
 
@@ -63,8 +68,6 @@ def _not_needed(fabric: Fabric, buses: Sequence[str], tree: HostTree, machine: s
 
 def _iommu(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
     name = "pci.iommu"
-    if not tree.exists(_DEVICES):
-        return CheckOutcome(id=name, state="unknown", found=f"{_DEVICES} cannot be read")
     groups = {bus: tree.link(f"{_DEVICES}/{bus}/iommu_group") for bus in buses}
     kinds = {bus: tree.text(f"/sys/kernel/iommu_groups/{group}/type") for bus, group in groups.items() if group}
     translated = [bus for bus, kind in kinds.items() if kind in _TRANSLATES]

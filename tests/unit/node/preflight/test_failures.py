@@ -764,6 +764,11 @@ def test_a_kernel_that_does_not_tell_the_kind_of_an_iommu_group(tmp_path):
     assert_unknown_for_information(pci(tree)["pci.iommu"], "does not tell the kind")
 
 
+def test_a_pci_bus_that_cannot_be_read_is_unknown(tmp_path):
+    for outcome in pci(HostTree(tmp_path)).values():
+        assert_unknown_for_information(outcome, "/sys/bus/pci/devices does not show 0000:03:00.0")
+
+
 def test_one_gpu_needs_no_bus_to_others(tmp_path):
     one = Fabric(gpu_vendor="nvidia", gpus=GPUS.gpus[:1])
     assert {found.state for found in pci(pci_tree(tmp_path), fabric=one).values()} == {"not-run"}
