@@ -102,7 +102,7 @@ def some_value(option: Option) -> Any:
     if option.kind == "choice":
         return option.choices[0]
     lists = {"texts": ("a", "b"), "variables": ("A=1",), "secrets": ("A=env:B",), "native": ("wckey=1",)}
-    return lists.get(option.kind, "2")
+    return {"trace_steps": "1:2"}.get(option.name) or lists.get(option.kind, "2")
 
 
 @pytest.mark.parametrize("option", in_place("command"), ids=lambda option: option.flag)
