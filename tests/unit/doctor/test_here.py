@@ -58,14 +58,14 @@ def test_a_limit_that_is_too_low_is_a_warning_and_blocks_where_the_policy_says_s
 
 
 def test_a_temporary_folder_that_cannot_be_used_is_a_failure(project: Path) -> None:
-    status, data = _doctor(project, TMPDIR="/nonexistent")
+    status, data = _doctor(project, TMPDIR="/nonexistent/by-hpcenv")
     row = _row(data, "fs.usable")
     assert (status, row["state"], row["severity"]) == (90, "failed", "must")
     assert "temporary folder /nonexistent: No such file" in row["found"]
 
 
 def test_off_leaves_the_checks_out(project: Path) -> None:
-    status, data = _doctor(project, "--preflight", "off", TMPDIR="/nonexistent")
+    status, data = _doctor(project, "--preflight", "off", TMPDIR="/nonexistent/by-hpcenv")
     assert (status, data["checks"]) == (0, None)
 
 
