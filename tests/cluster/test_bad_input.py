@@ -91,9 +91,9 @@ def test_a_registry_that_is_down_is_named(cluster: Cluster, sif_project: Project
 
 def test_a_missing_apptainer_or_sbatch_is_named(sif_project: Project, cluster: Cluster) -> None:
     """The tools are found on PATH; a PATH without them stands for a login node without them."""
-    hide = 'mkdir -p ~/bin-without && for t in $(ls /usr/bin); do [ "$t" = "$0" ] || ln -sf /usr/bin/$t ~/bin-without/; done'
-    for tool in ("apptainer", "sbatch"):
-        cluster.must("sh", "-c", "rm -rf ~/bin-without; " + hide, tool)
+    link = "mkdir -p ~/bin-without && ln -s /usr/bin/* ~/bin-without/ && cd ~/bin-without && rm"
+    for tool, names in (("apptainer", ("apptainer", "singularity")), ("sbatch", ("sbatch",))):
+        cluster.must("sh", "-c", f"rm -rf ~/bin-without; {link} {' '.join(names)}")
         done = cluster.run(
             "env", "PATH=/home/alice/bin-without", "/shared/hpcenv/venv/bin/hpcenv", "submit", "examples/train.py",
             *SHAPE, "--cluster", "slurm", "--json", cwd=sif_project.folder,

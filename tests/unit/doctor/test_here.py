@@ -61,7 +61,7 @@ def test_a_temporary_folder_that_cannot_be_used_is_a_failure(project: Path) -> N
     status, data = _doctor(project, TMPDIR="/nonexistent/by-hpcenv")
     row = _row(data, "fs.usable")
     assert (status, row["state"], row["severity"]) == (90, "failed", "must")
-    assert "temporary folder /nonexistent: No such file" in row["found"]
+    assert "temporary folder /nonexistent/by-hpcenv: No such file" in row["found"]
 
 
 def test_off_leaves_the_checks_out(project: Path) -> None:
