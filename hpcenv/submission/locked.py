@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,6 @@ from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import (
     Bind,
     DeterminismProfile,
@@ -31,8 +30,8 @@ from hpcenv.records.manifest import (
     GpuNeeds,
     Setting,
     Severity,
-    SifIdentity,
 )
+from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
 
 if TYPE_CHECKING:
@@ -102,21 +101,6 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
     return tuple(sorted(targets - known))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LockedSif(Frozen):
-    """The SIF that a run uses.
-
-    Attributes:
-        sha256: its hash, taken once; empty without a SIF.
-        identity: how the nodes recognise it.
-        same_tree: its bytes differ from the locked file, but its file tree is the locked one.
-    """
-
-    sha256: str = ""
-    identity: SifIdentity | None = None
-    same_tree: bool = False
 
 
 def identify_sif(

@@ -23,7 +23,7 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment
-from hpcenv.submission.locked import LockedSif
+from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
 
 

@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpcenv import process
-from hpcenv.cluster import munge, node_resources
+from hpcenv.cluster import node_resources
 from hpcenv.cluster.node_resources import ClusterResources, NodeResources, PartitionShares
-from hpcenv.errors import HpcenvError, SubmitRejected, UsageError
+from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
 from hpcenv.records.frozen import Frozen
 from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
+from hpcenv.submission.slurm_question import SlurmQuestion
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from hpcenv.cluster.node_types import Offer
 
 _SCONTROL = "scontrol show node"
@@ -59,41 +57,22 @@ class NodeShare(Frozen):
         return replace(request, cpus_per_task=cpus, mem=request.mem if self.mem is None else self.mem)
 
 
-class ResourceQuestion:
-    """The question to scontrol what the nodes have, answered in the background; use it in a `with`.
+class ResourceQuestion(SlurmQuestion):
+    """What scontrol says that the nodes have.
 
     Args:
-        needed: False asks nothing.
+        needed: False calls nothing.
     """
 
     def __init__(self, context: Context, *, needed: bool) -> None:
-        self._process: process.BackgroundProcess | None = None
-        self._error: HpcenvError | None = None
-        try:
-            self._process = node_resources.begin(context.environ) if needed else None
-        except HpcenvError as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.__exit__()
+        super().__init__(node_resources.begin, context, needed=needed)
 
     def answer(self) -> ClusterResources | str:
         """Return what the nodes have, or why that is not known."""
-        try:
-            if self._error is not None:
-                raise self._error
-            if self._process is None:
-                return "scontrol was not asked"
-            found = node_resources.read(self._process)
-        except HpcenvError as error:
-            if error.what == munge.DOWN:
-                raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
-            return error.what
-        return found if found.nodes else f"`{_SCONTROL}` lists no nodes"
+        found = self.read(node_resources.read)
+        if found is None:
+            return "scontrol was not asked"
+        return found if isinstance(found, str) or found.nodes else f"`{_SCONTROL}` lists no nodes"
 
 
 def choose(

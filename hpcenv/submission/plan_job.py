@@ -57,7 +57,6 @@ from hpcenv.submission import (
     typed_binds,
 )
 from hpcenv.submission.locked import (
-    LockedSif,
     backend_of,
     default_level,
     environment_of,
@@ -69,6 +68,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
+from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.node_code import start_hook_digest
 from hpcenv.submission.node_share import NodeShare
 from hpcenv.submission.plan import Call, EarlierRuns, Plan, Request, render_script

@@ -12,10 +12,9 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcenv import filesystem, process
-from hpcenv.cluster import munge, node_types, slurm_command
+from hpcenv.cluster import node_types, slurm_command
 from hpcenv.errors import (
     Command,
     FileUnusable,
@@ -23,7 +22,6 @@ from hpcenv.errors import (
     LockfileStale,
     RunFolderNotShared,
     ScriptUnusable,
-    SubmitRejected,
     ToolMissing,
     UsageError,
 )
@@ -37,9 +35,7 @@ from hpcenv.submission import capacity, module_file, script_notes, shell_script
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.script_notes import LaunchShape
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from hpcenv.submission.slurm_question import SlurmQuestion
 
 
 def read_module(module: str, cwd: Path, command: Sequence[str]) -> tuple[Path | None, bytes]:
@@ -237,42 +233,25 @@ def _typed(option: Option, origins: Mapping[str, str]) -> bool:
     return option.flag in origins.get(option.name, "").split(", ")
 
 
-class Question:
-    """One call of sinfo, which answers in the background; use it in a `with`.
+class Question(SlurmQuestion):
+    """What sinfo says of the cluster's nodes.
 
     Args:
         needed: False calls nothing.
     """
 
     def __init__(self, context: Context, *, needed: bool) -> None:
-        self._process: process.BackgroundProcess | None = None
-        self._error: HpcenvError | None = None
-        try:
-            self._process = node_types.begin_offers(context.environ) if needed else None
-        except HpcenvError as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.__exit__()
+        super().__init__(node_types.begin_offers, context, needed=needed)
 
     def answer(self, notes: list[str]) -> tuple[node_types.Offer, ...]:
         """Return what the cluster has. If sinfo does not answer in time, add a note; nothing is checked then."""
-        try:
-            if self._error is not None:
-                raise self._error
-            offers = () if self._process is None else node_types.read_offers(self._process)
-        except HpcenvError as error:
-            if error.what == munge.DOWN:
-                raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
-            notes.append(f"not checked whether the partition could run this: {error.what}")
+        offers = self.read(node_types.read_offers)
+        if isinstance(offers, str):
+            notes.append(f"not checked whether the partition could run this: {offers}")
             return ()
         if not offers:
             notes.append("not checked whether the partition could run this: sinfo lists no nodes")
-        return offers
+        return offers or ()
 
 
 def require_known_srun_options(request: Request, context: Context) -> list[str]:

@@ -1,7 +1,7 @@
 """Dockerfiles of five common kinds, built without docker, buildah and podman: Apptainer builds a translation.
 
 The bases are the lowest layer of the testbed's image (Debian 12 with Python), and an image that says of itself what
-conda's images say: a shell of its own, a user, an entry point. There is no conda in it: the testbed has no network.
+conda's images say: another shell, a user, an entry point. There is no conda in it: the testbed has no network.
 """
 
 from __future__ import annotations

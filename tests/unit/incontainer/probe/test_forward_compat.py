@@ -12,7 +12,7 @@ from torch_world import build_library
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A folder that stands for /usr/local of an image."""
+    """A folder in place of /usr/local of an image."""
     (tmp_path / "local").mkdir()
     return tmp_path / "local"
 

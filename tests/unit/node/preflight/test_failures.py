@@ -309,7 +309,7 @@ def test_threads_of_one_core_are_one_core(tmp_path):
         (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
     assert count_cores({0, 4, 1, 5}, str(tmp_path)) == 2
     assert count_cores({0, 1, 2}, str(tmp_path)) == 3
-    assert count_cores({0, 4, 90, 91}, str(tmp_path)) == 3, "what the machine does not say is a core of its own"
+    assert count_cores({0, 4, 90, 91}, str(tmp_path)) == 3, "a CPU of which the machine says nothing is one core"
 
 
 def test_little_locked_memory_with_rdma():
@@ -827,7 +827,7 @@ def test_dcgm_that_is_not_set_up(dcgmi, text):
     assert {one.state for one in dcgmi(text, status=255)} == {"not-run"}
 
 
-def test_an_answer_of_dcgm_that_nobody_knows_stops_no_job(dcgmi):
+def test_an_unknown_answer_of_dcgm_stops_no_job(dcgmi):
     found = dcgmi("Segmentation fault\n", status=139)
     assert of(found, "dcgm.health").state == "not-run"
     assert_unknown_for_information(of(found, "dcgm.warning"), "Segmentation fault")

@@ -1,0 +1,23 @@
+"""The SIF that a run uses, as data. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import SifIdentity
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LockedSif(Frozen):
+    """The SIF that a run uses.
+
+    Attributes:
+        sha256: its hash, taken once; empty without a SIF.
+        identity: how the nodes recognise it.
+        same_tree: its bytes differ from the locked file, but its file tree is the locked one.
+    """
+
+    sha256: str = ""
+    identity: SifIdentity | None = None
+    same_tree: bool = False
