@@ -392,7 +392,7 @@ def run(record_path: str, argv: List[str]) -> int:
     if store is not None:
         limit = None if status == 0 else rendezvous_store.SECONDS_AFTER_FAILURE
         seen = len(_signals_seen)
-        rendezvous_store.wait_for_others(endpoint[1], limit, lambda: len(_signals_seen) > seen)
+        rendezvous_store.wait_for_others(*endpoint, limit, lambda: len(_signals_seen) > seen)
     return status
 
 

@@ -7,19 +7,23 @@ is done. If the first one ends before the others, they find a broken connection:
 with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first agent ends last.
 
 It sees who is left in the kernel's list of connections (proc_pid_net(5), `net/tcp`). That needs no message of the
-others, and a killed agent does not count.
+others, and a killed agent does not count. Where nodes are emulated on one machine, the other agents are the processes
+here that this one is not.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 # After a failure, a rank of another node may wait for its peers without end. Slurm ends it when this node has ended.
 SECONDS_AFTER_FAILURE = 2.0
+# On one machine, a process that a rank left behind may hold a connection: nothing ends it as srun ends a node.
+_SECONDS_ON_ONE_MACHINE = 10.0
 _SECONDS_TO_CONNECT = 60
 _ESTABLISHED = "01"
 
@@ -84,18 +88,22 @@ def has_joined(stores: List[Any]) -> Optional[bool]:
         return None
 
 
-def wait_for_others(port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
+def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
     """Wait until no other node is connected to the store; return whether that is so.
 
     Args:
+        host: host of the store; where it is this machine's loopback address, the nodes are emulated here.
         port: port of the store.
         seconds: how long to wait at most; None after a success. Then srun ends this step if a node dies, or a minute
             after the first node has ended (`--wait` in the batch script).
         is_asked_to_end: whether a signal asks this process to end.
     """
+    one_machine = host == "localhost" or host == "::1" or host.startswith("127.")
+    if one_machine and seconds is None:
+        seconds = _SECONDS_ON_ONE_MACHINE
     until = None if seconds is None else time.monotonic() + seconds
     while True:
-        others = count_others(port)
+        others = count_others(port, own=_own_sockets() if one_machine else None)
         if others is None:
             return False
         if not others:
@@ -105,9 +113,16 @@ def wait_for_others(port: int, seconds: Optional[float], is_asked_to_end: Callab
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def count_others(port: int, folder: str = "/proc/self/net") -> Optional[int]:
-    """Return how many connections to this port come from other machines; None if that cannot be read."""
-    here: Set[Tuple[str, str]] = set()
+def count_others(port: int, folder: str = "/proc/self/net", own: Optional[Set[str]] = None) -> Optional[int]:
+    """Return how many connections to this port come from other nodes; None if that cannot be read.
+
+    Args:
+        port: port of the store.
+        folder: where the kernel lists the connections.
+        own: the inodes of this process's sockets, where nodes are emulated on this machine: the connections of its
+            other processes count then. None: connections inside this machine do not count.
+    """
+    inodes: Dict[Tuple[str, str], str] = {}
     peers: List[Tuple[str, str]] = []
     read = False
     for name in ("tcp", "tcp6"):
@@ -121,12 +136,27 @@ def count_others(port: int, folder: str = "/proc/self/net") -> Optional[int]:
             words = line.split()
             if len(words) < 4 or words[3] != _ESTABLISHED:
                 continue
-            own, peer = _address(words[1]), _address(words[2])
-            here.add(own)
-            if int(own[1], 16) == port:
+            here, peer = _address(words[1]), _address(words[2])
+            inodes[here] = words[9] if len(words) > 9 else ""
+            if int(here[1], 16) == port:
                 peers.append(peer)
+    if not read:
+        return None
     # A connection inside this machine is in the list twice, once for each end.
-    return sum(1 for peer in peers if peer not in here) if read else None
+    return sum(1 for peer in peers if peer not in inodes or (own is not None and inodes[peer] not in own))
+
+
+def _own_sockets() -> Set[str]:
+    """Return the inodes of this process's sockets (proc_pid_fd(5))."""
+    sockets: Set[str] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            continue  # it was closed after the folder was listed
+        if target.startswith("socket:["):
+            sockets.add(target[len("socket:[") : -1])
+    return sockets
 
 
 def _address(word: str) -> Tuple[str, str]:

@@ -68,6 +68,32 @@ def test_a_server_for_both_kinds_of_addresses_lists_ipv4_in_ipv6_form(connection
     assert count_others(PORT, connections(client, six=[server, other])) == 1
 
 
+ON_ONE_MACHINE = """
+import datetime, os, subprocess, sys, time, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+import rendezvous_store
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+mine = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+print(rendezvous_store.wait_for_others("127.0.0.1", store.port, 0, lambda: False))
+other = subprocess.Popen([sys.executable, "-c", "import sys, time, torch.distributed as dist\\n"
+    "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False)\\nprint(flush=True)\\ntime.sleep(2)",
+    str(store.port)], stdout=subprocess.PIPE)
+other.stdout.readline()
+began = time.monotonic()
+print(rendezvous_store.wait_for_others("127.0.0.1", store.port, 0, lambda: False))
+print(rendezvous_store.wait_for_others("n1", store.port, 0, lambda: False))
+print(rendezvous_store.wait_for_others("127.0.0.1", store.port, None, lambda: False), time.monotonic() - began > 1)
+"""
+
+
+def test_where_nodes_are_emulated_the_other_processes_of_this_machine_count():
+    pytest.importorskip("torch")
+    folder = rendezvous_store.__file__.rpartition("/")[0]
+    argv = [sys.executable, "-c", ON_ONE_MACHINE, folder]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert said.split() == ["True", "False", "True", "True", "True"]
+
+
 def test_connections_that_cannot_be_read_are_not_waited_for(tmp_path):
     assert count_others(PORT, str(tmp_path)) is None
 
@@ -98,5 +124,5 @@ def test_the_store_outlives_torchrun():
 
 def test_nobody_is_waited_for_when_nobody_is_connected():
     started = time.monotonic()
-    assert wait_for_others(1, None, lambda: False)
+    assert wait_for_others("n1", 1, None, lambda: False)
     assert time.monotonic() - started < 5
