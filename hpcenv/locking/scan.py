@@ -4,7 +4,8 @@ Runs on: LOGIN NODE. The scanner gets a bill of materials of the lockfile, not t
 packages and libraries that the lockfile names, not about the packages of the distribution. hpcenv contacts no server;
 the scanner asks its own database, as the user configured it.
 
-The formats: grype's `--output json` (grype 0.104), osv-scanner's `--format json` (1.9 and 2.2), read 2026-11-23.
+The formats: grype's `--output json` (grype/presenter/models of anchore/grype, commit 4562c55, 2026-07-22) and
+osv-scanner's `--format json` (pkg/models/results.go of google/osv-scanner, commit add393a, 2026-08-07).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,8 +38,12 @@ SEVERITIES = ("critical", "high", "medium", "low", "unknown")
 _NAMES = {"cyclonedx": "bom.cdx.json", "spdx": "bom.spdx.json"}
 _SCAN_SECONDS = 1800.0
 _VERSION_SECONDS = 60.0
-# osv-scanner ends with 1 where it found vulnerabilities, and with 128 where it found no package (its "Return Codes").
-_OSV_FOUND = (0, 1)
+# The exit statuses with a result. osv-scanner ends with 1 where it found vulnerabilities, and with 128 where it found
+# no package (docs/output.md, "Return Codes"). grype ends with 2 where the user's configuration has `fail-on-severity`,
+# and prints the result all the same (cmd/grype/cli/cli.go, since 0.91.1).
+_WITH_RESULT: Mapping[Scanner, tuple[int, ...]] = {"grype": (0, 2), "osv-scanner": (0, 1)}
+# A package that was made to do harm. Such an entry of OSV has no severity (osv.dev/vulnerability/MAL-2025-28595).
+_MALICIOUS = "MAL-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,7 @@ class Vulnerability:
         id: as the scanner names it: `CVE-2025-32434`, `GHSA-...`.
         severity: one of `SEVERITIES`.
         fixed: versions without it; empty where none is known.
+        aliases: its identifiers in other lists.
     """
 
     id: str
@@ -56,6 +62,7 @@ class Vulnerability:
     version: str
     severity: str
     fixed: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +92,7 @@ class ScanResult:
     counts: dict[str, int]
 
     def count_from(self, severity: str) -> int:
-        """Return the number of vulnerabilities that have this severity or a worse one."""
+        """Return the number of vulnerabilities that have this severity or a worse one; `unknown` counts all."""
         return sum(self.counts[one] for one in SEVERITIES[: SEVERITIES.index(severity) + 1])
 
 
@@ -154,7 +161,8 @@ def _kept(result: ScanResult) -> str:
         "packages": result.packages,
         "counts": result.counts,
         "vulnerabilities": [
-            {"id": one.id, "package": one.package, "version": one.version, "severity": one.severity, "fixed": one.fixed}
+            {"id": one.id, "aliases": one.aliases, "package": one.package, "version": one.version}
+            | {"severity": one.severity, "fixed": one.fixed}
             for one in result.vulnerabilities
         ],
     }
@@ -174,14 +182,13 @@ def _find(wanted: Scanner | None, environ: Mapping[str, str]) -> tuple[Scanner, 
 
 
 def _run(name: Scanner, program: str, version: str, bill: Path, environ: Mapping[str, str]) -> Any:
-    accept: tuple[int, ...] = _OSV_FOUND
     if name == "grype":
-        argv, accept = [program, f"sbom:{bill}", "--output", "json", "--quiet"], (0,)
+        argv = [program, f"sbom:{bill}", "--output", "json", "--quiet"]
     elif version.startswith("1."):
         argv = [program, "--format", "json", "--sbom", str(bill)]
     else:
         argv = [program, "scan", "source", "--format", "json", "--lockfile", str(bill)]
-    done = process.run(argv, timeout=_SCAN_SECONDS, env=environ, accept=accept)
+    done = process.run(argv, timeout=_SCAN_SECONDS, env=environ, accept=_WITH_RESULT[name])
     try:
         return json.loads(done.stdout)
     except (ValueError, RecursionError) as error:
@@ -214,27 +221,55 @@ def _from_grype(report: Any) -> Iterator[Vulnerability]:
             version=_plain(artifact["version"]),
             severity=_severity(about.get("severity")),
             fixed=tuple(map(_plain, (about.get("fix") or {}).get("versions") or ())),
+            aliases=_others((one["id"] for one in match.get("relatedVulnerabilities") or ()), about["id"]),
         )
 
 
 def _from_osv(report: Any) -> Iterator[Vulnerability]:
     for source in report.get("results") or ():
         for entry in source["packages"]:
-            package = entry["package"]
-            scores = {
-                identifier: group.get("max_severity")
-                for group in entry.get("groups") or ()
-                for identifier in group.get("ids") or ()
-            }
-            for about in entry.get("vulnerabilities") or ():
-                word = (about.get("database_specific") or {}).get("severity")
-                yield Vulnerability(
-                    id=_plain(about["id"]),
-                    package=_plain(package["name"]),
-                    version=_plain(package["version"]),
-                    severity=_severity(word) if word else _of_score(scores.get(about["id"])),
-                    fixed=tuple(dict.fromkeys(map(_plain, _fixed_in(about, package["name"])))),
-                )
+            yield from _of_package(entry)
+
+
+def _of_package(entry: Any) -> Iterator[Vulnerability]:
+    """Yield the vulnerabilities of a package: the entries of a group are one (docs/output.md of osv-scanner 2.5.0)."""
+    package = entry["package"]
+    entries = {one["id"]: one for one in entry.get("vulnerabilities") or ()}
+    for group in _groups(entry, entries):
+        about = [entries[identifier] for identifier in group["ids"]]
+        names = [name for one in about for name in (one["id"], *(one.get("aliases") or ()))]
+        yield Vulnerability(
+            id=_plain(about[0]["id"]),
+            package=_plain(package["name"]),
+            version=_plain(package["version"]),
+            severity=_of_group(about, group.get("max_severity")),
+            fixed=tuple(dict.fromkeys(_plain(fix) for one in about for fix in _fixed_in(one, package["name"]))),
+            aliases=_others(names, about[0]["id"]),
+        )
+
+
+def _groups(entry: Any, entries: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the groups of entries, and each entry that is in no group."""
+    left = dict.fromkeys(entries)
+    for group in entry.get("groups") or ():
+        ids = [one for one in group.get("ids") or () if one in left]
+        for one in ids:
+            del left[one]
+        if ids:
+            yield {**group, "ids": ids}
+    yield from ({"ids": [one]} for one in left)
+
+
+def _of_group(about: list[Any], score: object) -> str:
+    """Return the worst severity that the entries of a group state; where none does, that of their score."""
+    if any(one["id"].startswith(_MALICIOUS) for one in about):
+        return "critical"
+    stated = (_severity((one.get("database_specific") or {}).get("severity")) for one in about)
+    return min((one for one in stated if one != "unknown"), key=SEVERITIES.index, default=_of_score(score))
+
+
+def _others(names: Iterable[str], first: str) -> tuple[str, ...]:
+    return tuple(sorted({_plain(name) for name in names if name != first}))
 
 
 def _of_score(score: object) -> str:

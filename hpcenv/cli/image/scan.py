@@ -38,7 +38,9 @@ _SHOWN = 20
     help="Format of the bill of materials that the scanner gets.",
 )
 @click.option(
-    "--fail-on", type=click.Choice(SEVERITIES[:-1]), help="Fail when there is one of this severity or a worse one."
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    help="Fail when there is one of this severity or a worse one. With unknown: when there is any.",
 )
 @_render.json_option
 def command(lock: str, scanner: Any, bill: Any, fail_on: str | None, as_json: bool) -> int:
@@ -54,6 +56,8 @@ def command(lock: str, scanner: Any, bill: Any, fail_on: str | None, as_json: bo
         _render.verdict_on("image scan", result, ok=problem is None, problem=problem)
         return 0 if problem is None else problem.exit_status
     _show(result)
+    if fail_on is not None and fail_on != "unknown" and result.counts["unknown"]:
+        _render.tell(f"--fail-on {fail_on} does not count those of unknown severity; --fail-on unknown counts all")
     if problem is not None:
         raise problem
     return 0
@@ -72,7 +76,9 @@ def _problem(count: int, fail_on: str) -> HpcenvError | None:
 def _show(result: ScanResult) -> None:
     for one in result.vulnerabilities[:_SHOWN]:
         fixed = f"fixed in {', '.join(one.fixed[:3])}" if one.fixed else "no version without it is known"
-        _render.say(f"{one.severity:<9} {one.package} {one.version}  {one.id}  {fixed}")
+        names = [] if one.id.startswith("CVE-") else [name for name in one.aliases if name.startswith("CVE-")]
+        cve = f" ({names[0]})" if names else ""
+        _render.say(f"{one.severity:<9} {one.package} {one.version}  {one.id}{cve}  {fixed}")
     if len(result.vulnerabilities) > _SHOWN:
         _render.say(f"and {len(result.vulnerabilities) - _SHOWN} more in {result.path}")
     counts = ", ".join(f"{count} {severity}" for severity, count in result.counts.items() if count)

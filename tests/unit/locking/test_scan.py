@@ -1,4 +1,10 @@
-"""`hpcenv image scan`: small programs play grype and osv-scanner; what is kept, and what is refused."""
+"""`hpcenv image scan`: small programs play grype and osv-scanner; what is kept, and what is refused.
+
+Their outputs have every field that the real ones have, with values of our own. The fields are those of
+grype/presenter/models (anchore/grype, commit 4562c55, after 0.116.0) and pkg/models/results.go (google/osv-scanner,
+commit add393a, after 2.5.0; the entries are those of the OSV schema). On 2026-11-23 the reader was run over all outputs
+in the test data of these two commits: 6 of grype, 106 of osv-scanner; it read all of them.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +37,92 @@ print({said!r})
 sys.exit({status})
 """
 
+
+def grype_match(name: str, identifier: str, **about) -> dict:
+    vulnerability = {
+        "id": identifier,
+        "dataSource": "https://advisories.example/1",
+        "namespace": "github:language:python",
+        "urls": [],
+        "description": "text",
+        "cvss": [{"source": "nvd", "type": "Primary", "version": "3.1", "vector": "CVSS:3.1/AV:N", "metrics": {}}],
+        "knownExploited": [{"cve": "CVE-2026-1", "knownRansomwareCampaignUse": "Unknown"}],
+        "epss": [{"cve": "CVE-2026-1", "epss": 0.1, "percentile": 0.5, "date": "2026-11-22"}],
+        "cwes": [{"cve": "CVE-2026-1", "cwe": "CWE-502", "source": "nvd", "type": "Primary"}],
+        "advisories": [],
+        "risk": 1.5,
+        **about,
+    }
+    details = {"type": "exact-direct-match", "matcher": "python-matcher", "searchedBy": {}, "found": {}}
+    artifact = {
+        "id": "0123456789abcdef",
+        "name": name,
+        "version": "2.14.1",
+        "type": "python",
+        "locations": [],
+        "language": "python",
+        "licenses": [],
+        "cpes": [],
+        "purl": f"pkg:pypi/{name}@2.14.1",
+        "upstreams": [],
+    }
+    return {
+        "vulnerability": vulnerability,
+        "relatedVulnerabilities": [{"id": "CVE-2026-9", "dataSource": "https://advisories.example/9", "urls": []}],
+        "matchDetails": [details],
+        "artifact": artifact,
+    }
+
+
 GRYPE = {
     "matches": [
-        {
-            "vulnerability": {"id": "GHSA-low", "severity": "Negligible", "fix": {"versions": [], "state": "unknown"}},
-            "artifact": {"name": "filelock", "version": "4.2.11"},
-        },
-        {
-            "vulnerability": {"id": "CVE-2026-1", "severity": "Critical", "fix": {"versions": ["2.14.2"]}},
-            "artifact": {"name": "torch", "version": "2.14.1"},
-        },
-        {
-            "vulnerability": {"id": "CVE-2026-2", "severity": "odd\u0007", "fix": None},
-            "artifact": {"name": "torch\u001b[31m", "version": "2.14.1"},
-        },
+        grype_match("filelock", "GHSA-low", severity="Negligible", fix={"versions": [], "state": "unknown"}),
+        grype_match(
+            "torch",
+            "CVE-2026-1",
+            severity="Critical",
+            fix={
+                "versions": ["2.14.2"],
+                "state": "fixed",
+                "available": [{"version": "2.14.2", "date": "2026-11-01", "kind": "release"}],
+            },
+        ),
+        grype_match("torch\u001b[31m", "CVE-2026-2", severity="odd\u0007", fix=None),
     ],
-    "descriptor": {"name": "grype", "version": "0.104.0", "db": {"status": {"built": "2026-11-22T08:00:00Z"}}},
+    "ignoredMatches": [
+        {**grype_match("numpy", "CVE-2026-3", fix={"versions": [], "state": ""}), "appliedIgnoreRules": []}
+    ],
+    "source": {"type": "sbom-file", "target": "bom.cdx.json"},
+    "distro": {"name": "", "version": "", "idLike": None},
+    "descriptor": {
+        "name": "grype",
+        "version": "0.116.0",
+        "configuration": {"fail-on-severity": ""},
+        "db": {"status": {"schemaVersion": "v6.1.0", "built": "2026-11-22T08:00:00Z", "valid": True}, "providers": {}},
+        "timestamp": "2026-11-23T09:00:00Z",
+    },
 }
+
+
+def osv_entry(identifier: str, *, aliases=(), severity: str | None = None, fixed: str | None = None) -> dict:
+    events = [{"introduced": "0"}, *([{"fixed": fixed}] if fixed else [])]
+    ranges = [{"type": "ECOSYSTEM", "events": events}, {"type": "GIT", "events": [{"fixed": "abcdef"}]}]
+    package = {"ecosystem": "PyPI", "name": "jinja2", "purl": "pkg:pypi/jinja2"}
+    return {
+        "schema_version": "1.7.3",
+        "id": identifier,
+        "modified": "2026-11-20T00:00:00Z",
+        "published": "2026-11-01T00:00:00Z",
+        "aliases": list(aliases),
+        "summary": "text",
+        "affected": [{"package": package, "ranges": ranges, "versions": ["3.1.6"], "database_specific": {}}],
+        "severity": [{"type": "CVSS_V3", "score": "CVSS:3.1/AV:N"}],
+        "database_specific": {"github_reviewed": True, **({"severity": severity} if severity else {})},
+    }
+
+
+# One vulnerability with entries of two lists; one that GitHub does not know; one of an older output, in no group; and a
+# package that was made to do harm.
 OSV = {
     "results": [
         {
@@ -56,26 +131,26 @@ OSV = {
                 {
                     "package": {"name": "jinja2", "version": "3.1.6", "ecosystem": "PyPI"},
                     "vulnerabilities": [
-                        {
-                            "id": "GHSA-a",
-                            "database_specific": {"severity": "MODERATE"},
-                            "affected": [
-                                {
-                                    "package": {"name": "jinja2"},
-                                    "ranges": [
-                                        {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "3.1.7"}]},
-                                        {"type": "GIT", "events": [{"fixed": "abcdef"}]},
-                                    ],
-                                }
-                            ],
-                        },
-                        {"id": "PYSEC-b"},
+                        osv_entry("GHSA-a", aliases=("CVE-2026-4",), severity="MODERATE", fixed="3.1.7"),
+                        osv_entry("PYSEC-2026-4", aliases=("CVE-2026-4", "GHSA-a"), fixed="3.1.7"),
+                        osv_entry("PYSEC-b"),
+                        osv_entry("PYSEC-c"),
                     ],
-                    "groups": [{"ids": ["PYSEC-b"], "max_severity": "7.5"}],
-                }
+                    "groups": [
+                        {"ids": ["GHSA-a", "PYSEC-2026-4"], "aliases": ["CVE-2026-4"], "max_severity": "9.8"},
+                        {"ids": ["PYSEC-b"], "aliases": ["PYSEC-b"], "max_severity": "7.5"},
+                    ],
+                },
+                {
+                    "package": {"name": "jinjaa2", "version": "1", "ecosystem": "PyPI"},
+                    "vulnerabilities": [osv_entry("MAL-2026-1")],
+                    "groups": [{"ids": ["MAL-2026-1"], "aliases": ["MAL-2026-1"], "max_severity": ""}],
+                },
+                {"package": {"name": "sympy", "version": "1", "ecosystem": "PyPI", "deprecated": True}},
             ],
         }
-    ]
+    ],
+    "experimental_config": {"licenses": {"summary": False, "allowlist": None}},
 }
 
 
@@ -120,6 +195,7 @@ def test_grype_gets_the_bill_of_materials_and_its_result_is_kept(project):
     ]
     assert result.vulnerabilities[-1].package == "torch?[31m"
     kept = json.loads((project / "cuda.scan.json").read_text())
+    assert kept["vulnerabilities"][0]["aliases"] == ["CVE-2026-9"]
     assert kept["fingerprint"] == locked.fingerprint
     assert kept["scanned"][:2] == "20"
     assert (kept["scanner"], kept["database"]) == ("grype 0.104.0", "2026-11-22T08:00:00Z")
@@ -138,10 +214,13 @@ def test_osv_scanner_ends_with_1_where_it_found_something(project, version, firs
     assert words[-1].endswith(".spdx.json")
     assert bill["spdxVersion"] == "SPDX-2.3"
     assert [(one.id, one.severity, one.fixed) for one in result.vulnerabilities] == [
+        ("MAL-2026-1", "critical", ()),
         ("PYSEC-b", "high", ()),
         ("GHSA-a", "medium", ("3.1.7",)),
+        ("PYSEC-c", "unknown", ()),
     ]
-    assert result.count_from("high") == 1
+    assert result.vulnerabilities[2].aliases == ("CVE-2026-4", "PYSEC-2026-4")
+    assert (result.count_from("high"), result.count_from("low"), result.count_from("unknown")) == (2, 3, 4)
 
 
 def test_grype_comes_first_and_a_name_decides(project):
@@ -149,6 +228,14 @@ def test_grype_comes_first_and_a_name_decides(project):
     install(project, "osv-scanner", {"results": []}, version="osv-scanner version: 2.2.4")
     assert here(project).scanner == "grype 0.104.0"
     assert here(project, scanner="osv-scanner").scanner == "osv-scanner 2.2.4"
+
+
+def test_grype_has_a_result_where_its_own_limit_is_exceeded(project):
+    install(project, "grype", GRYPE, version="grype 0.116.0", status=2)
+    assert len(here(project).vulnerabilities) == 3
+    install(project, "grype", "1 error occurred", version="grype 0.116.0", status=1)
+    with pytest.raises(ToolFailed):
+        here(project)
 
 
 def test_without_a_scanner_it_says_what_to_install(project):
@@ -182,6 +269,10 @@ def test_the_command_can_fail_on_a_severity(project, monkeypatch):
     done = CliRunner().invoke(cli, ["image", "scan", "--lock", "cuda.lock.toml"])
     assert done.exit_code == 0, done.output
     assert "critical  torch 2.14.1  CVE-2026-1  fixed in 2.14.2" in done.output
+    assert "GHSA-low (CVE-2026-9)" in done.output
+    assert "unknown severity" not in done.output
+    done = CliRunner().invoke(cli, ["image", "scan", "--lock", "cuda.lock.toml", "--fail-on", "low"])
+    assert "--fail-on low does not count those of unknown severity" in done.output
     done = CliRunner().invoke(
         cli, ["image", "scan", "--lock", "cuda.lock.toml", "--fail-on", "high", "--json"], standalone_mode=False
     )
