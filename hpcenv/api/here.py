@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcenv.project import acceptance
 from hpcenv.project.context import Context, cache_folder, user_folder
-from hpcenv.project.store_config import default_store
 from hpcenv.project.workspace import Workspace, open_workspace
+from hpcenv.submission.choose_store import find_store
 
 
 def project_folder(project: str | Path) -> Path:
@@ -25,16 +25,18 @@ def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, C
     Args:
         command: how this call is recorded.
     """
-    workspace = open_project(project)
-    context = Context(
+    return open_project(project), _context(project_folder(project), command)
+
+
+def _context(folder: Path, command: Sequence[str]) -> Context:
+    return Context(
         environ=os.environ,
-        cwd=project_folder(project),
+        cwd=folder,
         now=time.localtime(),
         token=secrets.token_hex(2),
         command=tuple(command),
         cache=cache_folder(os.environ),
     )
-    return workspace, context
 
 
 def open_project(project: str | Path = ".") -> Workspace:
@@ -43,12 +45,12 @@ def open_project(project: str | Path = ".") -> Workspace:
     Raises:
         SpecError: no folder has one, or it is not valid.
     """
-    folder, cache = project_folder(project), cache_folder(os.environ)
+    folder = project_folder(project)
     store = os.environ.get("HPCENV_STORE")
     return open_workspace(
         folder,
-        store=Path(os.path.abspath(folder / Path(store).expanduser())) if store else None,
-        default_store=default_store(os.environ, cache)[0],
+        store=(Path(os.path.abspath(folder / Path(store).expanduser())), "HPCENV_STORE") if store else None,
+        default_store=lambda root, site: find_store(_context(folder, ()), root, site),
         trusted_owners=tuple(os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split()),
     )
 

@@ -24,8 +24,10 @@ from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import HpcenvError, Interrupted, UsageError, render_hint
 from hpcenv.project import context as project_context
 from hpcenv.project import document
-from hpcenv.project.store_config import StorePlace, default_store
+from hpcenv.project.context import Context
+from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import SPEC_NAME, Workspace, open_workspace
+from hpcenv.submission.choose_store import find_store
 
 Error = TypeVar("Error", bound=HpcenvError)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -131,7 +133,7 @@ class Where:
         return open_workspace(
             start or cwd(),
             store=self._named(),
-            default_store=default_store(os.environ, cache_folder())[0],
+            default_store=_default_store,
             trusted_owners=self._owners(),
         )
 
@@ -141,12 +143,15 @@ class Where:
         return self._named() is None
 
     def place(self) -> StorePlace:
-        """Return where images are kept: `--store`, HPCENV_STORE, the project's `[paths] store`, else the default."""
+        """Return where images are kept.
+
+        The first of `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of the site profile, the default.
+        """
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
             return self.project().store_place
-        default, _ = default_store(os.environ, cache_folder())
-        return StorePlace(root=named or default, trusted_owners=self._owners())
+        root, origin = _default_store(None, None) if named is None else named
+        return StorePlace(root=root, trusted_owners=self._owners(), origin=origin)
 
     def options(self) -> tuple[str, ...]:
         """Return the options with which another command finds the same store."""
@@ -169,9 +174,14 @@ class Where:
     def _owners(self) -> tuple[str, ...]:
         return (*self.trust, *os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split())
 
-    def _named(self) -> Path | None:
-        named = self.store or os.environ.get("HPCENV_STORE")
-        return Path(os.path.abspath(cwd() / Path(named).expanduser())) if named else None
+    def _named(self) -> tuple[Path, str] | None:
+        named, origin = (self.store, "--store") if self.store else (os.environ.get("HPCENV_STORE"), "HPCENV_STORE")
+        return (Path(os.path.abspath(cwd() / Path(named).expanduser())), origin) if named else None
+
+
+def _default_store(root: Path | None, site: str | None) -> tuple[Path, str]:
+    context = Context(environ=os.environ, cwd=cwd(), now=local_time(), token="", command=(), cache=cache_folder())
+    return find_store(context, root, site)
 
 
 def store_option(command: Command) -> Command:

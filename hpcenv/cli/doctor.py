@@ -17,8 +17,9 @@ from hpcenv.doctor.checked import CheckedMachines, of_job, render
 from hpcenv.doctor.here import check_this_machine
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
-from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
+from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
 from hpcenv.node.this_node import expand_hostlist
+from hpcenv.project.store_config import StorePlace, default_store
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
@@ -111,10 +112,10 @@ def _refuse_without_nodes(values: dict[str, Any]) -> None:
 
 def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, as_json: bool) -> int:
     """Tell what this cluster is like, and check this machine."""
-    context, place = context_of(), _render.Where().place()
+    context, place = context_of(), _store_place()
     workspace = _project()
     runs = None if workspace is None else workspace.runs
-    found = doctor(context, store=place.root, runs=runs)
+    found = doctor(context, store=place, runs=runs)
     skipped = preflight_options(SubmitOptions(script=None, **values)).skipped
     checked = None
     if values["preflight"] != "off":
@@ -143,6 +144,15 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
     else:
         _render.tell("\nnext: hpcenv doctor --write; hpcenv doctor --nodes 2")
     return status
+
+
+def _store_place() -> StorePlace:
+    """Return where images are kept. A site profile that cannot be used does not stop doctor: it may write a new one."""
+    try:
+        return _render.Where().place()
+    except HpcenvError as error:
+        root, why = default_store(os.environ, _render.cache_folder())
+        return StorePlace(root=root, origin=f"the default: {why}; what a site profile names is unknown: {error.what}")
 
 
 def _project() -> Workspace | None:

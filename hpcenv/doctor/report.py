@@ -21,8 +21,8 @@ from hpcenv.doctor.step_overlap import read_overlap
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.node.container import runtime
 from hpcenv.node.container.apptainer import host_environment as runtime_environment
-from hpcenv.project.context import Context, cache_folder
-from hpcenv.project.store_config import default_store
+from hpcenv.project.context import Context
+from hpcenv.project.store_config import StorePlace
 
 _SECONDS = 20.0
 UNKNOWN = "unknown"
@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
 
 
-def doctor(context: Context, *, store: Path, runs: Path | None = None) -> Diagnosis:
+def doctor(context: Context, *, store: StorePlace, runs: Path | None = None) -> Diagnosis:
     """Look at this machine and ask Slurm; writes nothing.
 
     Args:
@@ -498,19 +498,17 @@ def _cgroup() -> tuple[str, str]:
     return "", "/sys/fs/cgroup is of neither kind"
 
 
-def _places(notes: _Notes, context: Context, store: Path) -> None:
+def _places(notes: _Notes, context: Context, store: StorePlace) -> None:
     """Note which folders compute nodes see."""
-    default, reason = default_store(context.environ, cache_folder(context.environ))
-    chosen = f"the default: {reason}" if store == default else ""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
-    places = {"home": home, "this folder": context.cwd, "image store": store, "hpcenv's Python": Path(sys.prefix)}
+    places = {"home": home, "this folder": context.cwd, "image store": store.root, "hpcenv's Python": Path(sys.prefix)}
     for what, place in places.items():
         seen = filesystem.visibility(place, home=home)
         shared = f"taken as shared: {place}" if seen.assumed else f"shared: {place}"
         value = {True: shared, False: f"not shared: {place}", None: ""}[seen.shared]
         why = seen.reason if value else f"{place}: {seen.reason}"
-        if what == "image store" and chosen:
-            why = f"{why}; {chosen}"
+        if what == "image store":
+            why = f"{why}; {store.origin}"
         notes.add("Files that nodes must see", what, value, why)
         if seen.shared is False:
             notes.trouble(

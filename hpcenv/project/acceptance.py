@@ -93,11 +93,23 @@ def asked_paths(workspace: Workspace) -> tuple[Asked, ...]:
     paths = workspace.project.paths
     named = (("runs", paths.runs), ("store", paths.store), ("lockfiles", paths.lockfiles))
     means = "hpcenv writes there, outside the project"
-    return tuple(
+    asked = (
         Asked(key=f"[paths] {key}", value=value, means=means)
         for key, value in named
         if value is not None and _is_outside(workspace, value)
     )
+    return (*asked, *_stores_of_sites(workspace, means))
+
+
+def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
+    """Yield where the site profiles of the project keep images: it is used where nothing else names a folder."""
+    for key, path in _own_profiles(workspace).items():
+        try:
+            table = site_files.read(path)[0].store
+        except HpcenvError:
+            continue  # it names no folder, and who needs one is told why
+        if table is not None:
+            yield Asked(key=f"[store] of {key}", value=table.folder, means=means)
 
 
 def asked_by_options(options: OptionValues, origin: str) -> tuple[Asked, ...]:
@@ -206,6 +218,16 @@ def _template(workspace: Workspace) -> Iterator[Asked]:
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
     """Yield the site profiles of the project: any of them may fit the cluster, and they win over the machine's."""
+    for key, path in _own_profiles(workspace).items():
+        try:
+            means = _profile_in_words(site_files.read(path)[0])
+        except HpcenvError as error:
+            means = f"it cannot be read: {error.what}"
+        yield Asked(key="site profile", value=key, means=means, content=_sha256(path))
+
+
+def _own_profiles(workspace: Workspace) -> dict[str, Path]:
+    """Return the site profiles of the project, by what names them."""
     folder, named = workspace.root / "sites", workspace.project.site
     paths = (
         {}
@@ -214,12 +236,7 @@ def _sites(workspace: Workspace) -> Iterator[Asked]:
     )
     if named is not None and ("/" in named or named.endswith(site_files.SUFFIX)):
         paths[f"site = {named}"] = Path(os.path.abspath(workspace.root / os.path.expanduser(named)))
-    for key, path in paths.items():
-        try:
-            means = _profile_in_words(site_files.read(path)[0])
-        except HpcenvError as error:
-            means = f"it cannot be read: {error.what}"
-        yield Asked(key="site profile", value=key, means=means, content=_sha256(path))
+    return paths
 
 
 def _same_folder(one: Path, other: Path) -> bool:
@@ -230,6 +247,7 @@ def _profile_in_words(site: SiteFile) -> str:
     binds = [f"{bind.source} at {bind.target or bind.source}" for bind in site.bind]
     parts = (
         ("containers start with", [] if site.runtime is None else [site.runtime.program or site.runtime.kind]),
+        ("images are kept in", [] if site.store is None else [site.store.folder]),
         ("containers enter through", [] if site.entry_wrapper is None else [" ".join(site.entry_wrapper.command)]),
         ("modules", [*site.modules, *(one.name for one in site.module)]),
         ("folders of modules", [*site.module_use, *(one.use for one in site.module if one.use)]),

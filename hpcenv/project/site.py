@@ -61,6 +61,16 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     return value
 
 
+# A variable of the user's environment, or `user`. What only a job knows is no place for images.
+_PLACE = re.compile(r"(?:/|\$\{[A-Z][A-Z0-9_]*\}(?:/|\Z))(?:[^$]|\$\{(?:user|[A-Z][A-Z0-9_]*)\})*\Z")
+
+
+def _store_folder(value: str) -> str:
+    if not value.isprintable() or not _PLACE.match(value):
+        raise ValueError("must be an absolute path; it may contain ${user} and variables such as ${SCRATCH}")
+    return value
+
+
 def _host_pattern(value: str) -> str:
     if value.count("{node}") != 1 or not re.fullmatch(r"[A-Za-z0-9._-]*", value.replace("{node}", "")):
         raise ValueError("must be a host name with {node} in it, for example {node}i")
@@ -227,6 +237,17 @@ class RuntimeTable(SourcedTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StoreTable(SourcedTable):
+    """[store]: where images are kept on this system, if neither the user nor the project names a folder.
+
+    Attributes:
+        folder: `${user}` in it is replaced, and `${NAME}` by the variable NAME of the user's environment.
+    """
+
+    folder: Annotated[Text, After(_store_folder)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RendezvousTable(SourcedTable):
     """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
 
@@ -314,6 +335,7 @@ class SiteFile(Document):
     name: Annotated[str, After(_name)]
     notes: tuple[Text, ...] = ()
     runtime: RuntimeTable | None = None
+    store: StoreTable | None = None
     modules: tuple[Annotated[str, After(_module)], ...] = ()
     module_use: tuple[AbsolutePath, ...] = ()
     accounting: bool | None = None
@@ -345,6 +367,8 @@ class SiteFile(Document):
         for what, value in self.sourced():
             if value.reason is None and not isinstance(value, SiteBindTable):
                 raise ValueError(f"`{what}` has no `reason`")
+        if self.store is not None and self.store.when is not None:
+            raise ValueError("`store` has a `when`: images are kept in one place for all runs")
         for option in self.option:
             text = None if option.value is True else str(option.value)
             try:
@@ -358,6 +382,8 @@ class SiteFile(Document):
         """Yield every value that says its source, with its key."""
         if self.runtime is not None:
             yield "runtime", self.runtime
+        if self.store is not None:
+            yield "store", self.store
         if self.rendezvous is not None:
             yield "rendezvous", self.rendezvous
         if self.entry_wrapper is not None:

@@ -33,7 +33,8 @@ class UsedValue:
     """One value that a profile gives to a run, for people.
 
     Attributes:
-        kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `entry-wrapper` or `base-image`.
+        kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `store`, `entry-wrapper` or
+            `base-image`.
         value: as it is set; of a variable that extends another one, with `${value}` for that.
         when: its condition in words; empty without one.
         source: page, version, date, and the date of the check; empty where the file does not say it.
@@ -209,9 +210,10 @@ class _Chosen:
 
     def used(self) -> tuple[UsedValue, ...]:
         """Return the values with their sources, in the order in which they act."""
-        runtime = self._site.runtime
+        runtime, store = self._site.runtime, self._site.store
         return (
             *(() if runtime is None else (self._used("runtime", "", runtime.program or runtime.kind, runtime),)),
+            *(() if store is None else (self._used("store", "", store.folder, store),)),
             *(self._used("module", one.name, one.use or "", one) for one in self.modules),
             *(self._used(one.program, f"--{one.name}", _option_text(one), one) for one in self.options),
             *(self._used("rendezvous", "host", one.host, one) for one in self.rendezvous),

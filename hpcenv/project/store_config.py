@@ -6,6 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,16 @@ from hpcenv.records.frozen import Frozen
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StorePlace(Frozen):
-    """The folder of a store, and the users who are trusted to own it; see `open_store`."""
+    """The folder of a store, and the users who are trusted to own it; see `open_store`.
+
+    Attributes:
+        origin: what names the folder, for people.
+    """
 
     root: Path
     trusted_owners: tuple[str, ...] = ()
     shared: bool = False
+    origin: str = ""
 
 
 def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
@@ -40,3 +46,32 @@ def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
         return Path(scratch, "hpcenv", "store"), "SCRATCH is set; homes are small on most clusters"
     why = f"SCRATCH is {scratch!r}, which is no folder that you can write to" if scratch else "SCRATCH is not set"
     return usual, why
+
+
+_HOLE = re.compile(r"\$\{(\w+)\}")
+
+
+def site_store(folder: str, environ: Mapping[str, str], user: str) -> tuple[Path | None, str]:
+    """Return the folder of images that a site profile names; None, with the reason, where this user cannot use it.
+
+    Args:
+        folder: as in the profile, with `${user}` and `${NAME}`.
+        environ: the user's environment.
+        user: for `${user}`.
+    """
+    values = {name: user if name == "user" else environ.get(name, "") for name in _HOLE.findall(folder)}
+    unset = [name for name, value in values.items() if not value]
+    if unset:
+        return None, f"{' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
+    path = _HOLE.sub(lambda hole: values[hole[1]], folder)
+    if not path.startswith("/") or not path.isprintable():
+        return None, f"{path!r} is no absolute path"
+    place = Path(os.path.normpath(path))
+    # Only folders of one's own are made, so the nearest one that exists decides. A store of somebody else is refused
+    # by `open_store`, with the way out.
+    there = next(above for above in (place, *place.parents) if os.path.lexists(above))
+    if not os.path.isdir(there):
+        return None, f"{there} is no folder"
+    if there != place and not os.access(there, os.W_OK | os.X_OK):
+        return None, f"{place} is not there, and you cannot write to {there}"
+    return place, ""

@@ -5,9 +5,11 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, Hint, LockfileInvalid, LockfileMissing, LockfileNewer, SpecError, UsageError
@@ -19,18 +21,31 @@ from hpcenv.records.frozen import Frozen
 
 SPEC_NAME = "hpcenv.toml"
 
+FindStore = Callable[[], StorePlace]
+DefaultStore = Callable[[Path, str | None], tuple[Path, str]]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Workspace(Frozen):
     """A project folder with its parsed hpcenv.toml.
 
     Attributes:
-        store_place: folder of blobs and SIFs, and the users who are trusted to own it.
+        find_store: returns the folder of blobs and SIFs, and the users who are trusted to own it. Most commands need no
+            images, and it may read a site profile.
     """
 
     root: Path
     project: Project
-    store_place: StorePlace
+    find_store: FindStore = field(compare=False, repr=False)
+
+    @functools.cached_property
+    def store_place(self) -> StorePlace:
+        """Folder of blobs and SIFs, the users who are trusted to own it, and what names it.
+
+        Raises:
+            SpecError, FileUnusable: no folder is named, and the site profile that may name one cannot be used.
+        """
+        return self.find_store()
 
     @property
     def store(self) -> Path:
@@ -69,15 +84,16 @@ class Workspace(Frozen):
 def open_workspace(
     start: Path,
     *,
-    store: Path | None = None,
-    default_store: Path | None = None,
+    store: tuple[Path, str] | None = None,
+    default_store: DefaultStore | None = None,
     trusted_owners: tuple[str, ...] = (),
 ) -> Workspace:
     """Find hpcenv.toml in `start` or above it and read it.
 
     Args:
-        store: folder of images; replaces that of the project.
-        default_store: folder of images if the project names none; None means a folder in the project.
+        store: folder of images, and what names it; replaces that of the project.
+        default_store: called with the folder of hpcenv.toml and its `site` if the project names no folder of images,
+            and one is needed; returns the folder, and what names it. None means a folder in the project.
         trusted_owners: users who may own the store, in addition to the caller and root.
 
     Raises:
@@ -94,13 +110,27 @@ def open_workspace(
     project, problems = document.parse(Project, data, text=content.decode())
     if project is None:
         raise SpecError(f"`{path}` is not valid", why="\n".join(problems))
-    named = project.paths.store and root / os.path.expanduser(project.paths.store)
-    place = StorePlace(
-        root=store or named or default_store or root / ".hpcenv" / "store",
-        trusted_owners=trusted_owners,
-        shared=project.paths.store_shared,
-    )
-    return Workspace(root=root, project=project, store_place=place)
+
+    @functools.cache
+    def find_store() -> StorePlace:
+        folder, origin = _store(root, project, store, default_store)
+        shared = project.paths.store_shared
+        return StorePlace(root=folder, trusted_owners=trusted_owners, shared=shared, origin=origin)
+
+    return Workspace(root=root, project=project, find_store=find_store)
+
+
+def _store(
+    root: Path, project: Project, given: tuple[Path, str] | None, default_store: DefaultStore | None
+) -> tuple[Path, str]:
+    """Return the folder of images, and what names it."""
+    if given is not None:
+        return given
+    if project.paths.store:
+        return root / os.path.expanduser(project.paths.store), f"`store` under [paths] in {root / SPEC_NAME}"
+    if default_store is not None:
+        return default_store(root, project.site)
+    return root / ".hpcenv" / "store", "the default of a project"
 
 
 # One with 1,000 packages has less than 1 MiB.

@@ -53,9 +53,14 @@ class ListedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreListing:
-    """The content of a store; `exists` is False if there is no store yet."""
+    """The content of a store; `exists` is False if there is no store yet.
+
+    Attributes:
+        origin: what names the folder; for the default, why it is this one.
+    """
 
     store: Path
+    origin: str
     exists: bool
     writable: bool
     images: tuple[ListedImage, ...] = ()
@@ -75,7 +80,7 @@ def list_images(place: StorePlace, environ: Mapping[str, str]) -> StoreListing:
         FileUnusable: the store is not trusted, or cannot be read.
     """
     if not place_exists(place):
-        return StoreListing(store=place.root, exists=False, writable=False)
+        return StoreListing(store=place.root, origin=place.origin, exists=False, writable=False)
     store = open_place(place)
     needed: dict[str, list[str]] = {}
     for root in _in_need(store, environ):
@@ -84,6 +89,7 @@ def list_images(place: StorePlace, environ: Mapping[str, str]) -> StoreListing:
     images = sorted(store.list_images(), key=lambda image: -image.used)
     return StoreListing(
         store=store.root,
+        origin=place.origin,
         exists=True,
         writable=store.writable,
         images=tuple(_listed(image, tuple(needed.get(image.digest, ()))) for image in images),

@@ -24,7 +24,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, site_files
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.workspace import Workspace
+from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import Cluster, SubmitOptions
 
@@ -49,26 +49,39 @@ def choose(
         if options.site not in (None, NO_SITE):
             notes.append(f"without Slurm no site profile is used: --site {options.site}")
         return None
-    if named == NO_SITE:
-        return None
-    if named is not None:
-        found = by_name(named, origin, workspace.root, context)
-    else:
-        matching = by_cluster(workspace.root, context, notes)
-        if matching is None:
-            return None
-        found = matching
-    notes.append(f"site profile {found.name} ({found.path})")
+    found = find(named, origin, workspace.root, context, notes)
+    if found is not None:
+        notes.append(f"site profile {found.name} ({found.path})")
     return found
 
 
+def find(named: str | None, origin: str, root: Path | None, context: Context, notes: list[str]) -> Profile | None:
+    """Return the named profile, else the one for this cluster; None for `none`, or where there is none.
+
+    Raises:
+        SpecError, FileUnusable: as `choose`.
+    """
+    if named == NO_SITE:
+        return None
+    return by_cluster(root, context, notes) if named is None else by_name(named, origin, root, context)
+
+
 def _named(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    candidates = (
-        (options.site, "--site"),
-        (environ.get("HPCENV_SITE") or None, "HPCENV_SITE"),
-        (workspace.project.site, f"`site` in {workspace.spec}"),
-    )
-    return next(((name, origin) for name, origin in candidates if name is not None), (None, ""))
+    if options.site is not None:
+        return options.site, "--site"
+    return named_outside(workspace.root, workspace.project.site, environ)
+
+
+def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return the profile that is named beside the command line, and what names it.
+
+    Args:
+        root: folder of hpcenv.toml; None outside a project.
+        site: `site` in hpcenv.toml.
+    """
+    if environ.get("HPCENV_SITE"):
+        return environ["HPCENV_SITE"], "HPCENV_SITE"
+    return (None, "") if site is None else (site, f"`site` in {root}/{SPEC_NAME}")
 
 
 def by_name(named: str, origin: str, root: Path | None, context: Context) -> Profile:

@@ -19,7 +19,6 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project import severities
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import (
     Bind,
@@ -104,13 +103,13 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
 
 
 def identify_sif(
-    environment: Environment, locked: Lockfile, place: StorePlace, cache: Path | None, notes: list[str], *, lock: str
+    environment: Environment, locked: Lockfile, workspace: Workspace, cache: Path | None, notes: list[str], *, lock: str
 ) -> LockedSif:
     """Return the SIF's hash and identity.
 
     Args:
         lock: name or path of the lockfile, for a hint.
-        place: the store that may have made it again.
+        workspace: whose store may have made it again.
         cache: the user's folder for hashes of earlier runs.
 
     Raises:
@@ -121,6 +120,7 @@ def identify_sif(
         return LockedSif()
     from hpcenv.submission import locked_container
 
+    place = workspace.store_place
     return locked_container.identify_sif(environment, locked, locked.container, place, cache, notes, lock=lock)
 
 

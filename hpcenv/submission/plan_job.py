@@ -363,7 +363,7 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
         wanted.workspace, locked, request, shape.profile, context.environ, lock=lock, runtime=options.runtime
     )
     environment = typed_binds.add(environment, options.bind, context.cwd, notes)
-    sif = identify_sif(environment, locked, wanted.workspace.store_place, context.cache, notes, lock=lock)
+    sif = identify_sif(environment, locked, wanted.workspace, context.cache, notes, lock=lock)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hpcenv.errors import FileUnusable, ScriptUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.errors import FileUnusable, HpcenvError, ScriptUnusable, ToolFailed, ToolMissing, UsageError
 from hpcenv.project import git
 from hpcenv.project.context import Context
 from hpcenv.project.git import WorkTree
@@ -333,6 +333,14 @@ def _is_in(path: str, folder: str) -> bool:
     return Path(path).is_relative_to(folder)
 
 
+def _store(workspace: Workspace) -> tuple[Path, ...]:
+    """Return the folder of images; nothing where it is not known, which a run of a SIF is told."""
+    try:
+        return (workspace.store,)
+    except HpcenvError:
+        return ()
+
+
 def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
     project, options, root = place.workspace.project, place.options, place.workspace.root
     real = os.path.realpath(root)
@@ -349,7 +357,7 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
                 hint="submit from the folder of hpcenv.toml",
             )
     files = (source.partition(":")[2] for source in (*project.secrets.values(), *options.secret.values()))
-    own = (place.workspace.runs, place.workspace.store, root / ".hpcenv", *place.skipped)
+    own = (place.workspace.runs, *_store(place.workspace), root / ".hpcenv", *place.skipped)
     return CopyRules(
         project=real,
         links=links,

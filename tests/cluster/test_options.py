@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.cluster
 SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "1", "--time", "5")
 SHOWS = """\
 import json, os
-print("SEEN " + json.dumps(os.environ.get("SLURM_CPU_BIND")))
+print("SEEN " + json.dumps([os.environ.get("SLURM_CPU_BIND"), sorted(os.sched_getaffinity(0))]))
 """
 
 
@@ -23,13 +24,19 @@ def job_of(project: Project, run: str) -> str:
     return job
 
 
+def allocated_cpus(cluster: Cluster, job: str) -> int:
+    """Return how many CPUs the job has on its nodes; they all have as many."""
+    total = cluster.must("sacct", "-n", "-P", "-X", "-j", job, "-o", "alloccpus").strip()
+    return int(total) // 2
+
+
 @pytest.fixture(scope="module")
 def passed_on(host_project: Project, cluster: Cluster) -> Any:
     """One run with options for sbatch and srun."""
     cluster.write(f"{host_project.folder}/shows.py", SHOWS)
     return host_project.hpcenv(
         "submit", "shows.py", *SHAPE, "--name", "passed", "--sbatch", "mail-user=a@b", "--sbatch", "mail-type=END",
-        "--comment", "a b", "--srun", "cpu-bind=none", "--pass-env", "SLURM_CPU_BIND", "--wait", timeout=300,
+        "--comment", "a b", "--cpus", "2", "--srun", "cpu-bind=none", "--pass-env", "SLURM_CPU_BIND", "--wait", timeout=300,
     )  # fmt: skip
 
 
@@ -61,9 +68,20 @@ def test_the_launch_step_gets_the_options_of_srun_and_the_check_does_not(
     steps = dict(line.split("|", 1) for line in lines)
     assert "--cpu-bind=none" in steps["launch"]
     assert "cpu-bind" not in steps["check"]
-    seen = [line.partition("SEEN ")[2] for line in passed_on.stdout.splitlines() if "SEEN " in line]
+    seen = [json.loads(line.partition("SEEN ")[2]) for line in passed_on.stdout.splitlines() if "SEEN " in line]
     assert len(seen) == 2
-    assert [json.loads(line) for line in seen] == ["quiet,none"] * 2
+    if json.loads(cluster.testbed("status", "--json").stdout)["task"] != "affinity":
+        assert [bind for bind, _ in seen] == ["quiet,none"] * 2
+        return
+    # task/affinity limits the tasks of a job that does not have the whole node to the CPUs of the job there, whatever
+    # the binding ("Otherwise limit job step to the allocated CPUs", lllp_distribution() in dist_tasks.c, Slurm 22.05
+    # and 24.11), and tells it as a mask. So `none` is a mask of all of them.
+    for bind, cpus in seen:
+        found = re.fullmatch(r"quiet,mask_cpu:0x([0-9A-F]+)", bind)
+        assert found, seen
+        mask = {number for number in range(64) if int(found[1], 16) >> number & 1}
+        assert len(mask) == allocated_cpus(cluster, job) == 2
+        assert set(cpus) <= mask
 
 
 def test_an_option_that_srun_does_not_know_is_refused_before_the_queue(host_project: Project) -> None:

@@ -30,11 +30,8 @@ def command(where: _render.Where, as_json: bool) -> None:
         _render.success("image list", listing)
         return
     if not listing.exists:
-        _render.tell(
-            where.text(
-                f"{listing.store} has no store yet; ", Command("hpcenv", "image", "pull", "REFERENCE"), " creates one"
-            )
-        )
+        pull = Command("hpcenv", "image", "pull", "REFERENCE")
+        _render.tell(where.text(f"{listing.store} has no store yet (origin: {listing.origin}); ", pull, " creates one"))
         return
     now = time.time()
 
@@ -57,6 +54,7 @@ def command(where: _render.Where, as_json: bool) -> None:
     _render.tell(
         f"{listing.store}: {size.shown(total)}; {', '.join(counts)}" + ("" if listing.writable else "; read-only")
     )
+    _render.tell(f"origin: {listing.origin}")
 
 
 def _shortest(references: tuple[str, ...]) -> str:

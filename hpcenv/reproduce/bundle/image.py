@@ -60,7 +60,8 @@ def use_bundled(
         return workspace
     root = workspace.root / FOLDER / found[:16]
     open_store(root, create=True)
-    workspace = replace(workspace, store_place=replace(workspace.store_place, root=root, shared=False))
+    place = replace(workspace.store_place, root=root, shared=False, origin="the bundle")
+    workspace = replace(workspace, find_store=lambda: place)
     _put(sif, locked_sif(workspace, container))
     return workspace
 

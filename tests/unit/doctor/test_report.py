@@ -13,6 +13,7 @@ from hpcenv.doctor.site_profile import write
 from hpcenv.errors import EnvironmentUnreadable, WouldOverwrite
 from hpcenv.project import document, site_files
 from hpcenv.project.context import Context
+from hpcenv.project.store_config import StorePlace
 
 
 def looking(fake_slurm: Any, tmp_path: Path, **more: str) -> tuple[Diagnosis, Context]:
@@ -20,7 +21,7 @@ def looking(fake_slurm: Any, tmp_path: Path, **more: str) -> tuple[Diagnosis, Co
     conf.write_text("ClusterName=testbed\n")
     environ = {**fake_slurm.environ, "HOME": str(tmp_path), "SLURM_CONF": str(conf), **more}
     context = Context(environ=environ, cwd=tmp_path, now=time.gmtime(0), token="beef", command=("hpcenv",))
-    return doctor(context, store=tmp_path / "store"), context
+    return doctor(context, store=StorePlace(root=tmp_path / "store", origin="HPCENV_STORE")), context
 
 
 def replay(fake_slurm: Any, version: str) -> None:

@@ -42,6 +42,9 @@ min-nodes = 2
 kind = "singularity"
 program = "/opt/ce/singularity"
 reason = "SIFs run with it"
+[store]
+folder = "${SCRATCH}/${user}/images"
+reason = "homes are small"
 [entry-wrapper]
 command = ["/host/adapt.sh", "--quiet"]
 reason = "the host's fabric"
@@ -75,6 +78,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
         ("/scratch", "/scratch", True, "site profile jura")
     ]
+    assert ("store", "${SCRATCH}/${user}/images") in [(value.kind, value.value) for value in one.used]
     assert (one.entry_wrapper, two.entry_wrapper) == ((), ("/host/adapt.sh", "--quiet"))
     assert one.settings == ()
     (setting,) = two.settings

@@ -1,0 +1,62 @@
+"""Where images are kept if neither the user nor the project names a folder: in the profile's place, or the default.
+
+Runs on: LOGIN NODE. The profile is the one that HPCENV_SITE or `site` in hpcenv.toml names, else the one for this
+cluster. `--site` of one submission is not asked: images are for all submissions, and `lock` and `image build` have no
+such flag.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcenv import filesystem
+from hpcenv.project import site_files
+from hpcenv.project.context import Context, cache_folder
+from hpcenv.project.store_config import default_store, site_store
+
+
+def find_store(context: Context, root: Path | None, site: str | None) -> tuple[Path, str]:
+    """Return the folder of images, and what names it, for people.
+
+    Args:
+        root: folder of hpcenv.toml; None outside a project.
+        site: `site` in hpcenv.toml.
+
+    Raises:
+        SpecError: the named profile does not exist, or the profile for this cluster is not valid.
+        FileUnusable: the profile cannot be read, or other users can change it.
+    """
+    default, why = default_store(context.environ, cache_folder(context.environ))
+    reasons = [f"the default: {why}"]
+    if _may_be_named(context, root, site):
+        place, said = _of_site(context, root, site)
+        if place is not None:
+            kept = default != place and default.is_dir()
+            return place, said + (f"; images from before are in {default}" if kept else "")
+        reasons += [said] if said else []
+    return default, "; ".join(reasons)
+
+
+def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool:
+    """Return whether there are profiles at all: most users have none, and the code below takes time to load."""
+    if site is not None or context.environ.get("HPCENV_SITE"):
+        return True
+    return any(site_files.in_folder(folder) for folder in site_files.folders(root, context.environ))
+
+
+def _of_site(context: Context, root: Path | None, site: str | None) -> tuple[Path | None, str]:
+    """Return the place of the profile and its name; None, with what the user should know, where it has none."""
+    from hpcenv.submission import choose_site
+
+    notes: list[str] = []
+    named, origin = choose_site.named_outside(root, site, context.environ)
+    profile = choose_site.find(named, origin, root, context, notes)
+    if profile is None or profile.file.store is None:
+        return None, "; ".join(notes)
+    user = filesystem.user_name(os.getuid())
+    place, problem = site_store(profile.file.store.folder, context.environ, user)
+    table = f"[store] of site profile {profile.name} ({profile.path})"
+    if place is None:
+        return None, f"{table} names {profile.file.store.folder}, which is not used: {problem}"
+    return place, table
