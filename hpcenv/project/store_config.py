@@ -67,7 +67,7 @@ def site_store(folder: str, environ: Mapping[str, str], user: str) -> tuple[Path
     if not path.startswith("/") or not path.isprintable():
         return None, f"{path!r} is no absolute path"
     place = Path(os.path.normpath(path))
-    # Only folders of one's own are made, so the nearest one that exists decides. A store of somebody else is refused
+    # Only folders of this user are made, so the nearest one that exists decides. A store of somebody else is refused
     # by `open_store`, with the way out.
     there = next(above for above in (place, *place.parents) if os.path.lexists(above))
     if not os.path.isdir(there):
