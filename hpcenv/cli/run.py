@@ -64,7 +64,7 @@ def command(
     count = count_nodes(find_allocation(os.environ), nodes=nodes, pty=terminal)
     started = time.monotonic()
     place = check_place(workspace, options, context_of())
-    argv, environ = start_argv(place, words, os.environ, count=count, pty=terminal)
+    argv, environ = start_argv(place, words, count=count, pty=terminal)
     if as_json:
         _render.success("run", {"run": place.run.path.name, "nodes": place.nodes, "argv": argv})
         return 0

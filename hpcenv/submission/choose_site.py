@@ -26,7 +26,7 @@ from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.submission.plan import Request
-from hpcenv.submission.request import Cluster, SubmitOptions
+from hpcenv.submission.request import Cluster, SubmitOptions, detect_cluster
 
 if TYPE_CHECKING:
     from hpcenv.project.site import SiteFile
@@ -45,10 +45,12 @@ def choose(
         FileUnusable: the profile cannot be read, or other users can change it.
     """
     named, origin = _named(workspace, options, context.environ)
-    if cluster == "local":
+    if cluster == "local" and not options.site_here:
         if options.site not in (None, NO_SITE):
             notes.append(f"without Slurm no site profile is used: --site {options.site}")
         return None
+    if cluster == "local" and named is None and detect_cluster(context.environ) == "local":
+        return None  # no cluster has a name here
     found = find(named, origin, workspace.root, context, notes)
     if found is not None:
         notes.append(f"site profile {found.name} ({found.path})")
@@ -56,7 +58,7 @@ def choose(
 
 
 def find(named: str | None, origin: str, root: Path | None, context: Context, notes: list[str]) -> Profile | None:
-    """Return the named profile, else the one for this cluster; None for `none`, or where there is none.
+    """Return the named profile, else the one for this cluster; None for `none`, or without one.
 
     Raises:
         SpecError, FileUnusable: as `choose`.

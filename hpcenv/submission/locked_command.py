@@ -6,7 +6,7 @@ steps and the verdict are the same; only srun starts them from here, because sal
 
 from __future__ import annotations
 
-import shlex
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,11 @@ from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import load_record, read_file, read_json
 from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.submission import submit as submission
+from hpcenv.submission.loaded_modules import load_modules
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -76,6 +78,7 @@ class CheckedPlace(Frozen):
     Attributes:
         nodes: in Slurm's order; emulated ones have other names.
         notes: what the user should know.
+        environ: in which the command is started: the user's, after the modules of the site profile.
     """
 
     plan: Plan
@@ -83,6 +86,7 @@ class CheckedPlace(Frozen):
     nodes: tuple[str, ...]
     notes: tuple[str, ...]
     allocation: CurrentAllocation | None
+    environ: Mapping[str, str]
 
 
 def check_place(workspace: Workspace, options: SubmitOptions, context: Context) -> CheckedPlace:
@@ -103,12 +107,12 @@ def check_place(workspace: Workspace, options: SubmitOptions, context: Context) 
     submission.materialize(plan, run, context)
     # Only the check is recorded as a run; what the command does is the user's.
     submission.record(plan, run, "local" if allocation is None else allocation.job_id)
-    steps = _Steps(run, context.environ, allocation)
+    steps = _Steps(run, plan.manifest, context.environ, allocation)
     status = steps.check()
     if status != 0:
-        raise _refusal(run, status)
+        raise _refusal(run, status, of_modules=steps.modules_failed)
     nodes = node_names(1) if allocation is None else allocation.nodes
-    return CheckedPlace(plan=plan, run=run, nodes=nodes, notes=plan.notes, allocation=allocation)
+    return CheckedPlace(plan=plan, run=run, nodes=nodes, notes=plan.notes, allocation=allocation, environ=steps.environ)
 
 
 def _plan(workspace: Workspace, options: SubmitOptions, context: Context, allocation: CurrentAllocation | None) -> Plan:
@@ -120,47 +124,76 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, alloca
         nodes=1 if allocation is None else len(allocation.nodes),
         cluster="local" if allocation is None else "slurm",
         allocated=allocation is not None,
+        site_here=True,
         preflight=options.preflight or "quick",
         name=f"run-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}",
     )
     plan = plan_job(workspace, shape, context)
-    modules = plan.manifest.modules
-    # The batch script loads them; here they are as the user has loaded them. Spare nodes and copies are for jobs.
-    of_jobs = replace(plan.manifest, modules=(), module_paths=(), unset=(), spare=0, retry_excluding=0, stage=None)
-    note = f"modules of the site profile are not loaded: `module load {shlex.join(modules)}` before, if you need them"
-    return replace(plan, manifest=of_jobs, notes=(*plan.notes, note) if modules else plan.notes)
+    # Spare nodes and copies are for jobs.
+    return replace(plan, manifest=replace(plan.manifest, spare=0, retry_excluding=0, stage=None))
 
 
 class _Steps:
-    """Starts the steps of a job that checks its nodes; their output goes to the run's log."""
+    """Starts the steps of a job that checks its nodes; their output goes to the run's log.
 
-    def __init__(self, run: RunFolder, environ: Mapping[str, str], allocation: CurrentAllocation | None) -> None:
+    Attributes:
+        environ: of the steps; after the check with what the modules of the site profile set.
+        modules_failed: the modules could not be loaded.
+    """
+
+    def __init__(
+        self, run: RunFolder, manifest: Manifest, environ: Mapping[str, str], allocation: CurrentAllocation | None
+    ) -> None:
         self._run = run
-        self._env = slurm_command.clean_environment(environ)
+        self._manifest = manifest
         self._allocation = allocation
+        self.environ = slurm_command.clean_environment(environ)
+        self.modules_failed = False
 
     def check(self) -> int:
         """Return the status of the gate: 0, 90 or 91."""
-        if self._allocation is None:
-            return self._start(self._step("local"))
-        job_id, nodes = self._allocation.job_id, self._allocation.nodes
-        # These steps only read and write files of the run folder. The batch script starts them on the first node.
-        place = {"SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": ",".join(nodes), "SLURMD_NODENAME": nodes[0]}
-        status = self._start(self._step("begin"), place)
+        place = self._first_node()
+        status = self._start(self._step("begin"), place) or self._load_modules()
         if status == 0:
-            srun = srun_argv(job_id, nodes, environ=self._env)
             # The decide step names the nodes without facts.
-            self._start([*srun, "--kill-on-bad-exit=0", "--job-name=check", *self._step("check")])
+            self._start([*self._on_all_nodes(), *self._step("check")], place)
             status = self._start(self._step("decide"), place)
         self._start(self._step("finish", str(status)), place)
         return status
 
+    def _first_node(self) -> dict[str, str]:
+        """Return the variables of the node on which the batch script of a job would run."""
+        if self._allocation is None:
+            nodes = node_names(1)
+            return {LOCAL_NODE: nodes[0], LOCAL_NODES: nodes[0], LOCAL_JOB: f"local-{os.getpid()}"}
+        # These steps only read and write files of the run folder.
+        job_id, nodes = self._allocation.job_id, self._allocation.nodes
+        return {"SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": ",".join(nodes), "SLURMD_NODENAME": nodes[0]}
+
+    def _on_all_nodes(self) -> list[str]:
+        if self._allocation is None:
+            return []
+        srun = srun_argv(self._allocation.job_id, self._allocation.nodes, environ=self.environ)
+        return [*srun, "--kill-on-bad-exit=0", "--job-name=check"]
+
+    def _load_modules(self) -> int:
+        """Load the modules of the site profile into the environment of the steps, as the batch script does."""
+        if self._manifest.modules:
+            try:
+                self.environ = load_modules(self._run, self._manifest, self.environ, python=sys.executable)
+            except NodesUnknown as error:
+                self.modules_failed = True
+                return error.exit_status
+        for name in self._manifest.unset:
+            self.environ.pop(name, None)
+        return 0
+
     def _step(self, step: str, *words: str) -> list[str]:
         return [sys.executable, "-I", str(self._run.step), step, str(self._run.path), *words]
 
-    def _start(self, argv: Sequence[str], place: Mapping[str, str] | None = None) -> int:
+    def _start(self, argv: Sequence[str], place: Mapping[str, str]) -> int:
         with open(self._run.log, "ab") as log:
-            env = {**self._env, **(place or {})}
+            env = {**self.environ, **place}
             return process.start(argv, env=env, cwd=self._run.path, stdout=log, stderr=log).wait()
 
 
@@ -179,8 +212,12 @@ def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) 
     return [srun, *where, f"--ntasks={count}", "--ntasks-per-node=1", "--cpu-bind=none"]
 
 
-def _refusal(run: RunFolder, status: int) -> HpcenvError:
-    """Return the error of a gate that did not open, with the end of the log, which has the table."""
+def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
+    """Return the error of a gate that did not open, with the end of the log, which has the table.
+
+    Args:
+        of_modules: the modules of the site profile could not be loaded.
+    """
     try:
         result = load_record(Verdict, run.verdict).result
     except RecordInvalid:
@@ -189,6 +226,9 @@ def _refusal(run: RunFolder, status: int) -> HpcenvError:
         log = read_file(run.log, most=1 << 20, follow=False).decode("utf-8", "replace").strip()
     except OSError as error:
         log = f"{run.log}: {error.strerror}"
+    if of_modules:
+        what = "the command was not started: the modules of the site profile cannot be loaded here"
+        return NodesUnknown(what, why=log, hint="--site none starts it without the site profile")
     hint = ("the check is kept as a run: ", Command("hpcenv", "report", run.path.name))
     if status == NodeRejected.exit_status and result == "mismatch":
         return NodeRejected("the command was not started: a node differs from the lockfile", why=log, hint=hint)
@@ -218,7 +258,7 @@ def count_nodes(allocation: CurrentAllocation | None, *, nodes: int | None, pty:
 
 
 def start_argv(
-    place: CheckedPlace, command: Sequence[str], environ: Mapping[str, str], *, count: int, pty: bool
+    place: CheckedPlace, command: Sequence[str], *, count: int, pty: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Return what starts a command in the checked environment, and its environment.
 
@@ -231,7 +271,7 @@ def start_argv(
         ToolMissing: srun is missing.
     """
     step = [sys.executable, "-I", str(place.run.step), "attach", str(place.run.path), "without-secrets", *command]
-    env = slurm_command.clean_environment(environ)
+    env = dict(place.environ)
     if place.allocation is None:
         job = str(read_json(place.run.started)["job_id"])
         return step, env | {LOCAL_NODE: place.nodes[0], LOCAL_NODES: ",".join(place.nodes), LOCAL_JOB: job}

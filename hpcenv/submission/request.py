@@ -48,6 +48,7 @@ class SubmitOptions(OptionValues):
         lockfile: path of the lockfile, whatever `lock` names.
         handover: the folder is for somebody else, who has other variables and files.
         allocated: the nodes are there already (`hpcenv run` in an allocation): nothing is requested.
+        site_here: without a job, too, the site profile is used: `hpcenv run` on a login node.
     """
 
     script: str | None
@@ -57,6 +58,7 @@ class SubmitOptions(OptionValues):
     lockfile: Path | None = None
     handover: bool = False
     allocated: bool = False
+    site_here: bool = False
 
 
 # -- where options enter ------------------------------------------------------------------

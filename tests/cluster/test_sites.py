@@ -129,6 +129,16 @@ def test_without_the_profile_nothing_of_the_modules_is_there(with_modules: Proje
     assert "module " not in done.stdout
 
 
+def test_a_command_in_an_allocation_has_what_the_modules_set(with_modules: Project, cluster: Cluster) -> None:
+    run = ("hpcenv", "run", "--site", "profiles/here.toml", "--", "python3", "seen.py")
+    done = cluster.run("salloc", "--nodes=2", "--time=5", *run, cwd=with_modules.folder)
+    assert done.status == 0, done.text
+    assert [(one["SITE_WORD"], one["NCCL_MIN_NCHANNELS"], one["/pfs/data"]) for one in seen(done.stdout)] == [
+        ("of the module", "4", True)
+    ] * 2
+    assert "2 nodes match the lockfile" in done.text
+
+
 OPTIONS = """
 name = "slurm-options"
 [[option]]

@@ -1,0 +1,58 @@
+"""Load the environment modules of a site profile where no batch script does: for `hpcenv run`.
+
+Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code is that of the batch script, so
+both load modules, find out what they set and refuse in the same way.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+from hpcenv import process
+from hpcenv.errors import NodesUnknown
+from hpcenv.project.template import built_in, only_parts
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import batch_script
+
+# What the parts of the batch script use. Standard output gets the environment at the end, and nothing before: it may
+# hold credentials, so it is written nowhere.
+_START = """\
+set -u
+run=@{run_folder}
+python=@{python}
+exec 3>&1 >&2
+end() { exit "$1"; }
+"""
+_END = "exec env -0 >&3\n"
+
+
+def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """Load the modules of a run, keep what they set for its ranks (`modules.json`), and return the new environment.
+
+    Args:
+        environ: of the user; modules that are loaded there already are loaded anew, so that their effect is seen.
+        python: interpreter for the step that keeps the effects.
+
+    Raises:
+        ToolMissing: bash is missing.
+        NodesUnknown: there is no command `module`, or a module cannot be loaded. The reason is in the run's log.
+    """
+    bash = process.find_tool("bash", needed_for="load the modules of the site profile", path=environ.get("PATH"))
+    with open(run.log, "ab") as log:
+        argv = [bash, "-c", _script(run, manifest, python)]
+        loading = process.start(argv, env=environ, cwd=run.path, stdout=subprocess.PIPE, stderr=log)
+        told, _ = loading.communicate()
+    if loading.returncode != 0:
+        raise NodesUnknown("the modules of the site profile cannot be loaded", why=f"see {run.log}")
+    entries = (entry.partition("=") for entry in told.decode("utf-8", "surrogateescape").split("\0"))
+    return {name: value for name, equals, value in entries if equals}
+
+
+def _script(run: RunFolder, manifest: Manifest, python: str) -> str:
+    parts = {"modules": manifest.modules} | ({"module-paths": manifest.module_paths} if manifest.module_paths else {})
+    template = built_in("job.sbatch").read_text(encoding="utf-8")
+    values = {name.replace("-", "_"): batch_script.options(words) for name, words in parts.items()}
+    text = f"{_START}{only_parts(template, tuple(parts))}{_END}"
+    return batch_script.render(text, {"run_folder": str(run.path), "python": python, **values}, parts=tuple(parts))
