@@ -334,7 +334,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _store(workspace: Workspace) -> tuple[Path, ...]:
-    """Return the folder of images; nothing where it is not known, which a run of a SIF is told."""
+    """Return the folder of images; nothing where it is not known. A run of a SIF then ends with the reason."""
     try:
         return (workspace.store,)
     except HpcenvError:
