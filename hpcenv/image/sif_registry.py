@@ -29,7 +29,10 @@ from hpcenv.image.verify import read_tree_digest
 from hpcenv.node.check import sif
 from hpcenv.progress import Event, OnEvent
 
-__all__ = ["PushedSif", "ResolvedSif", "fetch_sif", "push_sif", "resolve_sif"]
+__all__ = ["OTHER_COMPRESSION", "PushedSif", "ResolvedSif", "fetch_sif", "push_sif", "resolve_sif"]
+
+# What somebody can do who may not use Apptainer.
+OTHER_COMPRESSION = "who pushed it can make one that it reads: hpcenv image build --compression gzip, then image push"
 
 # How long to wait for another download of the same SIF.
 _WAIT_SECONDS = 4 * 3600.0

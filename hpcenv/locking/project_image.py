@@ -31,7 +31,7 @@ from hpcenv.image.reference import (
 from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
-from hpcenv.image.sif_registry import fetch_sif, resolve_sif
+from hpcenv.image.sif_registry import OTHER_COMPRESSION, fetch_sif, resolve_sif
 from hpcenv.image.store.record import ImageRecord, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.image.store.store_folder import open_place, place_exists
@@ -374,6 +374,10 @@ def _fetch_sif(
     made = fetch_sif(
         source, spec, access, platform=project_platform(workspace), store=store, on_event=on_event
     )  # fmt: skip
+    named = workspace.project.submit.runtime or ""
+    unreadable = runtime.unreadable_here(made.record.sif.compression, environ, named)
+    if unreadable:
+        on_event(Event(phase="note", what=f"{unreadable}; {OTHER_COMPRESSION}"))
     container = _described_container(str(source), made.path, made.record)
     return ProjectImage(path=made.path, container=container, record=made.record, reused=made.reused, read=True)
 

@@ -6,7 +6,7 @@ both load modules, find out what they set and refuse in the same way.
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Mapping
 
 from hpcenv import process
@@ -40,11 +40,14 @@ def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str],
         NodesUnknown: there is no command `module`, or a module cannot be loaded. The reason is in the run's log.
     """
     bash = process.find_tool("bash", needed_for="load the modules of the site profile", path=environ.get("PATH"))
-    with open(run.log, "ab") as log:
-        argv = [bash, "-c", _script(run, manifest, python)]
-        loading = process.start(argv, env=environ, cwd=run.path, stdout=subprocess.PIPE, stderr=log)
-        told, _ = loading.communicate()
-    if loading.returncode != 0:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answer, open(run.log, "ab") as log:
+        with open(writing, "wb") as output:
+            argv = [bash, "-c", _script(run, manifest, python)]
+            loading = process.start(argv, env=environ, cwd=run.path, stdout=output, stderr=log)
+        told = answer.read()
+        status = loading.wait()
+    if status != 0:
         raise NodesUnknown("the modules of the site profile cannot be loaded", why=f"see {run.log}")
     entries = (entry.partition("=") for entry in told.decode("utf-8", "surrogateescape").split("\0"))
     return {name: value for name, equals, value in entries if equals}

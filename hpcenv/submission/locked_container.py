@@ -15,7 +15,8 @@ from hpcenv.errors import Command, ImageMismatch, ToolMissing, UsageError
 from hpcenv.locking.environment import container_environment
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
-from hpcenv.node.check import sif_check
+from hpcenv.node.check import sif, sif_check
+from hpcenv.node.container import runtime
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.site_profile import Profile
@@ -133,6 +134,18 @@ def identify_sif(
     else:
         notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
     return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+
+
+def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note where what starts containers here does not read the compression of the SIF.
+
+    Raises:
+        ImageMismatch: the file is no SIF.
+    """
+    path = Path(environment.sif)
+    compression = sif.superblock(path, sif.read_header(path)).compression
+    unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
+    return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
 
 
 def _command_to_make(container: ContainerTable, lock: str) -> Command:

@@ -64,6 +64,7 @@ from hpcenv.submission.locked import (
     gpu_needs,
     host_expectations,
     identify_sif,
+    notes_on_sif,
     refuse_gpus_for_cpu_torch,
     settings,
     unlocked_binds,
@@ -369,6 +370,7 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     )
     environment = typed_binds.add(environment, options.bind, context.cwd, notes)
     sif = identify_sif(environment, locked, wanted.workspace, context.cache, notes, lock=lock)
+    notes += notes_on_sif(environment, locked, context.environ)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,

@@ -16,9 +16,10 @@ from hpcenv.cli.image import _conversion
 from hpcenv.errors import UsageError
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, pull
 from hpcenv.image.reference import Reference, SifReference, parse_sif_reference
-from hpcenv.image.sif_registry import fetch_sif, resolve_sif
+from hpcenv.image.sif_registry import OTHER_COMPRESSION, fetch_sif, resolve_sif
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.verify import request_options
+from hpcenv.node.container import runtime
 
 
 @click.command("pull")
@@ -76,6 +77,9 @@ def _pull_sif(
         found = resolve_sif(wanted, access, allow_floating=floating, on_event=on_event)
         store = open_place(where.place(), create=True)
         result = fetch_sif(wanted, found.spec, access, platform=values["platform"], store=store, on_event=on_event)
+    unreadable = runtime.unreadable_here(result.record.sif.compression, os.environ)
+    if unreadable:
+        result = replace(result, notes=(*result.notes, f"{unreadable}; {OTHER_COMPRESSION}"))
     return _conversion.show_result("image pull", result, as_json=as_json)
 
 

@@ -119,6 +119,19 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
         return "zstd"
 
 
+def unreadable_here(compression: str, environ: Mapping[str, str], program: str = "") -> str:
+    """Return why what starts containers here does not read a finished SIF; empty where it does, or that is unknown.
+
+    Args:
+        compression: of the SIF's file system.
+        environ: the user's environment.
+        program: what starts containers; empty for what is on PATH.
+    """
+    if compression != "zstd" or compression_here(environ, program) == "zstd":
+        return ""
+    return "the SIF is compressed with zstd, and SingularityCE, which starts containers here, does not read that"
+
+
 def parse_version(said: str) -> tuple[str, str] | None:
     """Return kind and version in the line that `--version` prints; None for any other text.
 

@@ -40,6 +40,10 @@ else:
 """
 
 
+# As Apptainer writes it for hpcenv.
+ZSTD_BUILD = image_fakes.BUILD.replace("-comp gzip", "-comp zstd")
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
     """A SIF that was converted; a program plays Apptainer where mksquashfs is too old for hpcenv."""
@@ -49,9 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
     tools = folder / "tools"
     tools.mkdir()
     (tools / "salt").write_bytes(b"files")
-    (tools / "apptainer").write_text(
-        APPTAINER.format(python=sys.executable, build=image_fakes.BUILD, folder=str(tools))
-    )
+    (tools / "apptainer").write_text(APPTAINER.format(python=sys.executable, build=ZSTD_BUILD, folder=str(tools)))
     (tools / "apptainer").chmod(0o755)
     request = ImageRequest(source=parse_layered(f"oci:{folder}/lay"), allow_floating=True)
     place = StorePlace(root=folder / "store")
@@ -346,6 +348,26 @@ def test_the_verbs(made: BuiltImage, registry: PushServed, tmp_path: Path, hpcen
     assert "has nothing to convert or to compare with" in refused.stderr
     done = hpcenv("image", "push", str(made.path), name, cwd=tmp_path, environ=environ)
     assert f"hpcenv image push {made.path} {name} --plain-http {registry.host}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "noted"),
+    [("singularity", "singularity-ce version 4.5.1", True), ("singularity", "apptainer version 1.4.5", False)],
+)
+def test_a_sif_that_the_runtime_here_does_not_read_is_named(
+    made: BuiltImage, registry: PushServed, tmp_path: Path, hpcenv: Any, name: str, says: str, noted: bool
+) -> None:
+    assert made.record.sif.compression == "zstd"
+    pushed = push(registry, made.path)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / name).write_text(f"#!/bin/sh\necho {says}\n")
+    (tools / name).chmod(0o755)
+    words = ("image", "pull", pushed.by_digest, "--plain-http", "--store", "s")
+    done = hpcenv(*words, cwd=tmp_path, environ={"PATH": str(tools), "HOME": str(tmp_path)})
+    assert done.status == 0, done.stderr
+    text = "SingularityCE, which starts containers here, does not read that; who pushed it can make one"
+    assert (text in done.stderr) is noted
 
 
 def test_the_reference() -> None:
