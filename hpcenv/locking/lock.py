@@ -30,23 +30,18 @@ from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT, UNPROVED_REPORT
 from hpcenv.locking import compatibility_notes, fabric_notes, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
+from hpcenv.locking.conda_packages import InstalledConda, compare_conda, conda_tables, installed_conda, locked_conda
 from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
-from hpcenv.locking.pins import (
-    Pin,
-    PinDifference,
-    cross_check,
-    known_files,
-    marker_environment,
-    parse_report,
-    read_pins,
-    require_readable,
-)
+from hpcenv.locking.pins.cross_check import PinDifference, cross_check
+from hpcenv.locking.pins.formats import PinFile, open_pins, pins_of
+from hpcenv.locking.pins.install_report import known_files, parse_report
+from hpcenv.locking.pins.pin import Pin, marker_environment
 from hpcenv.locking.project_image import BuildOptions, build, definition_changed, need
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
-from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof
+from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof, no_proof
 from hpcenv.node.check import bare_image, bind_content, compare, facts, sif
 from hpcenv.node.check.compat.floors import driver_floor
 from hpcenv.node.check.compat.image_rules import requirements
@@ -55,7 +50,7 @@ from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.fields import Level
-from hpcenv.project.lockfile import ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
+from hpcenv.project.lockfile import CondaTable, ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
@@ -139,7 +134,7 @@ def lock(
         upgrade: ask the registry again which image the tag names; otherwise a locked image
             stays locked, as `uv lock` keeps versions.
         level: `full`, or `deep` to import torch and record what the loader really maps.
-        pins: pylock.toml, requirements.txt or uv.lock that the environment must agree with.
+        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may stand behind it.
         wheels_cache: where proofs of wheels are kept; None looks for no wheels.
         require_hashes: the wheel of every package must be proved.
 
@@ -156,8 +151,7 @@ def lock(
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
     lost = _notes_on_previous(before, path)
-    if pins is not None:
-        require_readable(pins)  # likewise
+    pin_file = None if pins is None else open_pins(pins)  # likewise
     options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http, check_signature=True)
     environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
     report(_reading(workspace, environment))
@@ -168,8 +162,16 @@ def lock(
     binds = _lock_binds(workspace, environment, environ)
     image = None if container is None else Path(environment.sif)
     built = () if image is None else _built_here(image, report)
-    proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, pins=pins, image=image, built=built)
-    locked = _compose(workspace, container, answer, _with_builds(proofs, built), before, binds)
+    conda = installed_conda(answer)
+    pinned = () if pin_file is None else pins_of(pin_file, environment=marker_environment(answer["values"]))
+    proofs: dict[str, WheelProof] = {}
+    if wheels_cache is not None or pin_file is not None:
+        named = (*known_files(pinned), *_named_in_image(image, built, report))
+        proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, named=named, conda=conda)
+    if pin_file is not None:
+        _require_as_pinned_here(pin_file, pinned, answer, proofs, conda, report)
+    archives = conda_tables(conda, pinned, before)
+    locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
     required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
     changed, aside = _write(locked, path, name=name, unreadable=unreadable)
@@ -377,65 +379,122 @@ def _wheel_proofs(
     report: Report,
     *,
     cache: Path | None,
-    pins: Path | None,
-    image: Path | None = None,
-    built: Sequence[BuiltPackage] = (),
+    named: Sequence[KnownFile],
+    conda: Sequence[InstalledConda],
 ) -> dict[str, WheelProof]:
-    """Find the wheels of the installed packages, and compare them with the pins.
+    """Find the wheels of the installed packages; no index has one of a package that conda installed.
 
     Args:
-        image: a SIF that may contain pip's reports.
-        built: packages that were compiled in it.
-
-    Raises:
-        PinsDiffer: the installed packages differ from the pins.
+        cache: where proofs are kept; None asks no index.
+        named: wheels that a file of pins, a report of pip or a build names.
+        conda: what conda installed.
     """
     dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
-    pinned = read_pins(pins, environment=marker_environment(answer["values"])) if pins is not None else ()
-    if cache is None and pins is None:
-        return {}
-    report(f"finding the wheels of {len(dists)} packages")
+    owners = {name: package.name for package in conda for name in package.dists}
+    mine = [dist for dist in dists if dist.name not in owners]
     index = Index(env=environ) if cache is not None else None
-    place = cache or Path(os.devnull)
-    named = (
-        *known_files(pinned),
-        *(one.file for one in built),
-        *(_reported_wheels(image, report) if image is not None else ()),
-    )
-    proofs = find_wheels(dists, sources=named, index=index, cache=place)
-    for reason, count in Counter(proof.reason for proof in proofs if proof.proof == "none").most_common(3):
+    report(f"finding the wheels of {len(mine)} packages")
+    proofs = {p.name: p for p in find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull))}
+    for reason, count in Counter(proof.reason for proof in proofs.values() if proof.proof == "none").most_common(3):
         report(f"  no wheel is proved for {count} of them: {reason}")
-    if pins is not None:
-        for difference in _require_as_pinned(pins, pinned, dists, proofs):
-            report(f"  {_unsure(difference)}")
-    return {proof.name: proof for proof in proofs}
+    return {
+        dist.name: proofs.get(dist.name) or no_proof(dist, f"conda installed it, with its package {owners[dist.name]}")
+        for dist in dists
+    }
+
+
+def _named_in_image(image: Path | None, built: Sequence[BuiltPackage], report: Report) -> tuple[KnownFile, ...]:
+    """Return the wheels that an image names itself: reports of pip, and packages that were compiled in it."""
+    reported = _reported_wheels(image, report) if image is not None else ()
+    return (*(one.file for one in built), *reported)
 
 
 # Tools that install packages; pins files often leave them out.
 _INSTALLERS = ("pip", "setuptools", "wheel")
 
 
+def _require_as_pinned_here(
+    file: PinFile,
+    pinned: Sequence[Pin],
+    answer: Mapping[str, Any],
+    proofs: Mapping[str, WheelProof],
+    conda: Sequence[InstalledConda],
+    report: Report,
+) -> None:
+    """Compare the environment that was just read with the pins, and report what could not be compared.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+        EnvironmentUnreadable: what conda installed could not be read.
+    """
+    unread = answer["unknown"].get("packages.conda-digest")
+    if file.format.conda and unread:
+        raise EnvironmentUnreadable(f"cannot compare the environment with `{file.path}`", why=f"conda-meta: {unread}")
+    dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
+    place = str(answer["values"].get("python.prefix", "the environment"))
+    unsure = _require_as_pinned(file, pinned, dists, [proofs[dist.name] for dist in dists], conda, place=place)
+    for difference in unsure:
+        report(f"  {_unsure(difference)}")
+
+
 def _require_as_pinned(
-    pins: Path, pinned: Sequence[Pin], dists: Sequence[InstalledDist], proofs: Sequence[WheelProof]
+    file: PinFile,
+    pinned: Sequence[Pin],
+    dists: Sequence[InstalledDist],
+    proofs: Sequence[WheelProof],
+    conda: Sequence[InstalledConda],
+    *,
+    place: str,
 ) -> list[PinDifference]:
     """Return what could not be compared with the pins.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
     """
-    differences = cross_check(pinned, dists, proofs, ignore=_INSTALLERS)
+    differences: tuple[PinDifference, ...] = ()
+    if file.format.conda:
+        _require_conda(file, pinned, conda, place)
+        by_conda = {name for package in conda for name in package.dists}
+        left = [(dist, proof) for dist, proof in zip(dists, proofs, strict=True) if dist.name not in by_conda]
+        dists, proofs = [dist for dist, _ in left], [proof for _, proof in left]
+        differences = compare_conda(pinned, conda)
+    by_pip = [pin for pin in pinned if pin.manager == "pypi"]
+    differences += cross_check(by_pip, dists, proofs, ignore=_INSTALLERS)
     certain = [difference for difference in differences if difference.kind != "unknown"]
     if certain:
+        more = [f"and {len(certain) - _DIFFERENCES_SHOWN} more"] if len(certain) > _DIFFERENCES_SHOWN else []
         raise PinsDiffer(
-            f"what is installed is not what `{pins}` says",
-            why="\n".join(
-                f"{d.name}: {d.kind}, pinned {d.pinned or 'nothing'}, installed {d.installed or 'nothing'}"
-                + (f" ({d.note})" if d.note else "")
-                for d in certain
-            ),
-            hint=f"install from it again: pip install -r {pins}",
+            f"what is installed is not what `{file.path}` says",
+            why="\n".join([*map(_difference_line, certain[:_DIFFERENCES_SHOWN]), *more]),
+            hint=f"install from it again: {file.reinstall}",
         )
     return list(differences)
+
+
+_DIFFERENCES_SHOWN = 40
+
+
+def _difference_line(difference: PinDifference) -> str:
+    pinned, installed = difference.pinned or "nothing", difference.installed or "nothing"
+    note = f" ({difference.note})" if difference.note else ""
+    return f"{difference.name}: {difference.kind}, pinned {pinned}, installed {installed}{note}"
+
+
+def _require_conda(file: PinFile, pinned: Sequence[Pin], conda: Sequence[InstalledConda], place: str) -> None:
+    """Refuse an environment in which conda installed nothing: it is another one than the file is about.
+
+    Raises:
+        PinsDiffer: likewise.
+    """
+    if not conda and any(pin.manager == "conda" for pin in pinned):
+        raise PinsDiffer(
+            f"`{file.path}` is about an environment of conda, and this is none",
+            why=f"{place} has no record in conda-meta",
+            hint=(
+                'name its Python in hpcenv.toml, `python = ".pixi/envs/default/bin/python"` for one of pixi, '
+                f"after: {file.reinstall}"
+            ),
+        )
 
 
 def _unsure(difference: PinDifference) -> str:
@@ -498,6 +557,7 @@ def _compose(
     container: ContainerTable | None,
     answer: Mapping[str, Any],
     found: Mapping[str, lock_model.WheelTable],
+    archives: tuple[CondaTable, ...],
     before: Lockfile | None,
     binds: tuple[lock_model.LockedBindTable, ...],
 ) -> Lockfile:
@@ -521,6 +581,7 @@ def _compose(
         conda_modified=tuple(values.get("packages.conda-modified", ())),
         unlisted_digest=values["packages.unlisted-digest"],
         dist=tuple(_dist(package, wheels.get(package["name"]), values) for package in answer["packages"]),
+        conda_package=archives,
     )
     draft = Lockfile(
         schema_=lock_model.SCHEMA,
@@ -711,6 +772,7 @@ def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
         if dist.content_sha256 is not None and dist.record_sha256 is not None
     )
     notes.extend(_editable_notes(locked))
+    notes.extend(_conda_notes(locked))
     outside = {package["name"] for package in answer["packages"] if package.get("scanned") is False}
     unproved = [d.name for d in locked.packages.dist if d.record_sha256 is None and d.source != "editable"]
     for names, what in (
@@ -755,6 +817,13 @@ def _editable_notes(locked: Lockfile) -> Iterator[str]:
     for names, what in ((by_commit, "their commit and what differs from it"), (by_files, "the files of their trees")):
         if names:
             yield f"editable installs, compared by {what}: {_some(names)}"
+
+
+def _conda_notes(locked: Lockfile) -> Iterator[str]:
+    """Return which packages of conda are not proved to be the archive that their record names, by reason."""
+    reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
+    for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
+        yield f"packages of conda without a proof: {_some([name for name, why in reasons if why == reason])}: {reason}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -819,7 +888,7 @@ def check_lock(
     Args:
         spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
         require_hashes: the wheel of every package must be proved.
-        pins: pylock.toml, requirements.txt or uv.lock that a fresh lockfile must agree with too.
+        pins: a file that a fresh lockfile must agree with too, as for `lock`.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
@@ -827,15 +896,14 @@ def check_lock(
         HashesUnproved: the lockfile is fresh, and a hash that is required is not proved.
         FileUnusable: the pins cannot be read.
     """
-    if pins is not None:
-        require_readable(pins)
+    pin_file = None if pins is None else open_pins(pins)
     path = workspace.lockfile_path(name)
     workspace = workspace.for_lock(name)
     locked = read_lockfile(path)
     reasons = list(stale.compare_spec(workspace.project, locked))
     if not reasons and not spec_only:
         reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
-    unsure = () if reasons or pins is None else _check_pins(pins, locked)
+    unsure = () if reasons or pin_file is None else _check_pins(pin_file, locked)
     if not reasons:
         required_hashes.require(locked, every=require_hashes, reasons={}, hint=_TO_PROVE)
     what = "the SIF" if locked.container else "the environment"
@@ -843,18 +911,27 @@ def check_lock(
     return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure, *alone))
 
 
-def _check_pins(pins: Path, locked: Lockfile) -> tuple[str, ...]:
+def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
     """Compare the locked packages with the pins; in a fresh lockfile they are the installed ones.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
+        LockfileInvalid: the lockfile is too old to say what conda installed.
     """
     dists = [
         InstalledDist(name=d.name, version=d.version, build=d.build or "", tags=d.tags, record_sha256=d.record_sha256)
         for d in locked.packages.dist
     ]
-    pinned = read_pins(pins, environment=marker_environment(locked.facts))
-    unsure = _require_as_pinned(pins, pinned, dists, [_locked_proof(dist) for dist in locked.packages.dist])
+    conda = locked_conda(locked)
+    if file.format.conda and len(conda) != (locked.packages.conda_count or 0):
+        raise LockfileInvalid(
+            f"the lockfile cannot be compared with `{file.path}`",
+            why="it was written by an older hpcenv, and does not list what conda installed",
+            hint=("lock again: ", Command("hpcenv", "lock", "--from", str(file.path))),
+        )
+    pinned = pins_of(file, environment=marker_environment(locked.facts))
+    proofs = [_locked_proof(dist) for dist in locked.packages.dist]
+    unsure = _require_as_pinned(file, pinned, dists, proofs, conda, place="the locked environment")
     return tuple(_unsure(difference) for difference in unsure)
 
 

@@ -1,4 +1,4 @@
-"""`hpcenv lock --require-hashes`: every package has a proved wheel, or nothing is written. Pure.
+"""`hpcenv lock --require-hashes`: every package has a proved wheel or archive of conda, or nothing is written. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcenv.errors import HashesUnproved, Hint
+from hpcenv.locking.conda_packages import proved_dists
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
 
@@ -39,12 +40,14 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
 
 
 def unproved(locked: Lockfile, *, every: bool) -> tuple[DistTable, ...]:
-    """Return the packages whose hash is required and not proved."""
+    """Return the packages whose hash is required and not proved, of a wheel or of the archive that conda installed."""
     severities = lock_model.severities_of(locked)
+    by_conda = proved_dists(locked)
     return tuple(
         dist
         for dist in locked.packages.dist
         if (dist.wheel is None or dist.wheel.proof in WEAK)
+        and dist.name not in by_conda
         and (every or severities.of(f"packages.{dist.name}.wheel-proof") == "must")
     )
 

@@ -183,6 +183,28 @@ class DistTable(LockTable):
     wheel: WheelTable | None = None
 
 
+CondaProof = Literal["pinned", "conda-meta", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CondaTable(LockTable):
+    """[[packages.conda-package]]: one package that conda installed, with or without Python in it.
+
+    `conda-digest` and `conda-content-digest` are what is compared. This says which packages they cover, and which
+    archive each one came from.
+    """
+
+    name: str
+    version: str
+    build: str | None = None
+    channel: str | None = None
+    sha256: str | None = None
+    md5: str | None = None
+    dists: tuple[str, ...] = ()
+    proof: CondaProof
+    reason: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PackagesTable(LockTable):
     """[packages]: every installed distribution; `env-digest` is their hpcenv-env-v1 root."""
@@ -197,6 +219,7 @@ class PackagesTable(LockTable):
     unlisted_count: int
     unlisted_digest: str
     dist: tuple[DistTable, ...] = ()
+    conda_package: tuple[CondaTable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -347,7 +370,8 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
     packages = covered.get("packages", {})
     # The wheel of a package is found through the user's package index, not in the environment.
     dists = [{k: v for k, v in dist.items() if k != "wheel"} for dist in packages.get("dist", ())]
-    covered["packages"] = {**packages, "dist": dists}
+    # What `conda-digest` covers, and how it was proved.
+    covered["packages"] = {k: v for k, v in packages.items() if k != "conda-package"} | {"dist": dists}
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return "hpc1-" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -521,7 +545,7 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
     locked: dict[str, Value] = dict(lockfile.facts)
     if lockfile.container is not None:
         locked["container.sif.sha256"] = lockfile.container.sif.sha256
-    packages = document.plain(lockfile.packages, "dist")
+    packages = document.plain(lockfile.packages, "dist", "conda_package")
     if lockfile.packages.conda_content_digest is None:
         packages.pop("conda-modified", None)  # an older revision: it was not read
     locked |= {f"packages.{key}": tuple(v) if isinstance(v, list) else v for key, v in packages.items()}

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion
 
 from hpcenv.image.recorded_files import REPORT
 from hpcenv.locking.conflicts import MOST_REQUIREMENTS, find_conflicts
-from hpcenv.locking.pins import marker_environment
+from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat.libraries import LIBRARIES, judge_environment
 from hpcenv.node.check.compat.table import Compat

@@ -20,7 +20,8 @@ from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, WouldOve
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
-from hpcenv.locking.pins import marker_environment, read_pins
+from hpcenv.locking.pins.formats import read_pins
+from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.node.check import sif
 from hpcenv.node.check.compat.table import Compat
 from hpcenv.node.check.compat.torch_builds import suggest_torch

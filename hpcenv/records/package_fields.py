@@ -11,6 +11,7 @@ KEYS = frozenset(
     {
         *("count", "env-digest", "content-digest", "unlisted-count", "unlisted-digest"),
         *("conda-count", "conda-digest", "conda-content-digest", "conda-modified", "dist"),
+        "conda-package",
     }
 )
 

@@ -26,7 +26,9 @@ from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
 from hpcenv.locking import difference as diff_model
-from hpcenv.locking import pins
+from hpcenv.locking.pins import cross_check as pin_check
+from hpcenv.locking.pins import formats, install_report
+from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
 from hpcenv.node import this_node
@@ -148,20 +150,20 @@ def read_a_wheel(data: bytes) -> None:
 
 
 def read_pinned(name: str) -> Callable[[bytes], None]:
-    environment = pins.marker_environment({"python.version": "3.12.3", "system.machine": "x86_64"})
+    environment = marker_environment({"python.version": "3.12.3", "system.machine": "x86_64"})
 
     def run(data: bytes) -> None:
-        found = pins.read_pins(_file(name, data), environment=environment)
+        found = formats.read_pins(_file(name, data), environment=environment)
         dists = [wheels.InstalledDist(name="torch", version="2.13.0+cpu")]
         proofs = [wheels.WheelProof(name="torch", proof="none", reason="r")]
-        pins.cross_check(found, dists, proofs)
-        pins.known_files(found)
+        pin_check.cross_check(found, dists, proofs)
+        install_report.known_files(found)
 
     return run
 
 
 def read_a_report(data: bytes) -> None:
-    pins.read_report(_file("report.json", data))
+    install_report.read_report(_file("report.json", data))
 
 
 # -- SIF ----------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from hpcenv.incontainer.probe.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.hashing import Hashed
     from hpcenv.incontainer.probe.values import Facts
@@ -31,14 +33,17 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
     """Return number and digest of the packages in conda-meta, including those without Python (MKL, CUDA)."""
     import json
 
-    packages: dict[str, dict[str, str]] = {}
+    packages: dict[str, dict[str, Any]] = {}
     for root in dict.fromkeys((env.prefix, env.base_prefix)):
         for name in sorted(n for n in env.names(root + "/conda-meta") if n.endswith(".json")):
             record = json.loads(read_small(env, f"{root}/conda-meta/{name}", CONDA_BYTES)[0])
             entry = _conda_entry(record)
-            packages.setdefault(entry["name"], entry)
-            if root == env.prefix and env.level != "record":
+            if root != env.prefix:
+                entry["outside"] = True
+            elif env.level != "record":
                 env.conda_files += _listed_files(env, record)
+            if packages.setdefault(entry["name"], entry) is entry:
+                env.conda_dists.update(dict.fromkeys(_dist_folders(root, record), entry["name"]))
     env.conda = [packages[name] for name in sorted(packages)]
     if not env.conda:
         return {"packages.conda-count": 0, "packages.conda-digest": "none"}
@@ -47,8 +52,11 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
     return {"packages.conda-count": len(env.conda), "packages.conda-digest": digest}
 
 
-def _conda_entry(record: dict[str, object]) -> dict[str, str]:
-    """Return name, version, build, hash and channel. No host is kept: it may be a mirror, or contain a token."""
+def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
+    """Return name, version, build, hash and channel. No host is kept: it may be a mirror, or contain a token.
+
+    `md5` is there beside a sha256 only: lockfiles of conda-lock may have no other hash.
+    """
 
     def text(key: str) -> str:
         return printable(str(record.get(key) or ""))[:255]
@@ -62,13 +70,32 @@ def _conda_entry(record: dict[str, object]) -> dict[str, str]:
     if parts and (parts[-1] == "noarch" or parts[-1].startswith(("linux-", "osx-", "win-"))):
         parts.pop()
     channel = parts[-1] if parts else ""
-    return {
+    entry = {
         "name": text("name"),
         "version": text("version"),
         "build": text("build") or text("build_string"),
         "hash": digest,
         "channel": channel.rpartition("@")[2],
     }
+    return {**entry, "md5": text("md5")} if text("sha256") and text("md5") else entry
+
+
+def _dist_folders(root: str, record: dict[str, object]) -> list[str]:
+    """Return the folders (or files) with the metadata of the Python distributions that a package brought."""
+    folders = []
+    for path in _paths(record):
+        folder, _, name = path.rpartition("/")
+        if name in ("METADATA", "PKG-INFO") and folder.endswith((".dist-info", ".egg-info")):
+            folders.append(f"{root}/{folder}")
+        elif name.endswith(".egg-info"):
+            folders.append(f"{root}/{path}")
+    return folders
+
+
+def _paths(record: dict[str, object]) -> list[str]:
+    """Return the paths of all files of a package, relative to the prefix."""
+    files = record.get("files")
+    return [os.path.normpath(path) for path in files if isinstance(path, str)] if isinstance(files, list) else []
 
 
 def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[CondaFile]:
@@ -82,7 +109,7 @@ def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[Con
             continue
         if entry.get("path_type") == "directory" or env.prefix + "/" + path in env.listed:
             continue
-        file = CondaFile(path, entry)
+        file = CondaFile(path, entry, str(record.get("name")))
         if file.packed or file.link:  # launchers of entry points have no hash
             files.append(file)
     return files
@@ -101,6 +128,7 @@ def probe_conda_content(env: ProbedEnvironment) -> Facts:
     jobs = [(env.prefix + "/" + file.path, "sha256", 0) for file in plain]
     found = dict(zip((f.path for f in plain), hash_files(env, jobs, time.monotonic() + CONTENT_SECONDS)))
     lines, modified = [], []
+    changed: dict[str, list[str]] = {}
     for file in files:
         word = _link_target(env, file) if file.link else _content(env, file, found[file.path])
         if isinstance(word, Unknown):
@@ -108,6 +136,10 @@ def probe_conda_content(env: ProbedEnvironment) -> Facts:
         lines.append(file.path + "\0" + word)
         if not file.link and word != file.packed:
             modified.append(printable(file.path))
+            changed.setdefault(printable(file.package), []).append(printable(file.path))
+    for entry in env.conda:
+        if entry["name"] in changed and not entry.get("outside"):
+            entry["modified"] = sorted(changed[entry["name"]])[:CONDA_SHOWN]
     more = [f"and {len(modified) - CONDA_SHOWN} more"] if len(modified) > CONDA_SHOWN else []
     return {
         "packages.conda-content-digest": "sha256:" + digest_of_lines("hpcenv-conda-content-v1", lines),

@@ -106,12 +106,14 @@ class CondaFile:
         placeholder: what stood in the place of the prefix; empty where conda wrote nothing.
         binary: whether the prefix is in strings that end with NUL, and the file kept its size.
         link: whether it is a symbolic link.
+        package: the package's name.
     """
 
-    __slots__ = ("binary", "installed", "link", "packed", "path", "placeholder")
+    __slots__ = ("binary", "installed", "link", "package", "packed", "path", "placeholder")
 
-    def __init__(self, path: str, entry: dict[str, object]) -> None:
+    def __init__(self, path: str, entry: dict[str, object], package: str) -> None:
         self.path = path
+        self.package = package
         self.packed = str(entry.get("sha256") or entry.get("sha256_in_prefix") or "")
         self.installed = str(entry.get("sha256_in_prefix") or self.packed)
         self.placeholder = str(entry.get("prefix_placeholder") or "")
@@ -155,6 +157,7 @@ class ProbedEnvironment:
         trees: by working tree, what git answered (status, tracked files), or its error.
         source_deadline: end of the time for all editable installs together.
         conda_files: the files that conda's records list, except those that a RECORD lists; at level full.
+        conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
         hashed: real path of a library -> its sha256.
         torch: torch's folder.
         libraries: the libraries that torch would load; `at_import` names those that `import torch` loads.
@@ -187,8 +190,9 @@ class ProbedEnvironment:
         self.newest: list[str] = []
         self.trees: dict[str, tuple[bytes, bytes] | Exception] = {}
         self.source_deadline = 0.0
-        self.conda: list[dict[str, str]] = []
+        self.conda: list[dict[str, Any]] = []
         self.conda_files: list[CondaFile] = []
+        self.conda_dists: dict[str, str] = {}
         self.system_packages: list[tuple[str, str, str]] = []
         self.hashed: dict[str, str] = {}
         self.torch: str | None = None

@@ -111,6 +111,9 @@ def package_entry(env: ProbedEnvironment, dist: Dist) -> dict[str, Any]:
     }
     if dist.record and dist.kind != "record":
         entry["digest-kind"] = dist.kind
+    owner = env.conda_dists.get(os.path.join(dist.site.path, dist.folder))
+    if owner:
+        entry["conda"] = owner
     if dist.direct_url:
         entry["direct-url"] = dist.direct_url
     if dist.programs is not None:

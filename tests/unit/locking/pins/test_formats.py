@@ -9,15 +9,10 @@ import zipfile
 import pytest
 
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileInvalid
-from hpcenv.locking.pins import (
-    Pin,
-    PinDifference,
-    cross_check,
-    known_files,
-    marker_environment,
-    read_pins,
-    read_report,
-)
+from hpcenv.locking.pins.cross_check import PinDifference, cross_check
+from hpcenv.locking.pins.formats import read_pins
+from hpcenv.locking.pins.install_report import known_files, read_report
+from hpcenv.locking.pins.pin import Pin, marker_environment
 from hpcenv.locking.wheels.proof import InstalledDist, WheelProof
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)

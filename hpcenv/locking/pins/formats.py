@@ -1,0 +1,198 @@
+"""The files that `hpcenv lock --from` takes: one row per format.
+
+Runs on: LOGIN NODE.
+
+    pins = read_pins(Path("pixi.lock#gpu"), environment=marker_environment(facts))
+
+Each format lists what *may* be installed, for several platforms at a time. A pin counts only if its marker is true, or
+its platform is that of the environment that is examined, which is not the one that runs hpcenv. A package that only an
+extra, a dependency group or a category needs, and that was not selected, may be absent; if it is installed, it must
+agree.
+
+What stands behind `#` is a choice in a file that has one: an environment of pixi.lock, categories of conda-lock.yml.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.utils import canonicalize_name
+
+from hpcenv.errors import LockfileInvalid
+from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements, uv_lock
+from hpcenv.locking.pins.pin import Pin, Selection
+from hpcenv.locking.pins.text_file import read_text
+from hpcenv.locking.pins.toml_text import parse_toml
+from hpcenv.locking.pins.yaml_text import parse_yaml
+
+Syntax = Literal["toml", "yaml", "text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: as users know it.
+        syntax: how its text is read.
+        fits: whether a file of this name and content is of this format, among those of the same syntax.
+        select_pins: yields the packages that count.
+        reinstall: the command that installs from it again; FILE and CHOSEN stand for the file and the choice.
+        choice: what can stand behind `#`; empty where nothing can.
+        conda: whether it pins what conda installs, beside what pip does.
+    """
+
+    name: str
+    syntax: Syntax
+    fits: Callable[[str, Any], bool]
+    select_pins: Callable[[Path, Any, Selection], Iterable[Pin]]
+    reinstall: str
+    choice: str = ""
+    conda: bool = False
+
+
+# Of the versions without environments; conda-lock.yml is of version 1, too.
+_PIXI_ONLY = ("2", "3")
+
+FORMATS = (
+    Format(
+        name="pylock.toml",
+        syntax="toml",
+        fits=lambda _, data: "lock-version" in data,
+        select_pins=pylock.select_pins,
+        reinstall="pip install -r FILE",
+    ),
+    Format(
+        name="uv.lock",
+        syntax="toml",
+        fits=lambda *_: True,
+        select_pins=uv_lock.select_pins,
+        reinstall="uv sync --locked",
+    ),
+    Format(
+        name="pixi.lock",
+        syntax="yaml",
+        fits=lambda name, data: (
+            name.endswith("pixi.lock") or "environments" in data or data.get("version") in _PIXI_ONLY
+        ),
+        select_pins=pixi.select_pins,
+        reinstall="pixi reinstall --locked --environment CHOSEN",
+        choice="an environment",
+        conda=True,
+    ),
+    Format(
+        name="conda-lock.yml",
+        syntax="yaml",
+        fits=lambda *_: True,
+        select_pins=conda_lock.select_pins,
+        reinstall="conda-lock install --prefix PREFIX FILE",
+        choice="categories",
+        conda=True,
+    ),
+    Format(
+        name="requirements.txt",
+        syntax="text",
+        fits=lambda *_: True,
+        select_pins=requirements.select_pins,
+        reinstall="pip install -r FILE",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinFile:
+    """A file of pins that was read.
+
+    Attributes:
+        path: the file.
+        chosen: what stood behind `#`.
+        format: its format.
+        data: its content.
+    """
+
+    path: Path
+    chosen: str
+    format: Format
+    data: Any
+
+    @property
+    def reinstall(self) -> str:
+        """The command that installs from it again."""
+        command = self.format.reinstall.replace("CHOSEN", self.chosen or pixi.DEFAULT)
+        return command.replace("FILE", str(self.path))
+
+
+def read_pins(
+    path: Path, *, environment: Mapping[str, str], extras: Sequence[str] = (), groups: Sequence[str] = ()
+) -> tuple[Pin, ...]:
+    """Return the pins of a file that count in an environment, sorted by name.
+
+    Args:
+        path: the file, with `#CHOSEN` where one of its environments or categories is meant.
+        environment: values for markers, see `marker_environment`.
+        extras: extras of the project that were installed.
+        groups: dependency groups that were installed.
+
+    Raises:
+        FileUnusable: it cannot be read.
+        LockfileInvalid: it has none of the formats, or contains something that is not supported.
+    """
+    return pins_of(open_pins(path), environment=environment, extras=extras, groups=groups)
+
+
+def open_pins(path: Path) -> PinFile:
+    """Read a file of pins, and find out its format.
+
+    The environment is read between this and `pins_of`, which takes long.
+
+    Raises:
+        FileUnusable: the file does not exist or cannot be read.
+        LockfileInvalid: it is not text, or does not have the format of its name.
+    """
+    path, chosen = _split_choice(path)
+    text = read_text(path)
+    syntax = _syntax(path)
+    data: Any = text if syntax == "text" else (parse_toml if syntax == "toml" else parse_yaml)(path, text)
+    found = next(row for row in FORMATS if row.syntax == syntax and row.fits(path.name, data))
+    if chosen and not found.choice:
+        names = " and ".join(row.name for row in FORMATS if row.choice)
+        raise LockfileInvalid(
+            f"`{path}` has nothing to choose from, and `#{chosen}` stands behind it",
+            why=f"it is read as a {found.name}; only {names} have environments or categories",
+            hint=f"name the file alone: --from {path.name}",
+        )
+    return PinFile(path=path, chosen=chosen, format=found, data=data)
+
+
+def pins_of(
+    file: PinFile, *, environment: Mapping[str, str], extras: Sequence[str] = (), groups: Sequence[str] = ()
+) -> tuple[Pin, ...]:
+    """Return the pins of an open file that count in an environment, sorted by name.
+
+    Raises:
+        LockfileInvalid: it contains something that is not supported.
+    """
+    selection = Selection(
+        environment=environment,
+        extras=tuple(map(canonicalize_name, extras)),
+        groups=tuple(map(canonicalize_name, groups)),
+        chosen=file.chosen,
+    )
+    pins = file.format.select_pins(file.path, file.data, selection)
+    return tuple(sorted(dict.fromkeys(pins), key=lambda pin: (pin.name, pin.version or "", not pin.required)))
+
+
+def _split_choice(path: Path) -> tuple[Path, str]:
+    """Return file and choice. A file whose own name contains `#` is taken as it is."""
+    name, mark, chosen = path.name.rpartition("#")
+    return (path.with_name(name), chosen) if mark and name and not os.path.lexists(path) else (path, "")
+
+
+def _syntax(path: Path) -> Syntax:
+    if path.suffix == ".toml" or path.name == "uv.lock":
+        return "toml"
+    return "yaml" if path.suffix in (".yml", ".yaml") or path.name.endswith("pixi.lock") else "text"

@@ -1,0 +1,123 @@
+"""One pinned package, and which of them count in an environment. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from packaging.markers import Environment, Marker
+
+from hpcenv.errors import EnvironmentUnreadable
+
+# Of the names in conda's `subdir` (rattler_conda_types, Platform, 2026-08).
+_CONDA_MACHINES = {"x86_64": "64", "i686": "32"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """One package as a file pins it.
+
+    Attributes:
+        name: in normal form (PEP 503); of a conda package as conda writes it.
+        version: None if the file does not fix it (a directory, a VCS, a range).
+        hashes: `ALGORITHM:HEX` of every file that may be installed.
+        manager: who installs it: pip and its like, or conda.
+        build: conda's build string; empty for another manager.
+        files: file name and sha256 of every file that has both.
+        source: file and line (or entry) of the pin.
+        required: False for a constraint, and for a package that only an extra or group needs that was not selected.
+    """
+
+    name: str
+    version: str | None
+    hashes: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    source: str
+    required: bool = True
+    manager: Literal["pypi", "conda"] = "pypi"
+    build: str = ""
+
+    @property
+    def filenames(self) -> tuple[str, ...]:
+        """The names of the files that may be installed."""
+        return tuple(name for name, _ in self.files)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What of a file counts.
+
+    Attributes:
+        environment: values for markers, of the environment that is examined.
+        extras, groups: of the project, that were installed.
+        chosen: what stands behind `#` in `--from FILE#CHOSEN`; empty for nothing.
+    """
+
+    environment: Mapping[str, str]
+    extras: tuple[str, ...]
+    groups: tuple[str, ...]
+    chosen: str = ""
+
+    @property
+    def subdir(self) -> str:
+        """The environment's platform as conda names it: `linux-64`, `linux-aarch64`."""
+        machine = self.environment.get("platform_machine", "")
+        return f"linux-{_CONDA_MACHINES.get(machine, machine)}"
+
+    def holds(self, marker: Marker | None, **more: Any) -> bool:
+        """Return whether a marker is true; `more` are `extra`, or `extras` and `dependency_groups`."""
+        if marker is None:
+            return True
+        values: Any = Environment(**{**self.environment, **more})  # type: ignore[typeddict-item]
+        context: Literal["lock_file", "metadata"] = "lock_file" if "extras" in more else "metadata"
+        return marker.evaluate(values, context=context)
+
+
+def marker_environment(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values for markers (PEP 508), from the probe's values for the examined environment.
+
+    Raises:
+        EnvironmentUnreadable: its Python version is unknown.
+    """
+    version = str(facts.get("python.version", ""))
+    if not re.match(r"\d+\.\d+", version):
+        raise EnvironmentUnreadable("cannot evaluate markers: the environment's Python version is unknown")
+    implementation = str(facts.get("python.implementation", "cpython")).lower()
+    return {
+        "implementation_name": implementation,
+        "implementation_version": version,
+        "os_name": "posix",
+        "platform_machine": str(facts.get("system.machine", "")),
+        "platform_python_implementation": {"cpython": "CPython", "pypy": "PyPy"}.get(implementation, implementation),
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": version,
+        "python_version": ".".join(version.split(".")[:2]),
+        "sys_platform": "linux",
+    }
+
+
+def basename(url: str) -> str:
+    """Return the file name in a URL or path; empty if it is none."""
+    try:
+        path = urlsplit(url).path
+    except ValueError:
+        return ""
+    return unquote(path.rsplit("/", 1)[-1])
+
+
+def sorted_hashes(values: Iterable[str]) -> tuple[str, ...]:
+    """Return hashes without repetition, sorted."""
+    return tuple(sorted(set(values)))
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error of a reader as one line of text."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,57 @@
+"""pylock.toml (PEP 751), also `pylock.NAME.toml`; `packaging.pylock` reads and checks it. Pure.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.pylock import Pylock, PylockValidationError
+
+from hpcenv.errors import LockfileInvalid
+from hpcenv.locking.pins.pin import Pin, Selection, sorted_hashes
+
+if TYPE_CHECKING:
+    from packaging.markers import Marker
+
+
+def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> Iterator[Pin]:
+    """Yield the packages of a pylock.toml.
+
+    Raises:
+        LockfileInvalid: it is not valid, or is not for this environment.
+    """
+    try:
+        lock = Pylock.from_dict(data)
+    except PylockValidationError as error:
+        raise LockfileInvalid(f"`{path}` is not a valid pylock.toml", why=str(error)) from error
+    if lock.environments and not any(_in_lock(selection, marker, lock) for marker in lock.environments):
+        raise LockfileInvalid(
+            f"`{path}` is not for this environment",
+            why="none of its `environments` is true here: " + "; ".join(map(str, lock.environments)),
+        )
+    for number, package in enumerate(lock.packages):
+        required = _in_lock(selection, package.marker, lock)
+        if not required and not _in_lock(selection, package.marker, lock, everything=True):
+            continue
+        artifacts = [*(package.wheels or ()), *([package.sdist] if package.sdist else ())]
+        hashes = [item.hashes for item in artifacts] + ([package.archive.hashes] if package.archive else [])
+        yield Pin(
+            name=package.name,
+            version=None if package.version is None else str(package.version),
+            hashes=sorted_hashes(f"{kind}:{value}" for some in hashes for kind, value in some.items()),
+            files=tuple(
+                sorted((item.filename, item.hashes["sha256"]) for item in artifacts if "sha256" in item.hashes)
+            ),
+            source=f"{path.name} packages[{number}]",
+            required=required,
+        )
+
+
+def _in_lock(selection: Selection, marker: Marker | None, lock: Any, *, everything: bool = False) -> bool:
+    extras = set(lock.extras or ()) if everything else set(selection.extras)
+    groups = set(lock.dependency_groups or ()) if everything else {*selection.groups, *(lock.default_groups or ())}
+    return selection.holds(marker, extras=extras, dependency_groups=groups)

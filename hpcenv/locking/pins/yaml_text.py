@@ -1,0 +1,114 @@
+"""YAML that somebody else may have written: plain data, each value as text.
+
+Runs on: LOGIN NODE.
+
+PyYAML (libyaml) reads the syntax; its events become lists, tables and texts here, in one pass. No value gets a type:
+YAML 1.1, which PyYAML resolves, makes the number 0 of the build `0_0`, and pixi writes YAML 1.2, where it is a text. No
+tag is obeyed, so nothing is constructed or executed. Refused: tags, aliases (a small file could mean a huge one), keys
+that stand twice, deep nesting, more than one document. Neither pixi nor conda-lock writes any of these.
+docs/decisions/0034-yaml-of-other-tools.md says why PyYAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import LockfileInvalid
+from hpcenv.locking.pins.pin import describe_error
+
+# environments.NAME.packages.PLATFORM[].conda has 6 levels, run_exports 5.
+_DEEPEST = 20
+# The largest pixi.lock that was seen has 120,000 values in 5 MiB.
+_MOST_VALUES = 2_000_000
+
+
+def parse_yaml(path: Path, text: str) -> dict[str, Any]:
+    """Return the table that a YAML file holds.
+
+    Raises:
+        LockfileInvalid: it is not YAML, is no table, or contains what is refused.
+    """
+    import yaml  # takes longer to load than most files to read
+
+    try:
+        return _table(yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)))
+    except _RefusedError as error:
+        raise LockfileInvalid(
+            f"`{path}` contains YAML that hpcenv does not read",
+            why=str(error),
+            hint="pixi and conda-lock do not write that: let the tool write the file anew",
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise LockfileInvalid(f"`{path}` is not YAML", why=describe_error(error)[:500]) from error
+
+
+class _RefusedError(Exception):
+    """The YAML is valid, and contains what no lockfile needs."""
+
+
+def _table(events: Iterable[Any]) -> dict[str, Any]:
+    """Build the one document of a stream of PyYAML's events."""
+    top: list[Any] = []
+    stack: list[_Open] = [_Open(top)]
+    count = 0
+    for event in events:
+        kind = type(event).__name__
+        if kind in ("SequenceEndEvent", "MappingEndEvent"):
+            stack.pop()
+            continue
+        value = _value(event, kind)
+        if value is None:
+            continue
+        count += 1
+        if count > _MOST_VALUES:
+            raise _RefusedError(f"it has more than {_MOST_VALUES:,} values")
+        stack[-1].add(value, event)
+        if not isinstance(value, str):
+            stack.append(_Open(value))
+            if len(stack) > _DEEPEST + 1:
+                raise _RefusedError(f"{_line(event)} is nested more than {_DEEPEST} levels deep")
+    if len(top) != 1:
+        raise _RefusedError(f"it has {len(top) or 'no'} documents")
+    if not isinstance(top[0], dict):
+        raise _RefusedError("it is not a table of names and values")
+    return top[0]
+
+
+def _value(event: Any, kind: str) -> Any:
+    """Return a text, or an empty list or table that is filled by what follows; None for an event without value."""
+    if kind == "AliasEvent":
+        raise _RefusedError(f"{_line(event)} has the alias `*{event.anchor}`")
+    if kind not in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):
+        return None
+    if event.tag is not None:
+        raise _RefusedError(f"{_line(event)} has the tag `{event.tag[:60]}`")
+    return event.value if kind == "ScalarEvent" else [] if kind == "SequenceStartEvent" else {}
+
+
+class _Open:
+    """A list or a table that is being filled."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.key: str | None = None
+
+    def add(self, value: Any, event: Any) -> None:
+        if isinstance(self.value, list):
+            self.value.append(value)
+        elif self.key is None:
+            if not isinstance(value, str):
+                raise _RefusedError(f"{_line(event)} has a key that is no text")
+            if value in self.value:
+                raise _RefusedError(f"{_line(event)} has the key `{value[:60]}` a second time")
+            self.key = value
+        else:
+            self.value[self.key] = value
+            self.key = None
+
+
+def _line(event: Any) -> str:
+    return f"line {event.start_mark.line + 1}"
