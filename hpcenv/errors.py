@@ -336,7 +336,7 @@ class FileUnusable(HpcenvError):
 
 
 class PinsDiffer(HpcenvError):
-    """The installed packages differ from the pins of pylock.toml, requirements.txt or uv.lock."""
+    """The installed packages differ from the pins in the file of `lock --from`."""
 
     code = "pins-differ"
     exit_status = 21

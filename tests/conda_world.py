@@ -50,14 +50,17 @@ def python_package() -> Package:
     )
 
 
-def dist_package(name: str, dist: str, version: str = "1.0", build: str = "py_0", installer: str = "conda") -> Package:
+def dist_package(
+    name: str, dist: str, version: str = "1.0", build: str = "py_0", more: Mapping[str, bytes] | None = None
+) -> Package:
     """A package with one Python distribution, as conda-build leaves it: INSTALLER says `conda`."""
     info = f"{dist}-{version}.dist-info"
     files = {
         f"{dist}/__init__.py": f"__version__ = '{version}'\n".encode(),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/INSTALLER": f"{installer}\n".encode(),
+        f"{info}/INSTALLER": b"conda\n",
+        **(more or {}),
     }
     rows = [f"{path},{b64(data)},{len(data)}" for path, data in files.items()] + [f"{info}/RECORD,,"]
     files[f"{info}/RECORD"] = "".join(f"{row}\n" for row in rows).encode()

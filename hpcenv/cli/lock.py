@@ -36,7 +36,8 @@ from hpcenv.project.workspace import Workspace
     "--from",
     "pins",
     metavar="FILE",
-    help="A pylock.toml, requirements.txt or uv.lock that the installed packages must agree with.",
+    help="A pylock.toml, requirements.txt, uv.lock, pixi.lock or conda-lock.yml that the installed packages must agree"
+    " with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
 )
 @click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")
 @click.option("--require-hashes", is_flag=True, help="End with 47 where the sha256 of a package's wheel is not proved.")
@@ -141,6 +142,10 @@ def _lock(
     torch, cuda = locked.facts.get("torch.version"), locked.facts.get("torch.cuda")
     python = locked.facts.get("python.version")
     _render.say(f"python {python}, torch {torch}, CUDA {cuda}, {locked.packages.count} packages")
+    by_conda = locked.packages.conda_package
+    if by_conda:
+        pinned = sum(table.proof == "pinned" for table in by_conda)
+        _render.say(f"packages of conda: {len(by_conda)}, of which {pinned} are pinned by a file of --from")
     verb = "wrote" if result.changed else "unchanged:"
     _render.say(f"{verb} {workspace.shown(result.path)} ({locked.fingerprint})")
     return 0

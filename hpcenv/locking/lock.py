@@ -393,7 +393,8 @@ def _wheel_proofs(
     owners = {name: package.name for package in conda for name in package.dists}
     mine = [dist for dist in dists if dist.name not in owners]
     index = Index(env=environ) if cache is not None else None
-    report(f"finding the wheels of {len(mine)} packages")
+    if mine:
+        report(f"finding the wheels of {len(mine)} packages")
     proofs = {p.name: p for p in find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull))}
     for reason, count in Counter(proof.reason for proof in proofs.values() if proof.proof == "none").most_common(3):
         report(f"  no wheel is proved for {count} of them: {reason}")

@@ -297,6 +297,12 @@ def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
     facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
     pins = []
     for pin in read_pins(lock, environment=marker_environment(facts)):
+        if pin.manager == "conda":
+            raise LockfileInvalid(
+                f"`{lock}` pins packages of conda, and the image installs with pip",
+                why=f"for example {pin.name} {pin.version} {pin.build}",
+                hint="lock the Python packages for pip: `pip lock` or `uv lock`",
+            )
         if not pin.required:
             continue
         if pin.version is None:
