@@ -25,12 +25,17 @@ from probe_world import SITE, b64
 
 SUBDIR = "linux-aarch64" if os.uname().machine == "aarch64" else "linux-64"
 PYTHON_VERSION = "{}.{}.{}".format(*sys.version_info[:3])
+_NOARCH = json.dumps({"noarch": {"type": "python"}, "package_metadata_version": 1}).encode()
 PLACEHOLDER = "/opt/placeholder_" + "x" * 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One archive to build: `files` and `links` are by path in the prefix; `texts` hold the prefix as PLACEHOLDER."""
+    """One archive to build.
+
+    `files` and `links` are by path in the prefix; PLACEHOLDER in a file becomes the prefix. A `noarch` package has its
+    Python files under `site-packages/`.
+    """
 
     name: str
     version: str = "1.0"
@@ -38,6 +43,7 @@ class Package:
     files: Mapping[str, bytes] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     depends: Sequence[str] = ()
+    noarch: bool = False
 
 
 def python_package() -> Package:
@@ -51,7 +57,13 @@ def python_package() -> Package:
 
 
 def dist_package(
-    name: str, dist: str, version: str = "1.0", build: str = "py_0", more: Mapping[str, bytes] | None = None
+    name: str,
+    dist: str,
+    version: str = "1.0",
+    build: str = "py_0",
+    more: Mapping[str, bytes] | None = None,
+    *,
+    noarch: bool = False,
 ) -> Package:
     """A package with one Python distribution, as conda-build leaves it: INSTALLER says `conda`."""
     info = f"{dist}-{version}.dist-info"
@@ -64,12 +76,13 @@ def dist_package(
     }
     rows = [f"{path},{b64(data)},{len(data)}" for path, data in files.items()] + [f"{info}/RECORD,,"]
     files[f"{info}/RECORD"] = "".join(f"{row}\n" for row in rows).encode()
-    placed = {f"{SITE}/{path}": data for path, data in files.items()}
-    return Package(name=name, version=version, build=build, files=placed, depends=["python"])
+    placed = {f"{'site-packages' if noarch else SITE}/{path}": data for path, data in files.items()}
+    return Package(name=name, version=version, build=build, files=placed, depends=["python"], noarch=noarch)
 
 
-def build(package: Package, channel: Path, subdir: str = SUBDIR) -> Path:
-    """Write one .conda archive into a channel: a zip of two tar archives, packed with zstd (CEP 4 of conda)."""
+def build(package: Package, channel: Path) -> Path:
+    """Write one .conda archive into a channel: a zip of two tar archives, packed with zstd."""
+    subdir = "noarch" if package.noarch else SUBDIR
     stem = f"{package.name}-{package.version}-{package.build}"
     paths = [
         {
@@ -93,12 +106,14 @@ def build(package: Package, channel: Path, subdir: str = SUBDIR) -> Path:
         "subdir": subdir,
         "depends": list(package.depends),
         "timestamp": 1700000000000,
+        **({"noarch": "python"} if package.noarch else {}),
     }
     info = {
         "info/index.json": json.dumps(index).encode(),
         "info/paths.json": json.dumps({"paths": paths, "paths_version": 1}).encode(),
         "info/files": "".join(f"{entry['_path']}\n" for entry in paths).encode(),
         "info/about.json": b"{}",
+        **({"info/link.json": _NOARCH} if package.noarch else {}),
     }
     (channel / "noarch").mkdir(parents=True, exist_ok=True)
     target = channel / subdir / f"{stem}.conda"

@@ -26,6 +26,7 @@ from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
 from hpcenv.locking import difference as diff_model
+from hpcenv.locking.conda_packages import InstalledConda, compare_conda
 from hpcenv.locking.pins import cross_check as pin_check
 from hpcenv.locking.pins import formats, install_report
 from hpcenv.locking.pins.pin import marker_environment
@@ -149,6 +150,11 @@ def read_a_wheel(data: bytes) -> None:
         raise
 
 
+_CONDA_PACKAGE = InstalledConda(
+    name="a", version="1", build="0_0", channel="c", sha256="a" * 64, md5="", dists=(), unproved=""
+)
+
+
 def read_pinned(name: str) -> Callable[[bytes], None]:
     environment = marker_environment({"python.version": "3.12.3", "system.machine": "x86_64"})
 
@@ -156,7 +162,8 @@ def read_pinned(name: str) -> Callable[[bytes], None]:
         found = formats.read_pins(_file(name, data), environment=environment)
         dists = [wheels.InstalledDist(name="torch", version="2.13.0+cpu")]
         proofs = [wheels.WheelProof(name="torch", proof="none", reason="r")]
-        pin_check.cross_check(found, dists, proofs)
+        pin_check.cross_check([pin for pin in found if pin.manager == "pypi"], dists, proofs)
+        compare_conda(found, [_CONDA_PACKAGE])
         install_report.known_files(found)
 
     return run
@@ -385,6 +392,55 @@ _RECORD = (b",", b'"', b"../", b"/", b".pyc", b"__pycache__", b"sha256=", b"\r",
 _INTEGERS = tuple(struct.pack("<q", n) for n in (0, 1, -1, 2**31, 2**63 - 1, -(2**63), 4096, 128))
 _SHORTS = tuple(struct.pack("<H", n) for n in (0, 1, 8, 14, 255, 256, 0x7FFF, 0x8000, 0x9000, 0xFFFF))
 
+_YAML = (
+    *(
+        b"- ",
+        b": ",
+        b"\n  ",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b"&a ",
+        b"*a",
+        b"<<: *a",
+        b"!!",
+        b"!!python/name:os.system ",
+        b"|\n",
+    ),
+    *(b"---\n", b"...\n", b"? ", b"'", b'"', b"#", b"%YAML 1.1\n", b"conda: ", b"pypi: ", b"conda_source: ", b"kind: "),
+    *(b"version: 7", b"linux-64", b"subdir: ", b"default", b"git+", b"./", b".conda", b"-0_0.conda", b"sha256: ", b"~"),
+)
+_PIXI = b"""version: 6
+environments:
+  default:
+    packages:
+      linux-64:
+      - conda: https://e.invalid/c/linux-64/a-1-0_0.conda
+      - pypi: ./b-1-py3-none-any.whl
+packages:
+- conda: https://e.invalid/c/linux-64/a-1-0_0.conda
+  sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+- pypi: ./b-1-py3-none-any.whl
+  name: b
+  version: '1'
+  sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+"""
+_CONDA_LOCK = b"""version: 1
+metadata: {platforms: [linux-64]}
+package:
+- {name: a, version: '1', manager: conda, platform: linux-64, url: 'https://e.invalid/linux-64/a-1-0_0.conda',
+   hash: {md5: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa}, category: dev}
+- {name: b, version: '1', manager: pip, platform: linux-64, url: 'https://e.invalid/b-1-py3-none-any.whl',
+   hash: {sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa}}
+"""
+
+
+def _pin_files(pattern: str) -> tuple[bytes, ...]:
+    """Real lockfiles of other tools."""
+    return tuple(path.read_bytes() for path in sorted((SEEDS.parents[1] / "pin_files").glob(pattern)))
+
+
 TARGETS: dict[str, Target] = {
     "lockfile": Target(run=read_a_lockfile, seeds=_seeds("lockfile"), words=_TOML),
     "project": Target(
@@ -411,6 +467,8 @@ TARGETS: dict[str, Target] = {
     ),
     "pylock": Target(run=read_pinned("pylock.toml"), seeds=_PYLOCK, words=_TOML),
     "uv": Target(run=read_pinned("uv.lock"), seeds=_UV, words=_TOML),
+    "pixi": Target(run=read_pinned("pixi.lock"), seeds=(*_pin_files("pixi-7*"), _PIXI), words=_YAML),
+    "conda-lock": Target(run=read_pinned("conda-lock.yml"), seeds=(_CONDA_LOCK,), words=_YAML),
     "report": Target(run=read_a_report, seeds=(_REPORT,), words=_JSON, allowed=(LockfileInvalid,)),
     "hostlist": Target(
         run=read_a_hostlist,

@@ -55,9 +55,6 @@ class Format:
     conda: bool = False
 
 
-# Of the versions without environments; conda-lock.yml is of version 1, too.
-_PIXI_ONLY = ("2", "3")
-
 FORMATS = (
     Format(
         name="pylock.toml",
@@ -76,9 +73,7 @@ FORMATS = (
     Format(
         name="pixi.lock",
         syntax="yaml",
-        fits=lambda name, data: (
-            name.endswith("pixi.lock") or "environments" in data or data.get("version") in _PIXI_ONLY
-        ),
+        fits=lambda name, data: name.endswith("pixi.lock") or "environments" in data,
         select_pins=pixi.select_pins,
         reinstall="pixi reinstall --locked --environment CHOSEN",
         choice="an environment",
