@@ -347,6 +347,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/formats/pylock.py: pip config list": _NETWORK,
     "locking/image_path.py: hpcenv image build --lock *": "it makes a SIF, which takes a minute: tests/unit/locking/test_lock_image.py runs it",
     "locking/image_path.py: hpcenv lock": "a SIF file of the project was replaced; `lock` is followed elsewhere",
+    "locking/lock.py: hpcenv lock --from *": "it needs conda; tests/unit/locking/test_conda_packages.py follows it",
     "locking/lock.py: hpcenv lock": "a SIF in the store must be replaced by another one",
     "locking/project_image.py: hpcenv lock --upgrade": "an archive was replaced; tests/unit/locking/test_lock_image.py",
     "node/container/apptainer.py: hpcenv lock": "the image must be gone from the registry",

@@ -928,7 +928,7 @@ def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
         raise LockfileInvalid(
             f"the lockfile cannot be compared with `{file.path}`",
             why="it was written by an older hpcenv, and does not list what conda installed",
-            hint=("lock again: ", Command("hpcenv", "lock", "--from", str(file.path))),
+            hint=("lock again: ", Command("hpcenv", "lock", "--from", file.named)),
         )
     pinned = pins_of(file, environment=marker_environment(locked.facts))
     proofs = [_locked_proof(dist) for dist in locked.packages.dist]

@@ -26,13 +26,13 @@ from typing import Any
 
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.conda_package import conda_pin, pypi_pin
-from hpcenv.locking.pins.pin import Pin, Selection, describe_error
+from hpcenv.locking.pins.pin import Pin, PinSelection, describe_error
 
 VERSION = "1"
 _MAIN = "main"
 
 
-def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> Iterator[Pin]:
+def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages for one platform. `selection.chosen` are categories, with a comma between.
 
     Raises:

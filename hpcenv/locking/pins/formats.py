@@ -18,13 +18,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements, uv_lock
-from hpcenv.locking.pins.pin import Pin, Selection
+from hpcenv.locking.pins.pin import Pin, PinSelection
 from hpcenv.locking.pins.text_file import read_text
 from hpcenv.locking.pins.toml_text import parse_toml
 from hpcenv.locking.pins.yaml_text import parse_yaml
@@ -49,7 +50,7 @@ class Format:
     name: str
     syntax: Syntax
     fits: Callable[[str, Any], bool]
-    select_pins: Callable[[Path, Any, Selection], Iterable[Pin]]
+    select_pins: Callable[[Path, Any, PinSelection], Iterable[Pin]]
     reinstall: str
     choice: str = ""
     conda: bool = False
@@ -115,10 +116,15 @@ class PinFile:
     data: Any
 
     @property
+    def named(self) -> str:
+        """The file as it is named on the command line."""
+        return f"{self.path}#{self.chosen}" if self.chosen else str(self.path)
+
+    @property
     def reinstall(self) -> str:
         """The command that installs from it again."""
-        command = self.format.reinstall.replace("CHOSEN", self.chosen or pixi.DEFAULT)
-        return command.replace("FILE", str(self.path))
+        chosen = self.chosen.partition("@")[0] or pixi.DEFAULT
+        return self.format.reinstall.replace("CHOSEN", quote(chosen)).replace("FILE", quote(str(self.path)))
 
 
 def read_pins(
@@ -171,7 +177,7 @@ def pins_of(
     Raises:
         LockfileInvalid: it contains something that is not supported.
     """
-    selection = Selection(
+    selection = PinSelection(
         environment=environment,
         extras=tuple(map(canonicalize_name, extras)),
         groups=tuple(map(canonicalize_name, groups)),

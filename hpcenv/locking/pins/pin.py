@@ -50,7 +50,7 @@ class Pin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
+class PinSelection:
     """What of a file counts.
 
     Attributes:

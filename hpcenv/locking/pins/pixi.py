@@ -30,13 +30,13 @@ from typing import Any
 
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.conda_package import conda_pin, pypi_pin
-from hpcenv.locking.pins.pin import Pin, Selection, describe_error
+from hpcenv.locking.pins.pin import Pin, PinSelection, describe_error
 
 VERSIONS = ("4", "5", "6", "7")
 DEFAULT = "default"
 
 
-def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> Iterator[Pin]:
+def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of one environment on one platform.
 
     `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without it the environment is the one called
@@ -84,7 +84,7 @@ def _environment(path: Path, environments: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: Selection) -> str:
+def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:
     """Return which of an environment's platforms is meant: since version 7, several can have one `subdir`."""
     platforms = data["environments"][environment]["packages"]
     subdirs = {entry["name"]: entry.get("subdir", entry["name"]) for entry in data.get("platforms", ())}

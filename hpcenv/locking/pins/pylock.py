@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from packaging.pylock import Pylock, PylockValidationError
 
 from hpcenv.errors import LockfileInvalid
-from hpcenv.locking.pins.pin import Pin, Selection, sorted_hashes
+from hpcenv.locking.pins.pin import Pin, PinSelection, sorted_hashes
 
 if TYPE_CHECKING:
     from packaging.markers import Marker
 
 
-def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> Iterator[Pin]:
+def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of a pylock.toml.
 
     Raises:
@@ -51,7 +51,7 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> It
         )
 
 
-def _in_lock(selection: Selection, marker: Marker | None, lock: Any, *, everything: bool = False) -> bool:
+def _in_lock(selection: PinSelection, marker: Marker | None, lock: Any, *, everything: bool = False) -> bool:
     extras = set(lock.extras or ()) if everything else set(selection.extras)
     groups = set(lock.dependency_groups or ()) if everything else {*selection.groups, *(lock.default_groups or ())}
     return selection.holds(marker, extras=extras, dependency_groups=groups)

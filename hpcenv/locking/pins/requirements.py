@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hpcenv.errors import LockfileInvalid
-from hpcenv.locking.pins.pin import Pin, Selection, basename, describe_error, sorted_hashes
+from hpcenv.locking.pins.pin import Pin, PinSelection, basename, describe_error, sorted_hashes
 from hpcenv.locking.pins.text_file import read_text
 
 _NESTED = 20  # how deep requirements files may include each other
@@ -29,7 +29,7 @@ _HASH = re.compile(r"--hash(?:=|\s+)(\S+)")
 _EDITABLE = re.compile(r"(-e|--editable)\b")
 
 
-def select_pins(path: Path, text: str, selection: Selection, *, seen: tuple[Path, ...] = ()) -> Iterator[Pin]:
+def select_pins(path: Path, text: str, selection: PinSelection, *, seen: tuple[Path, ...] = ()) -> Iterator[Pin]:
     """Yield the packages of a requirements.txt.
 
     Raises:
@@ -69,7 +69,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start, line
 
 
-def _requirement(line: str, source: str, selection: Selection) -> Pin | None:
+def _requirement(line: str, source: str, selection: PinSelection) -> Pin | None:
     hashes = _HASH.findall(line)
     text = re.split(r"\s--\w", line, maxsplit=1)[0].strip()
     try:

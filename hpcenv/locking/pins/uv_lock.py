@@ -14,10 +14,10 @@ from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
 from hpcenv.errors import LockfileInvalid
-from hpcenv.locking.pins.pin import Pin, Selection, basename, describe_error, sorted_hashes
+from hpcenv.locking.pins.pin import Pin, PinSelection, basename, describe_error, sorted_hashes
 
 
-def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> Iterator[Pin]:
+def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of a uv.lock.
 
     The dependencies are followed twice: once for the packages that every installation has, and once with those of
@@ -44,7 +44,7 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: Selection) -> It
 class _UvWalk:
     """The packages of a uv.lock as a graph; a node is an index into `packages`."""
 
-    def __init__(self, packages: Sequence[Mapping[str, Any]], selection: Selection) -> None:
+    def __init__(self, packages: Sequence[Mapping[str, Any]], selection: PinSelection) -> None:
         self.packages = packages
         self.selection = selection
         self.roots = {n for n, entry in enumerate(packages) if _is_own(entry)}

@@ -235,8 +235,11 @@ def test_the_check_of_an_older_lockfile_says_that_it_cannot_tell(project: Path) 
     text = result.path.read_text()
     result.path.write_text(text.partition("[[packages.conda-package]]")[0])
     with pytest.raises(LockfileInvalid, match="cannot be compared") as caught:
-        check_here(project, "pixi.lock")
+        check_here(project, "pixi.lock#default")
     assert "older hpcenv" in str(caught.value.why)
+    assert f"hpcenv lock --from '{project}/pixi.lock#default'" in str(caught.value.hint)
+    lock_here(project, "pixi.lock#default")
+    assert check_here(project, "pixi.lock#default").fresh
 
 
 def test_a_noarch_package_and_one_with_an_egg_info(tmp_path: Path) -> None:
