@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import click
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
-from hpcenv.errors import LockfileStale, UsageError
+from hpcenv.errors import HpcenvError, LockfileStale, UsageError
 from hpcenv.image.reference import parse_source
-from hpcenv.locking.lock import check_lock, lock
+from hpcenv.locking.lock import CheckResult, check_lock, lock
 from hpcenv.progress import Event
 from hpcenv.project import stale
 from hpcenv.project.workspace import Workspace
@@ -40,6 +42,9 @@ from hpcenv.project.workspace import Workspace
     " with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
 )
 @click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")
+@click.option(
+    "--all", "every", is_flag=True, help="With --check: also the lockfile of each [environment.NAME] in hpcenv.toml."
+)
 @click.option("--require-hashes", is_flag=True, help="End with 47 where the sha256 of a package's wheel is not proved.")
 @click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
 @click.option(
@@ -57,6 +62,7 @@ def command(
     pins: str | None,
     accept: str | None,
     spec_only: bool,
+    every: bool,
     require_hashes: bool,
     **options: Any,
 ) -> int:
@@ -71,14 +77,21 @@ def command(
     path = None if pins is None else Path(os.path.abspath(_render.cwd() / pins))
     if check:
         _refuse_with_check(options)
-    elif spec_only:
-        raise UsageError("`--spec-only` goes with `--check` only", hint="add --check, or leave it out")
+    elif spec_only or every:
+        option = "--spec-only" if spec_only else "--all"
+        raise UsageError(f"`{option}` goes with `--check` only", hint="add --check, or leave it out")
     workspace = _render.open_project()
     if not spec_only:
         # Both start the Python of `image = "host"`.
         _accept.require(workspace, accept, as_json=as_json)
     if check:
-        return _check(workspace, name, as_json, path, spec_only=spec_only, require_hashes=require_hashes)
+        compare = partial(
+            check_lock, workspace, environ=os.environ, pins=path, spec_only=spec_only, require_hashes=require_hashes
+        )
+        if every:
+            names = dict.fromkeys((name, *sorted(workspace.project.environment)))
+            return _check_all(workspace, tuple(names), compare, as_json)
+        return _check(workspace, name, compare, as_json)
     return _lock(workspace, name, as_json, pins=path, require_hashes=require_hashes, **options)
 
 
@@ -89,7 +102,8 @@ def _refuse_with_check(options: dict[str, Any]) -> None:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
             why="--check only compares: it writes nothing, and asks no registry and no index",
-            hint="leave out one of the two; --check goes with --lock, --from, --spec-only, --require-hashes and --json",
+            hint="leave out one of the two; "
+            "--check goes with --lock, --all, --from, --spec-only, --require-hashes and --json",
         )
 
 
@@ -151,21 +165,9 @@ def _lock(
     return 0
 
 
-def _check(
-    workspace: Workspace, name: str, as_json: bool, pins: Path | None, *, spec_only: bool, require_hashes: bool
-) -> int:
-    result = check_lock(
-        workspace, environ=os.environ, name=name, pins=pins, spec_only=spec_only, require_hashes=require_hashes
-    )
-    problem = None
-    if not result.fresh:
-        # `ubuntu` names no image: another lock would be refused, too.
-        parse_source(workspace.project.image)
-        problem = LockfileStale(
-            f"`{workspace.shown(result.path)}` is stale",
-            why="\n".join(str(reason) for reason in result.reasons),
-            hint=stale.remedy(result.reasons, path=result.path, name=name),
-        )
+def _check(workspace: Workspace, name: str, compare: Callable[..., CheckResult], as_json: bool) -> int:
+    result = compare(name=name)
+    problem = _stale(workspace, name, result)
     if as_json:
         data = {"path": result.path, "reasons": result.reasons, "notes": result.notes}
         _render.verdict_on("lock", data, ok=result.fresh, problem=problem)
@@ -176,3 +178,56 @@ def _check(
         raise problem
     _render.say(f"{workspace.shown(result.path)} is fresh")
     return 0
+
+
+def _stale(workspace: Workspace, name: str, result: CheckResult) -> LockfileStale | None:
+    if result.fresh:
+        return None
+    # `ubuntu` names no image: another lock would be refused, too.
+    parse_source(workspace.for_lock(name).project.image)
+    return LockfileStale(
+        f"`{workspace.shown(result.path)}` is stale",
+        why="\n".join(str(reason) for reason in result.reasons),
+        hint=stale.remedy(result.reasons, path=result.path, name=name),
+    )
+
+
+def _check_all(workspace: Workspace, names: tuple[str, ...], compare: Callable[..., CheckResult], as_json: bool) -> int:
+    """Check several lockfiles, and say of each what is wrong."""
+    checked = [_checked(workspace, name, compare) for name in names]
+    problems = [problem for _, problem in checked if problem is not None]
+    problem = problems[0] if len(problems) == 1 else _together(problems, len(names)) if problems else None
+    if as_json:
+        results = [
+            {"name": name, "path": workspace.lockfile_path(name), "problem": None if problem is None else problem.what}
+            | {"reasons": result.reasons if result else (), "notes": result.notes if result else ()}
+            for name, (result, problem) in zip(names, checked, strict=True)
+        ]
+        _render.verdict_on("lock", {"lockfiles": results}, ok=problem is None, problem=problem)
+        return 0 if problem is None else problem.exit_status
+    for name, (result, found) in zip(names, checked, strict=True):
+        for note in result.notes if result else ():
+            _render.tell(f"note: {name}: {note}")
+        if found is None:
+            _render.say(f"{workspace.shown(workspace.lockfile_path(name))} is fresh")
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _checked(
+    workspace: Workspace, name: str, compare: Callable[..., CheckResult]
+) -> tuple[CheckResult | None, HpcenvError | None]:
+    try:
+        result = compare(name=name)
+        return result, _stale(workspace, name, result)
+    except HpcenvError as error:
+        return None, error
+
+
+def _together(problems: list[HpcenvError], count: int) -> HpcenvError:
+    """Return one error of several; its status is that of the first."""
+    lines = [line for one in problems for line in (one.what, *(f"  {why}" for why in (one.why or "").splitlines()))]
+    hints = dict.fromkeys(one.hint for one in problems if one.hint)
+    what = f"{len(problems)} of {count} lockfiles are not right"
+    return problems[0].changed(what=what, why="\n".join(lines), hint="\n".join(hints) or None)

@@ -70,9 +70,17 @@ def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | 
     except UnicodeDecodeError as problem:
         raise error(f"`{path}` is not UTF-8 text", why=str(problem), hint=hint) from problem
     except tomlkit.exceptions.TOMLKitError as problem:
-        raise error(f"`{path}` is not TOML", why=str(problem), hint=hint) from problem
+        line = conflict_line(content)
+        why = str(problem) if line is None else f"line {line}: a merge left a conflict here"
+        raise error(f"`{path}` is not TOML", why=why, hint=hint) from problem
     except (ValueError, RecursionError) as problem:
         raise error(f"`{path}` is not TOML", why=f"{type(problem).__name__}: {problem}", hint=hint) from problem
+
+
+def conflict_line(content: bytes) -> int | None:
+    """Return the number of the first line that git marked as a conflict (git-merge(1), "conflicts are presented")."""
+    before, marker, _ = (b"\n" + content).partition(b"\n<<<<<<< ")
+    return before.count(b"\n") + 1 if marker else None
 
 
 def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:

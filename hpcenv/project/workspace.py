@@ -147,6 +147,11 @@ def to_restore(path: Path) -> Hint:
     return ("bring it from where it was made; it is not under git here. To lock anew: ", lock)
 
 
+def _after_a_merge(path: Path) -> Hint:
+    """Return what to do with two lockfiles in one: git refuses to restore a file with a conflict."""
+    return ("settle hpcenv.toml first, then lock anew; the file is kept aside: ", _lock_command(path))
+
+
 def _to_read(path: Path) -> Hint:
     return ("you need permission to read it, and to enter the folders above it: ", Command("ls", "-ld", str(path)))
 
@@ -202,7 +207,8 @@ def parse_lockfile(content: bytes, path: Path) -> Lockfile:
     Raises:
         LockfileNewer, LockfileInvalid: as `read_lockfile`.
     """
-    data = toml_files.loads(content, path, error=LockfileInvalid, hint=to_restore(path))
+    hint = to_restore(path) if toml_files.conflict_line(content) is None else _after_a_merge(path)
+    data = toml_files.loads(content, path, error=LockfileInvalid, hint=hint)
     schema, revision = data.get("schema"), data.get("revision", 0)
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         found = "no `schema`" if schema is None else f"schema {schema!r}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv import process
-from hpcenv.errors import SpecError, ToolFailed, ToolMissing
+from hpcenv.errors import Hint, SpecError, ToolFailed, ToolMissing
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, convert_image, resolve
 from hpcenv.image.reference import LocalImage, Platform, parse_reference
 from hpcenv.image.registry import source as sources
@@ -35,6 +35,13 @@ ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman", "apptainer")
 
 _BUILD_SECONDS = 7200.0
 _SAVE_SECONDS = 1800.0
+# What both print where a command of the Dockerfile gets no container (buildah 1.39, podman 5.4: seen without cgroups).
+_NO_CONTAINER = "error running container"
+_WITHOUT_CONTAINER = (
+    "where this machine cannot start containers, the environment variable BUILDAH_ISOLATION=chroot runs the commands "
+    "of the Dockerfile without one (buildah-build(1), --isolation)"
+)
+
 # The least for a finished image in the store's folder.
 _LEAST_BYTES = 1 << 30
 
@@ -161,9 +168,15 @@ def _archive(
         process.run(save[engine], timeout=_SAVE_SECONDS, env=environ)
         # The image stays in the engine's own storage, which the user manages: layers are reused by the next build.
     except ToolFailed as error:
-        hint = "or let Apptainer build a translation of the Dockerfile: --engine apptainer"
-        raise error.changed(hint=(*error.hint_parts, "\n", hint) if error.hint_parts else hint) from error
+        raise error.changed(hint=_other_ways(error)) from error
     return archive
+
+
+def _other_ways(error: ToolFailed) -> Hint:
+    """Return what else can be tried where an engine failed."""
+    before = [error.hint] if error.hint else []
+    before += [_WITHOUT_CONTAINER] if _NO_CONTAINER in (error.why or "") else []
+    return "\nor ".join([*before, "let Apptainer build a translation of the Dockerfile: --engine apptainer"])
 
 
 def _uses_plain_http(build: DockerfileBuild) -> bool:

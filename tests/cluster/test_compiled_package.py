@@ -2,6 +2,9 @@
 
 The compiler nvcc comes as wheels from the index that this machine's pip is configured for, g++ from the mirror that
 its apt is configured for. The testbed's nodes have no network: both lie in folders of alice's (see test_cuda_image.py).
+
+With `--build-base` nvcc is in an image: the testbed's base with the same wheels unpacked in /usr/local/cuda, where
+nvidia/cuda's devel images have the toolkit.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import re
 import shutil
 import tarfile
 import uuid
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from tests.conftest import hpcenv
 
 from .conftest import IMAGE, Cluster, Project
 from .test_cuda_image import CUDA, TORCH, download, give_to_alice, make_index
+from .test_dockerfile import PUSH_LAYER
 from .test_image_init import PUSH, debian_packages, fabric_packages, index_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
@@ -90,8 +95,32 @@ def source_archive(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def toolkit_layer(wheels: Path, path: Path) -> None:
+    """Write the layer of an image with the CUDA toolkit: the compiler, cudart, and the headers of CUDA's libraries."""
+    inside = f"nvidia/cu{CUDA.partition('.')[0]}/"
+    whole = ("nvidia_cuda_nvcc", "nvidia_cuda_crt", "nvidia_nvvm", "nvidia_cuda_cccl", "nvidia_cuda_runtime")
+    with tarfile.open(path, "w") as layer:
+        for wheel in sorted(wheels.glob("nvidia_*.whl")):
+            with zipfile.ZipFile(wheel) as content:
+                for entry in content.infolist():
+                    name = entry.filename.removeprefix(inside)
+                    wanted = wheel.name.startswith(whole) or name.startswith("include/")
+                    if name == entry.filename or not wanted or entry.is_dir():
+                        continue
+                    member = tarfile.TarInfo(f"usr/local/cuda/{name}")
+                    executable = entry.external_attr >> 16 & 0o100
+                    member.size, member.mode = entry.file_size, 0o755 if executable else 0o644
+                    layer.addfile(member, content.open(entry))
+        for name, target in (("lib64", "lib"), ("lib/libcudart.so", f"libcudart.so.{CUDA.partition('.')[0]}")):
+            link = tarfile.TarInfo(f"usr/local/cuda/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            layer.addfile(link)
+
+
+@pytest.fixture(scope="module", params=["wheels", "build-base"])
+def project(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Project]:
     """alice's project with the recipe, her index, the source archive, and the SIF that she builds."""
     host, name = IMAGE.removeprefix("docker://").split("/", 1)
     digest = cluster.must("python3", "-", host, name, stdin=PUSH).strip()
@@ -101,17 +130,28 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     words = ("image", "init", "--torch", TORCH, "--cuda", CUDA, "--base", f"{host}/hpcenv/base@{digest}")
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {source.parent}"
     environ = {**os.environ, "PIP_FIND_LINKS": links}
-    done = hpcenv(*words, "--build", f"{NAME}=={VERSION}", cwd=here, environ=environ, timeout=600)
-    assert done.status == 0, done.stderr
-    assert "TORCH_CUDA_ARCH_LIST=8.0" in done.stdout
 
-    inside = f"/home/alice/hpcenv-tests/compiled-{uuid.uuid4().hex[:6]}"
-    folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
-    shutil.copytree(here / "image", folder / "image")
-    site = folder / "image" / "site"
+    def init(*more: str) -> None:
+        done = hpcenv(*words, "--build", f"{NAME}=={VERSION}", *more, cwd=here, environ=environ, timeout=600)
+        assert done.status == 0, done.stderr
+        assert "TORCH_CUDA_ARCH_LIST=8.0" in done.stdout
+
+    init()
     wheels = here / "wheels"
     for lock in ("requirements.lock", "requirements.build.lock"):
         shutil.copytree(download(here / "image" / lock), wheels, dirs_exist_ok=True, copy_function=os.link)
+    inside = f"/home/alice/hpcenv-tests/compiled-{uuid.uuid4().hex[:6]}"
+    folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
+    folder.mkdir(parents=True)
+    if request.param == "build-base":
+        toolkit_layer(wheels, folder / "toolkit.tar")
+        settings = json.dumps({"Env": ["PATH=/usr/local/cuda/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["bash"]})
+        give_to_alice(folder.parent)
+        devel = cluster.must("python3", "-", host, digest, f"{inside}/toolkit.tar", settings, stdin=PUSH_LAYER).strip()
+        init("--build-base", f"{host}/hpcenv/base@{devel}")
+        assert "nvidia-cuda-nvcc" not in (here / "image" / "requirements.build.lock").read_text()
+    shutil.copytree(here / "image", folder / "image")
+    site = folder / "image" / "site"
     make_index(wheels, site / "index")
     shutil.copytree(source.parent, site / "sources")
     (site / "debs").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -68,3 +69,45 @@ def test_the_hook_runs_in_a_fresh_clone(hpcenv: Any, clone: Path) -> None:
     assert all(re.search(files, name) for name in ("hpcenv.toml", "paper/hpcenv.toml", "lockfiles/default.lock.toml"))
     assert not re.search(files, "train.py")
     assert hpcenv(*shlex.split(entry), cwd=clone, accepts=False).status == 0
+
+
+def test_all_environments_are_checked_and_each_is_named(hpcenv: Any, clone: Path) -> None:
+    check = shlex.split(steps()[0])[1:]
+    assert "--all" in check
+    spec = clone / "hpcenv.toml"
+    spec.write_text(f'{spec.read_text()}\n[environment.data]\n[environment.paper]\nimage = "docker://a.example/b:1"\n')
+    lockfiles = clone / "lockfiles"
+    for name in ("data", "paper"):
+        (lockfiles / f"{name}.lock.toml").write_bytes((lockfiles / "default.lock.toml").read_bytes())
+    done = hpcenv(*check, cwd=clone, accepts=False)
+    assert done.status == 7
+    assert "lockfiles/data.lock.toml is fresh" in done.stdout
+    assert "`lockfiles/paper.lock.toml` is stale" in done.stderr
+    assert "docker://a.example/b:1" in done.stderr
+    (lockfiles / "data.lock.toml").unlink()
+    done = hpcenv(*check, "--json", cwd=clone, accepts=False)
+    found = json.loads(done.stdout)
+    assert [(one["name"], one["problem"] is None) for one in found["data"]["lockfiles"]] == [
+        ("default", True),
+        ("data", False),
+        ("paper", False),
+    ]
+    assert "2 of 3 lockfiles are not right" in found["error"]["what"]
+    assert done.status == found["error"]["exit_status"]
+    assert hpcenv("lock", "--all", cwd=clone, accepts=False).status == 2
+
+
+def test_a_conflict_of_a_merge_is_named_and_the_hint_works(hpcenv: Any, clone: Path) -> None:
+    lockfile = clone / "lockfiles" / "default.lock.toml"
+    text = lockfile.read_text()
+    for branch, version in (("one", "1"), ("two", "2")):
+        git(clone, "checkout", "-qb", branch, "origin/main")
+        lockfile.write_text(text.replace("generated-by =", f'x = "{version}"\ngenerated-by =', 1))
+        git(clone, "commit", "-qam", branch)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(clone, "merge", "one")
+    done = hpcenv("lock", "--check", "--spec-only", cwd=clone, accepts=False)
+    assert done.status == 5
+    assert "a merge left a conflict here" in done.stderr
+    assert "hpcenv lock" in done.stderr
+    assert "git checkout" not in done.stderr

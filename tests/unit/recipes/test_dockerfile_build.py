@@ -27,7 +27,7 @@ words = sys.argv[1:]
 with open({folder!r} + "/calls", "a") as file:
     file.write(json.dumps(words) + "\n")
 if os.path.exists({folder!r} + "/fails"):
-    print("Error: building at STEP RUN false: exit status 1")
+    print(open({folder!r} + "/fails").read())
     sys.exit(1)
 if words[0] == "build":
     open(words[words.index("--iidfile") + 1], "w").write("sha256:image-id")
@@ -119,10 +119,25 @@ def test_buildah_comes_before_podman(tools):
 
 def test_a_failed_build_names_the_translation(tools):
     install(tools, "buildah")
-    (tools / "fails").touch()
+    (tools / "fails").write_text("Error: building at STEP RUN false: exit status 1")
     with pytest.raises(ToolFailed) as caught:
         made(tools)
     assert "STEP RUN false" in caught.value.why
+    assert "--engine apptainer" in str(caught.value.hint)
+    assert "BUILDAH_ISOLATION" not in str(caught.value.hint)
+
+
+def test_where_containers_cannot_start_another_isolation_is_named(tools):
+    """What podman 5.4.2 printed on the testbed's login node, as a user without root."""
+    install(tools, "podman")
+    said = (
+        "error running container: from /usr/bin/crun creating container for [/bin/sh -c true]: "
+        "invalid file system type on `/sys/fs/cgroup`\n: exit status 1\n"
+    )
+    (tools / "fails").write_text(said)
+    with pytest.raises(ToolFailed) as caught:
+        made(tools)
+    assert "BUILDAH_ISOLATION=chroot" in str(caught.value.hint)
     assert "--engine apptainer" in str(caught.value.hint)
 
 
