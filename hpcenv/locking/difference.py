@@ -23,6 +23,8 @@ ABSENT = "absent"
 
 _SIF, _MADE_AGAIN = "container.sif.sha256", "container.sif.made-again"
 _CHAIN = "container.rootfs-chain-id"
+_OVERLAY, _OVERLAY_TREE = "container.overlay.sha256", "container.overlay.tree-sha256"
+_OVERLAY_MADE_AGAIN = "container.overlay.made-again"
 
 # Where single packages differ, these only repeat it.
 _EXPLAINED_BY_PACKAGES = ("packages.env-digest", "packages.content-digest", "packages.count")
@@ -66,10 +68,13 @@ def compare(
         names -= set(_EXPLAINED_BY_PACKAGES)
     chain = left.get(_CHAIN)
     one_file_system = chain is not None and chain == right.get(_CHAIN) and sifs_fit
+    tree = left.get(_OVERLAY_TREE)
+    one_overlay = tree is not None and tree == right.get(_OVERLAY_TREE)
     changes = []
     for name in sorted(names):
         # One file system in two files: somebody compressed the layers again, or made the SIF again.
         judged_as = _MADE_AGAIN if name == _SIF and one_file_system else name
+        judged_as = _OVERLAY_MADE_AGAIN if name == _OVERLAY and one_overlay else judged_as
         severity = strictest(one.of(judged_as) for one in severities)
         changes.append(change_of(name, left.get(name), right.get(name), severity))
     return tuple(sorted(changes, key=_hardest_first))
@@ -145,6 +150,8 @@ def _parts(dist: DistTable) -> Iterator[tuple[str, Value | None]]:
     yield "record-sha256", dist.record_sha256
     yield "content-sha256", dist.content_sha256
     yield "programs-sha256", dist.programs_sha256
+    yield "layer", dist.layer
+    yield "hides", dist.hides
     yield "source", dist.source
     yield "wheel-sha256", dist.wheel.sha256 if dist.wheel else None
     built = dist.wheel.built if dist.wheel else None

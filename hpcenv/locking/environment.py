@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import SpecError
 from hpcenv.node.container import runtime
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.manifest import Environment
+from hpcenv.records.manifest import Environment, Overlay
 
 
 def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Environment:
@@ -53,3 +54,10 @@ def container_environment(workspace: Workspace, image: Path, *, gpus: bool, prog
         apptainer=program or workspace.project.submit.runtime or runtime.find(),
         gpus=gpus,
     )
+
+
+def with_overlay(environment: Environment, overlay: Overlay, workspace: Workspace) -> Environment:
+    """Return a container's environment with what is mounted over the image; a virtual environment brings its Python."""
+    of_venv = overlay.use == "venv" and workspace.project.python is None
+    python = f"{overlay.target.rstrip('/')}/bin/python" if of_venv else environment.python
+    return replace(environment, overlay=overlay, python=python)

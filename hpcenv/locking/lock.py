@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import (
     Command,
@@ -32,7 +32,7 @@ from hpcenv.locking import compatibility_notes, fabric_notes, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import InstalledConda, compare_conda, conda_tables, installed_conda, locked_conda
 from hpcenv.locking.conflicts import find_conflicts
-from hpcenv.locking.environment import bind_sources, container_environment, host_environment
+from hpcenv.locking.environment import bind_sources, container_environment, host_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.pins.cross_check import PinDifference, cross_check
 from hpcenv.locking.pins.formats import PinFile, open_pins, pins_of
@@ -51,12 +51,15 @@ from hpcenv.project import compatibility, document, fields, severities, stale, t
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import CondaTable, ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
-from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
 from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
 from hpcenv.version import VERSION
+
+if TYPE_CHECKING:
+    from hpcenv.locking.overlay import FoundOverlay, Origin
 
 Report = Callable[[str], None]
 
@@ -153,12 +156,20 @@ def lock(
     lost = _notes_on_previous(before, path)
     pin_file = None if pins is None else open_pins(pins)  # likewise
     options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http, check_signature=True)
+    found_overlay = _found_overlay(workspace)  # likewise
     environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
     report(_reading(workspace, environment))
     kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
     if kept is not None and container is not None:
         container = replace(container, sif=kept)
+    base = None
+    if container is not None:
+        # An image that stays locked has the overlay of the old lockfile.
+        container = replace(container, overlay=None)
+        if found_overlay is not None:
+            environment, container, base = _with_overlay(workspace, environment, container, found_overlay, environ)
     answer = probe(environment, environ, level=level, variables=workspace.project.env)
+    origins = _origins(environment, answer, base)
     binds = _lock_binds(workspace, environment, environ)
     image = None if container is None else Path(environment.sif)
     built = () if image is None else _built_here(image, report)
@@ -172,6 +183,7 @@ def lock(
         _require_as_pinned_here(pin_file, pinned, answer, proofs, conda, report)
     archives = conda_tables(conda, pinned, before)
     locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
+    locked = _with_origins(locked, origins)
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
     required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
     changed, aside = _write(locked, path, name=name, unreadable=unreadable)
@@ -189,11 +201,84 @@ def lock(
             *lost,
             *(() if kept is None else (_other_bytes(environment),)),
             *_notes(locked, answer),
+            *_overlay_notes(environment, origins),
             *_conflict_notes(answer),
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
             *fabric_notes.notes(locked, facts.read_image_network(answer)),
         ),
     )
+
+
+def _found_overlay(workspace: Workspace) -> FoundOverlay | None:
+    """Return the overlay that hpcenv.toml names; None without one.
+
+    Raises:
+        SpecError: it is not there, or cannot be mounted over an image.
+    """
+    if workspace.project.overlay is None:
+        return None
+    from hpcenv.locking import overlay  # few projects have one
+
+    return overlay.find(workspace)
+
+
+def _with_overlay(
+    workspace: Workspace,
+    environment: Environment,
+    container: ContainerTable,
+    found: FoundOverlay,
+    environ: Mapping[str, str],
+) -> tuple[Environment, ContainerTable, dict[str, Any] | None]:
+    """Return the environment with its overlay, the container with its identity, and what the image alone has.
+
+    Raises:
+        SpecError: a virtual environment is of another Python; the overlay cannot be read.
+    """
+    from hpcenv.locking import overlay
+
+    image, base, why = Path(environment.sif), None, ""
+    try:
+        # A layer may change files of the image in place: only their content shows that.
+        level = "full" if found.overlay.use == "layer" else "record"
+        base = probe(overlay.base_environment(workspace, image, found), environ, level=level)
+    except EnvironmentUnreadable as error:
+        why = error.why or error.what
+    overlay.require_interpreter(found, base, why, image)
+    target = split_overlay(workspace.project.overlay or "")[1]
+    table = overlay.identify(found.overlay, overlay.python_path_of(base), target=target)
+    mounted = overlay.locked_overlay(workspace, table)
+    return with_overlay(environment, mounted, workspace), replace(container, overlay=table), base
+
+
+def _origins(
+    environment: Environment, answer: Mapping[str, Any], base: Mapping[str, Any] | None
+) -> Mapping[str, Origin]:
+    """Return the packages that are from the overlay."""
+    if environment.overlay is None:
+        return {}
+    from hpcenv.locking import overlay
+
+    return overlay.origins(environment.overlay, answer, base)
+
+
+def _with_origins(locked: Lockfile, origins: Mapping[str, Origin]) -> Lockfile:
+    """Return the lockfile with the layer of each package of the overlay."""
+    if not origins:
+        return locked
+    dists = tuple(
+        replace(dist, layer="overlay", hides=origins[dist.name].hides or None) if dist.name in origins else dist
+        for dist in locked.packages.dist
+    )
+    draft = replace(locked, packages=replace(locked.packages, dist=dists))
+    return replace(draft, fingerprint=lock_model.fingerprint(lock_model.to_data(draft)))
+
+
+def _overlay_notes(environment: Environment, origins: Mapping[str, Origin]) -> Sequence[str]:
+    if environment.overlay is None:
+        return ()
+    from hpcenv.locking import overlay
+
+    return overlay.notes(origins)
 
 
 def _notes_on_environment(workspace: Workspace, name: str) -> tuple[str, ...]:
@@ -956,7 +1041,7 @@ def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason
         return [
             stale.StaleReason(name="sif-differs", locked=locked.container.sif.sha256, found=digest, note=str(image))
         ]
-    reasons = _check_binds(workspace, locked)
+    reasons = [*_check_overlay(workspace, locked.container), *_check_binds(workspace, locked)]
     if reasons:
         return reasons
     changed = definition_changed(workspace, locked.container, image)
@@ -964,6 +1049,24 @@ def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason
         note = f"`{locked.container.reference}` was changed"
         return [stale.StaleReason(name="image-changed", locked=changed[0], found=changed[1], note=note)]
     return []
+
+
+def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stale.StaleReason]:
+    """Return why what is mounted over the image is not the locked overlay."""
+    if container.overlay is None:
+        return []
+    from hpcenv.locking import overlay
+
+    there = overlay.locked_overlay(workspace, container.overlay)
+    wanted = container.overlay.digest
+    try:
+        digest, _ = overlay.current(there, None)
+    except (HpcenvError, OSError, ValueError) as error:
+        found = error.what if isinstance(error, HpcenvError) else str(error)
+        return [stale.StaleReason(name="overlay-missing", locked=wanted, found=found)]
+    if digest == wanted:
+        return []
+    return [stale.StaleReason(name="overlay-differs", locked=wanted, found=digest, note=there.source)]
 
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:

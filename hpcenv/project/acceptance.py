@@ -23,7 +23,7 @@ from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.options import BY_NAME
-from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
@@ -80,6 +80,7 @@ def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
     return (
         *_programs(workspace),
         *_binds(workspace),
+        *_overlays(workspace),
         *_variables(workspace),
         *_passed_on(workspace),
         *_template(workspace),
@@ -175,6 +176,15 @@ def _binds(workspace: Workspace) -> Iterator[Asked]:
             mode = "read" if bind.read_only else "read and write"
             target = bind.target or bind.source
             yield Asked(key=key, value=f"{bind.source} at {target}", means=f"the ranks can {mode} it")
+
+
+def _overlays(workspace: Workspace) -> Iterator[Asked]:
+    project = workspace.project
+    named = [("overlay", project.overlay)]
+    named += [(f"[environment.{name}] overlay", one.overlay) for name, one in project.environment.items()]
+    for key, value in named:
+        if value is not None and _is_outside(workspace, split_overlay(value)[0]):
+            yield Asked(key=key, value=value, means="the ranks can read it, and run its code in the container")
 
 
 def _variables(workspace: Workspace) -> Iterator[Asked]:

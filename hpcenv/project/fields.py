@@ -100,6 +100,7 @@ class Field(Frozen):
 
 _RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
 _REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
+_OVERLAY = "use the file or folder that was locked; to lock the one that is there: hpcenv lock"
 _REINSTALL = "pip install --force-reinstall --no-deps NAME==VERSION, or use the locked image"
 
 _SHAPE = "submit with the same --nodes, --gpus and --nproc"
@@ -294,6 +295,43 @@ FIELDS: tuple[Field, ...] = (
         what="how the SIF was made",
         source="the build",
         why="it explains why two SIFs of one image have other bytes",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "container.overlay.sha256",
+        "must",
+        "image",
+        what="sha256 of the squashfs that is mounted over the image",
+        source="hashed on every node, or recognised as the file that was hashed at submission",
+        why="its files come before those of the image: another overlay is another environment",
+        remedy=_OVERLAY,
+    ),
+    _field(
+        "container.overlay.content",
+        "must",
+        "image",
+        what="digest over all files of the folder that is mounted over the image",
+        source="the files of the folder, read on every node",
+        why="its files come before those of the image: another overlay is another environment",
+        remedy=_OVERLAY,
+    ),
+    _field(
+        "container.overlay.made-again",
+        "info",
+        "note",
+        what="whether the squashfs over the image was made again: other bytes, the same tree",
+        source="the tree digest of the overlay, against the locked one",
+        why="the files inside are the same; only the packing differs",
+        judged_by=("rule",),
+    ),
+    _field(
+        "container.overlay.*",
+        "info",
+        "note",
+        what="what is mounted over the image, and how",
+        source="`overlay` in hpcenv.toml, and what lies there",
+        why="it says where the packages of the overlay are found",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -842,6 +880,26 @@ FIELDS: tuple[Field, ...] = (
         source="the folders below the one that it was installed from",
         why="without a commit only the files can be compared",
         remedy="put it under git, or if you want the change: hpcenv lock",
+    ),
+    _field(
+        "packages.*.layer",
+        "info",
+        "note",
+        what="`overlay` for a package that is not from the image",
+        source="`hpcenv lock`: where the package was found, with the overlay and without it",
+        why="it says which of the two has to change",
+        judged_by=(),
+        fixed=_ORIGIN,
+    ),
+    _field(
+        "packages.*.hides",
+        "info",
+        "note",
+        what="version that the image has of a package of the overlay",
+        source="`hpcenv lock`: the packages of the image without the overlay",
+        why="what the image was tested with is another version",
+        judged_by=(),
+        fixed=_ORIGIN,
     ),
     _field(
         "packages.*.source",

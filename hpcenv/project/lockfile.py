@@ -20,7 +20,15 @@ from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
 from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
 from hpcenv.project.table_schema import Before
-from hpcenv.records.manifest import DataCompare, Expectation, PackageExpectation, Severity, Value
+from hpcenv.records.manifest import (
+    DataCompare,
+    Expectation,
+    OverlayForm,
+    OverlayUse,
+    PackageExpectation,
+    Severity,
+    Value,
+)
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import Severities
 from hpcenv.size import gigabytes
@@ -86,6 +94,37 @@ class SifTable(LockTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OverlayTable(LockTable):
+    """[container.overlay]: what is mounted read-only over the image.
+
+    Its path is not locked: it differs between clusters.
+
+    Attributes:
+        form: a squashfs file or a folder.
+        use: a layer over the whole image, a virtual environment, or packages on PYTHONPATH.
+        target: where it is mounted; None for a layer, and for a folder that is mounted at its own path.
+        sha256, size: of a squashfs file.
+        tree_sha256: digest of the file tree in it, equal for every squashfs of this tree.
+        content: digest over all files of a folder.
+        python_path: PYTHONPATH of the image itself, which comes after `packages`.
+    """
+
+    form: OverlayForm
+    use: OverlayUse
+    target: str | None = None
+    sha256: str | None = None
+    size: int | None = None
+    tree_sha256: str | None = None
+    content: str | None = None
+    python_path: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """The identity that the nodes compare."""
+        return (self.sha256 if self.form == "squashfs" else self.content) or ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ContainerTable(LockTable):
     """[container]: the image's identity chain, tag to content.
 
@@ -109,6 +148,7 @@ class ContainerTable(LockTable):
     nvidia: dict[str, str] = declared(default_factory=dict)
     layers: tuple[LayerTable, ...] = ()
     sif: SifTable
+    overlay: OverlayTable | None = None
 
     @property
     def digest(self) -> str:
@@ -167,11 +207,14 @@ class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
     `content-sha256` is there only if the distribution was modified before it was locked, `programs-sha256` only if
-    it has programs that are not mere launchers of its entry points.
+    it has programs that are not mere launchers of its entry points. `layer` is `overlay` if it is not from the image;
+    `hides` is the version that the image has of it then.
     """
 
     name: str
     version: str
+    layer: Literal["overlay"] | None = None
+    hides: str | None = None
     build: str | None = None
     tags: tuple[str, ...] = ()
     source: str | None = None
@@ -334,6 +377,9 @@ class Lockfile(LockTable):
             raise ValueError(f"kind is {self.kind!r}, but [container] is {'there' if self.container else 'missing'}")
         if (self.kind == "host") != (self.asked.image == "host"):
             raise ValueError(f"kind is {self.kind!r}, but asked.image is {self.asked.image!r}")
+        overlay = None if self.container is None else self.container.overlay
+        if overlay is not None and not overlay.digest:
+            raise ValueError("container.overlay has no digest")
         missing = [field for field in REQUIRED if field in _FACT_FIELDS and field not in self.facts]
         if missing:
             raise ValueError(f"`{missing[0]}` is missing")
@@ -545,6 +591,10 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
     locked: dict[str, Value] = dict(lockfile.facts)
     if lockfile.container is not None:
         locked["container.sif.sha256"] = lockfile.container.sif.sha256
+        overlay = lockfile.container.overlay
+        if overlay is not None:
+            field = "container.overlay.sha256" if overlay.form == "squashfs" else "container.overlay.content"
+            locked[field] = overlay.digest
     packages = document.plain(lockfile.packages, "dist", "conda_package")
     if lockfile.packages.conda_content_digest is None:
         packages.pop("conda-modified", None)  # an older revision: it was not read

@@ -3,6 +3,7 @@
 Runs on: LOGIN NODE.
 """
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -33,6 +34,25 @@ def _absolute(value: str) -> str:
     if not text(value).startswith("/"):
         raise ValueError("must be an absolute path in the container")
     return value
+
+
+def _overlay(value: str) -> str:
+    path, target = split_overlay(text(value))
+    if not path:
+        raise ValueError("the form is PATH or PATH:TARGET")
+    if target is not None and (os.path.normpath(target) == "/" or _NOT_A_TARGET.match(os.path.normpath(target) + "/")):
+        raise ValueError(f"nothing can be mounted at `{target}`: for the whole image, name a squashfs without a target")
+    return value
+
+
+# The container runtime or hpcenv mounts these itself.
+_NOT_A_TARGET = re.compile(r"//?(proc|sys|dev|tmp|hpcenv)/")
+
+
+def split_overlay(value: str) -> tuple[str, str | None]:
+    """Return path and target of an overlay; `PATH:TARGET` splits at the last `:` before a `/`."""
+    path, colon, target = value.rpartition(":/")
+    return (path, f"/{target}") if colon else (value, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -136,7 +156,9 @@ class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
     Attributes:
-        image: in place of the one at the top. The `python` at the top belongs to the image there, and is then not used.
+        image: in place of the one at the top. The `python` and the `overlay` at the top belong to the image there, and
+            are then not used.
+        overlay: in place of the one at the top.
         python, platform, allow_floating: as at the top, in place of the values there.
         env: variables beside [env]; of two with the same name, this one wins.
         bind: folders beside [[bind]].
@@ -144,6 +166,7 @@ class EnvironmentTable(Document):
     """
 
     image: Text | None = None
+    overlay: Annotated[str, After(_overlay)] | None = None
     python: Text | None = None
     platform: Text | None = None
     allow_floating: bool | None = None
@@ -168,6 +191,7 @@ class Project(Document):
     Attributes:
         image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
             a SIF, a definition file, or `host`.
+        overlay: `PATH` or `PATH:TARGET`: a squashfs or folder with packages, mounted read-only over the image.
         python: the interpreter: a path (host) or a name inside the image.
         platform: which image of a multi-platform index.
         allow_floating: accept `latest` or no tag.
@@ -181,6 +205,7 @@ class Project(Document):
     """
 
     image: Text
+    overlay: Annotated[str, After(_overlay)] | None = None
     python: Text | None = None
     platform: str = "linux/amd64"
     allow_floating: bool = False
@@ -208,10 +233,11 @@ class Project(Document):
         table = self.environment.get(name)
         if table is None:
             return replace(self, environment={})
-        kept = self.python if table.image is None else None
+        kept, overlay = (self.python, self.overlay) if table.image is None else (None, None)
         return replace(
             self,
             image=table.image or self.image,
+            overlay=table.overlay or overlay,
             python=table.python or kept,
             platform=table.platform or self.platform,
             allow_floating=self.allow_floating if table.allow_floating is None else table.allow_floating,
@@ -234,6 +260,10 @@ TEMPLATE = """\
 #   image = "docker://ghcr.io/OWNER/NAME:TAG"
 # or "host": no container; the Python environment of this machine is locked instead.
 image = "{image}"
+
+# Packages on top of the image: a squashfs or a folder, mounted read-only and locked with an identity of its own.
+# overlay = "extra.sqsh"                     # over the whole image
+# overlay = "venv.sqsh:/user-software"       # a virtual environment, or a folder of `pip install --target`, at a path
 
 # The interpreter: a path (image = "host"; default: the active virtual environment), or a
 # name inside the image (default: python3).

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from hpcenv.errors import Command, Hint
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
-from hpcenv.project.spec import DEFAULT_LOCK, Project
+from hpcenv.project.spec import DEFAULT_LOCK, Project, split_overlay
 from hpcenv.project.workspace import to_restore
 from hpcenv.records.frozen import Frozen
 from hpcenv.records.variables import recorded_value
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Name = Literal[
     "image-changed", "python-changed", "platform-changed", "policy-changed", "sif-missing", "sif-differs",
     "environment-differs", "environment-unreadable", "edited", "gpu-changed", "profile-changed",
-    "env-changed", "bind-changed", "gpu-memory-changed",
+    "env-changed", "bind-changed", "gpu-memory-changed", "overlay-changed", "overlay-missing", "overlay-differs",
 ]  # fmt: skip
 
 
@@ -108,8 +108,27 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
         reasons.append(
             StaleReason(name="policy-changed", locked=_listed(lockfile.policy), found=_listed(project.policy))
         )
-    reasons += [*_changed_env(project, lockfile), *_changed_binds(project, lockfile)]
+    reasons += [
+        *_changed_overlay(project, lockfile),
+        *_changed_env(project, lockfile),
+        *_changed_binds(project, lockfile),
+    ]
     return tuple(reasons)
+
+
+def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
+    """Return whether something else is mounted over the image, or at another place; its content is compared later."""
+    locked = None if lockfile.container is None else lockfile.container.overlay
+    path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
+    if (path is None) == (locked is None) and (locked is None or locked.target == locked_target(target)):
+        return []
+    was = "no overlay" if locked is None else f"an overlay at {locked.target or 'no target'}"
+    return [StaleReason(name="overlay-changed", locked=was, found=project.overlay or "no overlay")]
+
+
+def locked_target(target: str | None) -> str | None:
+    """Return the target of an overlay as a lockfile has it; None for a layer, and for a folder at its own path."""
+    return None if target is None else os.path.normpath(target)
 
 
 def edited_content(lockfile: Lockfile) -> str | None:

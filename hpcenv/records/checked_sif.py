@@ -1,4 +1,4 @@
-"""What a node records about the SIF that it checked.
+"""What a node records about the SIF that it checked, or about a squashfs that is mounted over it.
 
 Runs on: LOGIN NODE and COMPUTE NODE.
 """
@@ -24,7 +24,7 @@ class FileIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSif:
-    """The SIF that a node checked, so that the launch step can prove that it starts this one.
+    """The SIF or squashfs that a node checked, so that the launch step can prove that it starts this one.
 
     Attributes:
         path: which file: the shared one, or the node's own copy of it.

@@ -52,6 +52,29 @@ class Bind(Frozen):
     origin: str = ""
 
 
+OverlayForm = Literal["squashfs", "folder"]
+OverlayUse = Literal["layer", "venv", "packages"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Overlay(Frozen):
+    """What is mounted over an image, always read-only (docs/decisions/0034).
+
+    Attributes:
+        source: absolute path on the host.
+        form: what the source is.
+        use: a `layer` over the whole image; a `venv`, whose Python starts the ranks; `packages` for PYTHONPATH.
+        target: where it is in the container; empty for a layer.
+        python_path: PYTHONPATH for `packages`: the target, and what the image itself has there.
+    """
+
+    source: str
+    form: OverlayForm
+    use: OverlayUse
+    target: str = ""
+    python_path: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Environment(Frozen):
     """What the ranks run in: a SIF, or an environment of the host.
@@ -66,6 +89,7 @@ class Environment(Frozen):
         rocm: pass ROCm's libraries of the host into the container (`--rocm`).
         wrapper: command of the site that starts every program in the container, for the check as for the ranks.
         wrapper_origin: who asks for it, and why.
+        overlay: what is mounted over the SIF; None without one.
     """
 
     kind: Literal["sif", "host"]
@@ -77,6 +101,7 @@ class Environment(Frozen):
     wrapper: tuple[str, ...] = ()
     wrapper_origin: str = ""
     rocm: bool = False
+    overlay: Overlay | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -150,7 +175,7 @@ class GpuNeeds(Frozen):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SifIdentity(Frozen):
-    """The identity of a SIF at the time when the whole file was hashed.
+    """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
     A file with these `stat` fields and this header has the same bytes, so a node need not read all
     of it again (node/check/sif_check.py says on which file systems).
@@ -159,7 +184,7 @@ class SifIdentity(Frozen):
         sha256: of the whole file.
         inode, size, mtime_ns, ctime_ns: from fstat; the device number is not here because
             each machine numbers its mounts by itself.
-        header_sha256: of header, descriptor table and squashfs superblock.
+        header_sha256: of header, descriptor table and squashfs superblock; of a squashfs only the last one.
         partition_offset, partition_size: of the partition that runs, in bytes.
     """
 
@@ -408,6 +433,7 @@ class Manifest(Frozen):
         gpu_needs: None when no GPU is requested, or torch is a CPU build.
         check_seconds: time limit of each probe on a node, in seconds.
         sif: identity of the SIF at submission; None where the nodes hash it themselves.
+        overlay_file: likewise of a squashfs that is mounted over it.
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.
@@ -459,6 +485,7 @@ class Manifest(Frozen):
     gpu_needs: GpuNeeds | None = None
     check_seconds: int = 300
     sif: SifIdentity | None = None
+    overlay_file: SifIdentity | None = None
     stage: StageRequest | None = None
     launch: LaunchOptions = LaunchOptions()
     stop: StopOptions = StopOptions()

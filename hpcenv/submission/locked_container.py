@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import Command, ImageMismatch, ToolMissing, UsageError
-from hpcenv.locking.environment import container_environment
+from hpcenv.locking.environment import container_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.node.check import sif, sif_check
@@ -23,7 +23,7 @@ from hpcenv.project.site_profile import Profile
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.manifest import Environment
+from hpcenv.records.manifest import Environment, SifIdentity
 from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
 
@@ -53,7 +53,20 @@ def environment_of(
     program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
     environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
-    return with_wrapper(environment, profile)
+    return with_wrapper(with_locked_overlay(environment, workspace, container), profile)
+
+
+def with_locked_overlay(environment: Environment, workspace: Workspace, container: ContainerTable) -> Environment:
+    """Return a container's environment with the overlay of the lockfile, where it has one.
+
+    Raises:
+        SpecError: hpcenv.toml names none.
+    """
+    if container.overlay is None:
+        return environment
+    from hpcenv.locking import overlay  # few submissions have one
+
+    return with_overlay(environment, overlay.locked_overlay(workspace, container.overlay), workspace)
 
 
 def with_wrapper(environment: Environment, profile: Profile | None) -> Environment:
@@ -119,8 +132,13 @@ def identify_sif(
         digest, identity = sif_check.identify(descriptor, records)
     finally:
         os.close(descriptor)
+    found = LockedSif(
+        sha256=digest,
+        identity=identity,
+        overlay=_identify_overlay(environment, locked, container, cache, notes, lock=lock),
+    )
     if digest == wanted.sha256:
-        return LockedSif(sha256=digest, identity=identity)
+        return found
     same_tree = stands_for(container, Path(image), digest, place=place, cache=cache)
     if same_tree:
         by = f" (of {wanted.built_with})" if wanted.built_with else ""
@@ -133,7 +151,35 @@ def identify_sif(
         )
     else:
         notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
-    return LockedSif(sha256=digest, identity=identity, same_tree=same_tree)
+    return replace(found, same_tree=same_tree)
+
+
+def _identify_overlay(
+    environment: Environment,
+    locked: Lockfile,
+    container: ContainerTable,
+    cache: Path | None,
+    notes: list[str],
+    *,
+    lock: str,
+) -> SifIdentity | None:
+    """Return the identity of a squashfs over the SIF; None for a folder, and without an overlay."""
+    if environment.overlay is None or container.overlay is None:
+        return None
+    from hpcenv.locking import overlay
+    from hpcenv.node.check.overlay_check import field_of
+
+    for bind in environment.binds if environment.overlay.target else ():
+        origin = bind.origin or "the binds of this submission"
+        overlay.require_not_below(bind.target, environment.overlay.target, origin=origin)
+    return overlay.require_locked(
+        environment.overlay,
+        container.overlay,
+        cache,
+        notes,
+        must=lock_model.severities_of(locked).of(field_of(environment.overlay)) == "must",
+        relock=Command("hpcenv", "lock", *(() if lock == DEFAULT_LOCK else ("--lock", lock))),
+    )
 
 
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:

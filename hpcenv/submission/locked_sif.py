@@ -15,9 +15,11 @@ class LockedSif(Frozen):
     Attributes:
         sha256: its hash, taken once; empty without a SIF.
         identity: how the nodes recognise it.
+        overlay: how the nodes recognise a squashfs that is mounted over it.
         same_tree: its bytes differ from the locked file, but its file tree is the locked one.
     """
 
     sha256: str = ""
     identity: SifIdentity | None = None
+    overlay: SifIdentity | None = None
     same_tree: bool = False

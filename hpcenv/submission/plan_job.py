@@ -551,6 +551,7 @@ def _manifest(
         hpcenv_version=VERSION,
         gpu_needs=gpu_needs(lockfile, gpus=gpus, table=gate.table),
         sif=gate.sif.identity,
+        overlay_file=gate.sif.overlay,
         stage=stage,
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),

@@ -56,7 +56,7 @@ from hpcenv.submission.locked import (
     settings,
     unlocked_binds,
 )
-from hpcenv.submission.locked_container import program_of, with_wrapper
+from hpcenv.submission.locked_container import program_of, with_locked_overlay, with_wrapper
 from hpcenv.submission.request import SubmitOptions, detect_cluster
 from hpcenv.version import VERSION
 
@@ -196,7 +196,8 @@ def _environment(
     image = sif or locked_sif(workspace, locked.container)
     wanted = gpus > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(workspace.project.submit.runtime, profile, environ)
-    environment = with_wrapper(container_environment(workspace, image, gpus=wanted, program=program), profile)
+    environment = container_environment(workspace, image, gpus=wanted, program=program)
+    environment = with_wrapper(with_locked_overlay(environment, workspace, locked.container), profile)
     of_site = () if profile is None else profile.binds
     absent = tuple(bind for bind in of_site if not os.path.exists(bind.source))
     return replace(environment, binds=(*binds, *(bind for bind in of_site if bind not in absent))), absent

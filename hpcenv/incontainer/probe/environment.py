@@ -144,6 +144,7 @@ class ProbedEnvironment:
 
     Attributes:
         started: the program that was started to get this Python; empty if that is not known.
+        site: a folder of packages outside of the prefix, whose files are read; empty for none.
         since: for a second look, the latest change (ctime, ns) that the first one saw; files that did not change
             since then are not read.
         looked: size, mtime and ctime of each file that was hashed while `recording`.
@@ -166,8 +167,11 @@ class ProbedEnvironment:
         no_libraries: why the libraries are unknown.
     """
 
-    def __init__(self, level: str, training_path: list[str], started: str = "", since: int | None = None) -> None:
+    def __init__(
+        self, level: str, training_path: list[str], started: str = "", since: int | None = None, site: str = ""
+    ) -> None:
         self.level = level
+        self.site = site
         self.since = since
         self.recording = False
         self.looked: dict[str, tuple[int, int, int]] = {}

@@ -74,12 +74,18 @@ def _add_site(env: ProbedEnvironment, path: str) -> None:
         return  # Fedora has lib and lib64, which are the same folder
     owners = [r for r in (env.prefix, env.base_prefix, env.user_base()) if is_below(path, r)]
     base = max(owners, key=len) if owners else path
-    env.sites.append(Site(path, base, bool(owners) or os.path.basename(path) in SITE_NAMES))
+    env.sites.append(Site(path, base, bool(owners) or _is_site(env, path)))
 
 
 def _braced(env: ProbedEnvironment, path: str) -> str:
     mark, rest = env.placed(path)
     return printable((mark + "/" + rest).rstrip("/") if mark else path)
+
+
+def _is_site(env: ProbedEnvironment, path: str) -> bool:
+    """Return whether a folder outside of the prefix has packages by its name, or because it was named as such."""
+    named = bool(env.site) and os.path.realpath(path) == os.path.realpath(env.site)
+    return named or os.path.basename(path) in SITE_NAMES
 
 
 PROBES: tuple[Probe, ...] = (

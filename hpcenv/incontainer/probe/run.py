@@ -82,7 +82,7 @@ def main(argv: list[str], training_path: list[str]) -> int:
     Args:
         argv: the command line without the program: `--level LEVEL`, or nothing for level record; `--python FILE` is
             the program that was started, which may be a script around Python; `--since NANOSECONDS` for a
-            second look (report.second_look).
+            second look (report.second_look); `--site FOLDER` is a folder on PYTHONPATH whose packages are read.
         training_path: sys.path as a training process gets it.
 
     Returns:
@@ -91,7 +91,7 @@ def main(argv: list[str], training_path: list[str]) -> int:
     options, problem = _parse_arguments(argv)
     level = options["--level"]
     since = int(options["--since"]) if options["--since"] else None
-    env = ProbedEnvironment(level, training_path, started=options["--python"], since=since)
+    env = ProbedEnvironment(level, training_path, started=options["--python"], since=since, site=options["--site"])
     status = 0
     try:
         if problem:
@@ -114,13 +114,13 @@ def main(argv: list[str], training_path: list[str]) -> int:
 
 def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
     """Return the options, and what is wrong with the arguments ('' for nothing)."""
-    given = {"--level": "record", "--python": "", "--since": ""}
+    given = {"--level": "record", "--python": "", "--since": "", "--site": ""}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     pairs = dict(zip(words[::2], words[1::2]))
     known = pairs.keys() <= given.keys() and pairs.get("--level", "record") in LEVELS
     if len(words) % 2 == 0 and known and pairs.get("--since", "0").isdigit():
         return {**given, **pairs}, ""
-    return given, "usage: probe [--level record|full|deep] [--python FILE], got " + " ".join(argv)
+    return given, "usage: probe [--level record|full|deep] [--python FILE] [--site FOLDER], got " + " ".join(argv)
 
 
 def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:

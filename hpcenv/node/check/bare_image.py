@@ -62,9 +62,11 @@ def paths_with_code(
     argv = apptainer.exec_argv(
         apptainer=environment.apptainer,
         image=image or environment.sif,
-        command=[environment.python, "-I", "-B", "-c", _PROGRAM, json.dumps(list(paths))],
+        command=[_python(environment), "-I", "-B", "-c", _PROGRAM, json.dumps(list(paths))],
         workdir="/",
         no_binds=True,
+        # A layer is a part of what a bind may hide.
+        overlay=environment.overlay if environment.overlay is not None and environment.overlay.use == "layer" else None,
     )
     start = StartCommand(
         argv=tuple(argv), env=apptainer.start_environment(environ), cwd=None, variables=apptainer.env_file({})
@@ -77,3 +79,9 @@ def paths_with_code(
     except (IndexError, TypeError) as error:
         raise ValueError(f"the look at the image printed {done.stdout[:200]!r}") from error
     return tuple(path for path in paths if path in answer)
+
+
+def _python(environment: Environment) -> str:
+    """Return the interpreter; that of a virtual environment in an overlay is not there, where nothing is mounted."""
+    overlay = environment.overlay
+    return "python3" if overlay is not None and overlay.use == "venv" else environment.python

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 # What hides files of an image is code or a library. Data belongs to a path that the image does not have.
 LIMIT_BYTES = 2 << 30
@@ -33,10 +33,40 @@ def content_digest(source: str) -> str:
         return f"sha256:{_file_digest(source)}"
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{source} is neither a file nor a folder")
-    return "sha256:" + hashlib.sha256(b"\n".join(sorted(_lines(os.fsencode(source))))).hexdigest()
+    return folder_digest(source)
 
 
-def _lines(folder: bytes) -> Iterator[bytes]:
+HashFiles = Callable[[Callable[[bytes], str], Iterable[bytes]], Iterable[str]]
+
+
+def folder_digest(
+    folder: str, *, hash_files: HashFiles = map, most: tuple[int, int] = (LIMIT_BYTES, LIMIT_FILES)
+) -> str:
+    """Return the digest of a folder, `sha256:...`.
+
+    Args:
+        hash_files: applies a function to each path, in order: `map`, or that of a pool of threads.
+        most: bytes, and files.
+
+    Raises:
+        OSError: something cannot be read.
+        ValueError: it has more.
+    """
+    lines: list[bytes] = []
+    files: list[bytes] = []
+    for kind, path, value in _entries(os.fsencode(folder), most):
+        if kind == b"file":
+            files.append(path)
+        else:
+            lines.append(b"\0".join((kind, path, value)))
+    whole = os.fsencode(folder)
+    digests = hash_files(lambda path: _file_digest(os.path.join(whole, path)), files)
+    lines += [b"\0".join((b"file", path, found.encode())) for path, found in zip(files, digests, strict=True)]
+    return "sha256:" + hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
+
+
+def _entries(folder: bytes, most: tuple[int, int]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yield kind, relative path and value of all that is in a folder; the value of a file is not read."""
     total = count = 0
     for place, folders, files in os.walk(folder, onerror=_raise):
         for name in (*folders, *files):
@@ -44,24 +74,24 @@ def _lines(folder: bytes) -> Iterator[bytes]:
             status = os.lstat(path)
             count += 1
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            if total > LIMIT_BYTES or count > LIMIT_FILES:
-                raise ValueError(_too_large(os.fsdecode(folder)))
+            if total > most[0] or count > most[1]:
+                raise ValueError(_too_large(os.fsdecode(folder), most))
             kind, value = b"other", b""
             if stat.S_ISLNK(status.st_mode):
                 kind, value = b"link", os.readlink(path)
             elif stat.S_ISDIR(status.st_mode):
                 kind = b"folder"
             elif stat.S_ISREG(status.st_mode):
-                kind, value = b"file", _file_digest(path).encode()
-            yield b"\0".join((kind, os.path.relpath(path, folder), value))
+                kind = b"file"
+            yield kind, os.path.relpath(path, folder), value
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _too_large(source: str) -> str:
-    return f"{source} has more than {LIMIT_BYTES >> 30} GiB or {LIMIT_FILES} files"
+def _too_large(source: str, most: tuple[int, int] = (LIMIT_BYTES, LIMIT_FILES)) -> str:
+    return f"{source} has more than {most[0] >> 30} GiB or {most[1]} files"
 
 
 def _file_digest(path: str | bytes) -> str:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from hpcenv.errors import NodeRejected
 from hpcenv.node.check import gpu_rules, library_rules, rank_cpus
 from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
-from hpcenv.node.check.verdict_table import sif_in_words
+from hpcenv.node.check.verdict_table import overlay_in_words, sif_in_words
 from hpcenv.node.container.job_variables import changes_results
 from hpcenv.node.network import rendezvous
 from hpcenv.node.preflight import judge as preflight
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, Difference, Facts
+from hpcenv.records.facts import SKIPPED, SKIPPED_FOR_OVERLAY, Difference, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.variables import recorded_value
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 DIFFERS_BETWEEN_NODES = "differs between the nodes of this job"
 
 _SIF = "container.sif.sha256"
+_OVERLAY = ("container.overlay.sha256", "container.overlay.content")
 _MOUNTS = "container.mounts"
 _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
@@ -342,8 +343,9 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
         what = f"{manifest.entry} is a console script" if manifest.entry else module
         code.append(f"script-sha256 not known: {what}, it is the environment's")
     environment = manifest.environment
+    overlay = [] if environment.overlay is None else [overlay_in_words(environment.overlay)]
     through = f"programs in the container start through {' '.join(environment.wrapper)}: {environment.wrapper_origin}"
-    return (*data, *code, *([through] if environment.wrapper else []), *manifest.imported)
+    return (*data, *code, *overlay, *([through] if environment.wrapper else []), *manifest.imported)
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:
@@ -378,8 +380,9 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     """Say once why nothing inside could be read: a row for each field would hide the reason."""
     kept = [f for f in findings if not (f.result == "unknown" and _is_inside(f.field))]
     reason = facts.unknown["probe"]
-    if reason == SKIPPED and any(f.field == _SIF and _blocks(f) for f in kept):
-        return kept  # the row of the SIF gives the reason
+    cause = {SKIPPED: (_SIF,), SKIPPED_FOR_OVERLAY: _OVERLAY}.get(reason, ())
+    if any(f.field in cause and _blocks(f) for f in kept):
+        return kept  # the row of the SIF, or of the overlay, gives the reason
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 

@@ -28,18 +28,39 @@ from hpcenv.node.container.start_command import (
     build_start_command,
     needed_binds,
     opened,
+    overlay_binds,
     own_folders,
     record_variables,
 )
-from hpcenv.node.container.start_gate import leads_to
+from hpcenv.node.container.start_gate import is_unchanged, leads_to
 from hpcenv.node.preflight import places
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.facts import SKIPPED, CudaCompat, Difference, Facts, Look, Network, RankCpus, Staged
-from hpcenv.records.manifest import Bind, Environment, Manifest, PackageExpectation, RecordedData, Setting, Value
+from hpcenv.records.facts import (
+    SKIPPED,
+    SKIPPED_FOR_OVERLAY,
+    CudaCompat,
+    Difference,
+    Facts,
+    Look,
+    Network,
+    RankCpus,
+    Staged,
+)
+from hpcenv.records.manifest import (
+    Bind,
+    Environment,
+    Manifest,
+    Overlay,
+    PackageExpectation,
+    RecordedData,
+    Setting,
+    SifIdentity,
+    Value,
+)
 from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.run_folder import RunFolder
@@ -50,6 +71,7 @@ if TYPE_CHECKING:
 
 _SIF = "container.sif.sha256"
 _HOOK = "code.start-hook-sha256"
+_OVERLAY = "container.overlay.sha256"
 _NO_SIF = "not read: the SIF could not be read"
 _BIND_CONTENT = "container.bind-content"
 
@@ -65,6 +87,8 @@ class _Gathered:
         self.seconds: dict[str, float] = {}
         self.sif: CheckedSif | None = None
         self.look: Look | None = None
+        self.overlay: CheckedSif | None = None
+        self.overlay_look: Look | None = None
         self.image_network: ImageNetwork | None = None
         self.cuda_compat: CudaCompat | None = None
 
@@ -121,6 +145,8 @@ def gather(
         differences=tuple(found.differences),
         unlisted=found.unlisted,
         sif=found.sif,
+        overlay=found.overlay,
+        overlay_look=found.overlay_look,
         look=found.look,
         not_staged=staged.problems,
         variables=variables,
@@ -342,6 +368,9 @@ def _read_sif(
             found.unknown["probe"] = SKIPPED
             return
         del found.unknown["probe"]
+        overlay = manifest.environment.overlay
+        if overlay is not None and not _read_overlay(manifest, overlay, found, record_places):
+            return
         if on_proved is not None and any(
             e.field == _SIF and e.value == found.sif.sha256 for e in manifest.expectations
         ):
@@ -350,8 +379,51 @@ def _read_sif(
         if not leads_to(found.sif, descriptor):
             # Apptainer opens the file by its name (node/container/start_gate.py), so it may have probed another file.
             found.values[_SIF], found.unknown["probe"] = "replaced while it was checked", SKIPPED
+        elif found.overlay is not None and not is_unchanged(found.overlay):
+            found.values[_OVERLAY], found.unknown["probe"] = "replaced while it was checked", SKIPPED_FOR_OVERLAY
     finally:
         os.close(descriptor)
+
+
+def _read_overlay(manifest: Manifest, overlay: Overlay, found: _Gathered, record_places: Sequence[Path]) -> bool:
+    """Check what is mounted over the SIF; return whether it may be mounted: nothing of another overlay is started."""
+    from hpcenv.node.check import overlay_check  # few runs have an overlay
+
+    field = overlay_check.field_of(overlay)
+    found.unknown["probe"] = SKIPPED_FOR_OVERLAY  # until it is the locked one
+    started = time.monotonic()
+    try:
+        if overlay.form == "squashfs":
+            known = manifest.overlay_file if manifest.probe_level == "record" else None
+            found.overlay = _check_overlay_file(overlay.source, known, record_places)
+            found.values[field] = found.overlay.sha256
+        else:
+            found.values[field], found.overlay_look = overlay_check.folder_digest(overlay.source)
+    except (HpcenvError, OSError, ValueError) as error:
+        found.unknown[field] = f"cannot read {overlay.source}: {_reason_of_file(error)}"
+        return False
+    finally:
+        found.seconds["overlay"] = round(time.monotonic() - started, 3)
+    locked = [e for e in manifest.expectations if e.field == field and e.severity == "must"]
+    if any(e.value != found.values[field] for e in locked):
+        return False
+    del found.unknown["probe"]
+    return True
+
+
+def _check_overlay_file(path: str, known: SifIdentity | None, record_places: Sequence[Path]) -> CheckedSif:
+    from hpcenv.node.check import overlay_check
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        records = sif_check.node_records(record_places) if known is not None else None
+        return overlay_check.check_file(descriptor, path=path, known=known, records=records)
+    finally:
+        os.close(descriptor)
+
+
+def _reason_of_file(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else _reason(error)
 
 
 # -- inside the environment ---------------------------------------------------------------
@@ -414,14 +486,18 @@ def _read_mounts(
     environment = manifest.environment
     inside = mounts.parse_mountinfo(str(answer.get("mountinfo", "")))
     on_node = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace"))
-    asked = needed_binds((*data_binds(manifest, staged), *environment.binds, *own_folders(manifest)))
-    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus or environment.rocm)
+    overlay = environment.overlay
+    own = (*overlay_binds(environment), *data_binds(manifest, staged), *environment.binds)
+    asked = needed_binds((*own, *own_folders(manifest)))
+    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus or environment.rocm, overlay=overlay)
     shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in others}
     shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
     counted = bare_image.paths_with_code(
         environment, tuple(shown), environ, image=f"/proc/self/fd/{image_fd}", pass_fds=(image_fd,)
     )
     absent = [f"{target} (asked for, not mounted)" for target in mounts.missing(inside, asked, on_node)]
+    if overlay is not None and not mounts.shows_overlay(inside, overlay):
+        absent.append(f"{overlay.target} (the overlay, not mounted)")
     return {
         "container.mounts": tuple(sorted([*(shown[target] for target in counted), *absent])),
         "container.mounts-elsewhere": tuple(sorted(shown[target] for target in shown if target not in counted)),
@@ -515,6 +591,12 @@ def _started(environment: Environment) -> list[str]:
     return ["--python", environment.python] if environment.kind == "host" else []
 
 
+def _site(environment: Environment) -> list[str]:
+    """Return the option that names the folder of packages of an overlay: it is outside of the image's Python."""
+    overlay = environment.overlay
+    return ["--site", overlay.target] if overlay is not None and overlay.use == "packages" else []
+
+
 def _since(since: int | None) -> list[str]:
     return [] if since is None else ["--since", str(since)]
 
@@ -604,7 +686,16 @@ def run_probe(
     with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
         entry = build_start_command(
             environment,
-            [environment.python, *_PROBE_OPTIONS, "-", *_started(environment), *_since(since), "--level", level],
+            [
+                environment.python,
+                *_PROBE_OPTIONS,
+                "-",
+                *_started(environment),
+                *_site(environment),
+                *_since(since),
+                "--level",
+                level,
+            ],
             # A folder that exists in every image.
             workdir="/",
             variables=variables or {},

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpcenv.records.manifest import Bind
+from hpcenv.records.manifest import Bind, Overlay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,12 @@ def parse_mountinfo(text: str) -> tuple[MountLine, ...]:
 
 
 def unexplained(
-    mounts: Sequence[MountLine], asked: Sequence[Bind], on_node: Sequence[MountLine], *, gpus: bool
+    mounts: Sequence[MountLine],
+    asked: Sequence[Bind],
+    on_node: Sequence[MountLine],
+    *,
+    gpus: bool,
+    overlay: Overlay | None = None,
 ) -> tuple[MountLine, ...]:
     """Return the mounts of a container that neither hpcenv nor the table explains.
 
@@ -119,13 +124,38 @@ def unexplained(
         asked: the binds that hpcenv asked for.
         on_node: the mounts of a process of the node.
         gpus: the container was started with --nv or --rocm.
+        overlay: what hpcenv mounted over the image.
     """
     expected = {os.path.normpath(bind.target): _placed(os.path.realpath(bind.source), on_node) for bind in asked}
     return tuple(
         mount
         for mount in mounts
-        if not _is_asked(mount, expected, asked, on_node) and not is_of_runtime(mount, gpus=gpus)
+        if not _is_asked(mount, expected, asked, on_node)
+        and not is_of_runtime(mount, gpus=gpus)
+        and not (overlay is not None and _shows(mount, overlay))
     )
+
+
+_SQUASHFS = r"squashfs|fuse\.squashfuse(_ll)?"
+
+
+def _shows(mount: MountLine, overlay: Overlay) -> bool:
+    """Return whether this is the mount of a squashfs at its target: of the root of that file system."""
+    at_target = overlay.form == "squashfs" and mount.target == os.path.normpath(overlay.target or "/")
+    return at_target and mount.root == "/" and re.fullmatch(_SQUASHFS, mount.fs_type) is not None
+
+
+def shows_overlay(mounts: Sequence[MountLine], overlay: Overlay) -> bool:
+    """Return whether the mounts of a container show an overlay, as far as they can tell.
+
+    With `user bind control = no`, Apptainer 1.4.5 leaves a squashfs with a target out, with a warning only. A layer is
+    mounted, or the container does not start (`enable overlay = no`). A folder is a bind: see `missing`.
+    """
+    if overlay.form != "squashfs" or overlay.use == "layer":
+        return True
+    # What is mounted last at a path is what processes see there.
+    last = [mount for mount in mounts if mount.target == os.path.normpath(overlay.target)][-1:]
+    return any(_shows(mount, overlay) for mount in last)
 
 
 def missing(mounts: Sequence[MountLine], asked: Iterable[Bind], on_node: Sequence[MountLine]) -> tuple[str, ...]:

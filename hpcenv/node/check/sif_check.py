@@ -28,7 +28,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ _SECONDS_TO_SETTLE = 5.0
 # An object table of the most descriptors that node/check/sif.py accepts.
 _LONGEST_TABLE = 4096 * 585
 _SUPERBLOCK = 96
+_MAGIC = b"hsqs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,22 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     for offset, size in ((0, 128), (table, length), (partition.offset, _SUPERBLOCK)):
         digest.update(os.pread(descriptor, size, offset))
     return digest.hexdigest(), partition.offset, partition.size
+
+
+# Digest of what is read of a file in any case, and where its file system lies: `header_of`, `superblock_of`.
+Header = Callable[[int], tuple[str, int, int]]
+
+
+def superblock_of(descriptor: int) -> tuple[str, int, int]:
+    """Return the digest of the superblock of a squashfs that is a file of its own, 0, and the size of the file.
+
+    Raises:
+        ImageMismatch: it is no squashfs.
+    """
+    block = os.pread(descriptor, _SUPERBLOCK, 0)
+    if len(block) < _SUPERBLOCK or block[:4] != _MAGIC:
+        raise ImageMismatch(f"`{os.readlink(f'/proc/self/fd/{descriptor}')}` is not a squashfs", why="its superblock")
+    return hashlib.sha256(block).hexdigest(), 0, os.fstat(descriptor).st_size
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
@@ -282,7 +299,7 @@ def node_records(places: Iterable[Path] = NODE_PLACES) -> Records | None:
 
 
 def identify(
-    descriptor: int, records: Records | None, *, tick: float = _SECONDS_TO_SETTLE
+    descriptor: int, records: Records | None, *, tick: float = _SECONDS_TO_SETTLE, read_header: Header = header_of
 ) -> tuple[str, SifIdentity | None]:
     """Return the hash of a SIF, from an earlier record if possible, and its identity for the nodes.
 
@@ -290,6 +307,7 @@ def identify(
         descriptor: the open file.
         records: hashes taken before on this machine; None computes the hash.
         tick: as for `is_settled`.
+        read_header: `superblock_of` for a squashfs.
 
     Returns:
         The whole file's SHA-256, and None for the identity where the file system or the
@@ -298,7 +316,7 @@ def identify(
     Raises:
         ImageMismatch, EnvironmentUnreadable: no whole SIF, changed while read, unreadable.
     """
-    header, offset, size = header_of(descriptor)
+    header, offset, size = read_header(descriptor)
     file = identity_of(descriptor)
     lasting = not doubt_about(mount_of(descriptor)) and is_settled(file, now_ns=time.time_ns(), tick=tick)
     found = records.find(file) if records is not None and lasting else None
@@ -321,6 +339,7 @@ def check(
     known: SifIdentity | None,
     records: Records | None,
     tick: float = _SECONDS_TO_SETTLE,
+    read_header: Header = header_of,
 ) -> CheckedSif:
     """Return the hash of an open SIF by the cheapest way that proves it.
 
@@ -330,6 +349,7 @@ def check(
         known: the identity that was taken together with the full hash; None to hash.
         records: hashes taken on this machine before; None to hash.
         tick: as for `is_settled`.
+        read_header: `superblock_of` for a squashfs.
 
     Raises:
         ImageMismatch, EnvironmentUnreadable: changed while it was read, or cannot be read.
@@ -337,7 +357,7 @@ def check(
     file = identity_of(descriptor)
     doubt = doubt_about(mount_of(descriptor))
     lasting = not doubt and is_settled(file, now_ns=time.time_ns(), tick=tick)
-    header = _header_or_nothing(descriptor)
+    header = _header_or_nothing(descriptor, read_header)
 
     def established(evidence: SifEvidence, digest: str, *, lasting: bool, why: str = "") -> CheckedSif:
         return CheckedSif(
@@ -358,10 +378,10 @@ def check(
     return established("full", digest, lasting=lasting, why=doubt if known is not None else "")
 
 
-def _header_or_nothing(descriptor: int) -> str:
+def _header_or_nothing(descriptor: int, read_header: Header) -> str:
     """Return the header's digest; an empty text for a file that is not a SIF: its hash will differ."""
     try:
-        return header_of(descriptor)[0]
+        return read_header(descriptor)[0]
     except HpcenvError:
         return ""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from hpcenv.node.this_node import fold_hostlist
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import PreflightSummary
+from hpcenv.records.manifest import Overlay
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
 
@@ -240,6 +241,13 @@ def sif_in_words(checked: CheckedSif) -> str:
     """Return how a SIF was checked, for a cell of the table."""
     how = {"identity": "same file as hashed", "node-record": "hashed here before", "full": "hashed now"}
     return f"{'own copy, ' if checked.staged else ''}{how[checked.checked]}"
+
+
+def overlay_in_words(overlay: Overlay) -> str:
+    """Return what is mounted over the image, for a note below the table."""
+    what = {"layer": "over the whole image", "venv": "its Python starts the ranks", "packages": "on PYTHONPATH"}
+    place = f" at {overlay.target}" if overlay.target else ""
+    return f"overlay, read-only: {overlay.source}{place}, {what[overlay.use]}"
 
 
 def visible(text: str) -> str:

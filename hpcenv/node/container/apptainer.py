@@ -25,6 +25,7 @@ from typing import Protocol
 
 from hpcenv.errors import Command, Hint, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, UsageError
 from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import Overlay
 
 __all__ = [
     "BindMount",
@@ -73,6 +74,7 @@ def exec_argv(
     gpus: bool = False,
     rocm: bool = False,
     no_binds: bool = False,
+    overlay: Overlay | None = None,
 ) -> list[str]:
     """Return the argv that runs `command` in `image`.
 
@@ -92,6 +94,7 @@ def exec_argv(
         gpus: whether to bind NVIDIA's driver libraries.
         rocm: whether to bind ROCm's libraries.
         no_binds: also leave out what an administrator binds into every container (`bind path`), and /tmp.
+        overlay: a squashfs that is mounted read-only over the image, or at a path in it. A folder is one of `binds`.
 
     Raises:
         UsageError: a value that cannot be passed literally.
@@ -101,6 +104,9 @@ def exec_argv(
     argv += ["--no-home"] if home is None else ["--home", _checked_home(home)]
     for bind in binds:
         argv += ["--mount", mount(bind)]
+    if overlay is not None and overlay.form == "squashfs":
+        # After the binds: what is mounted later is above what was mounted before.
+        argv += _overlay_words(overlay)
     argv += ["--pwd", _absolute("workdir", workdir)]
     if gpus:
         argv.append("--nv")
@@ -120,8 +126,35 @@ def mount(bind: BindMount) -> str:
     """
     fields = ["type=bind", f"source={_absolute('bind source', bind.source)}"]
     fields.append(f"destination={_absolute('bind target', bind.target)}")
-    quoted = [fields[0], *('"' + text.replace('"', '""') + '"' for text in fields[1:])]
+    quoted = [fields[0], *map(_quoted, fields[1:])]
     return ",".join(quoted + (["ro"] if bind.read_only else []))
+
+
+def _overlay_words(overlay: Overlay) -> list[str]:
+    """Return the options that mount a squashfs read-only.
+
+    `image-src=/` mounts the root of the file system in the file (Apptainer 1.4, SingularityCE 4: "Image mounts").
+    """
+    source = _absolute("overlay", overlay.source)
+    if overlay.use == "layer":
+        if not can_be_layer(source):
+            raise UsageError(
+                f"`{source}` cannot be mounted over an image",
+                why="the container runtime reads `:` and `,` in the value of --overlay as separators",
+                hint="give the file a path without them",
+            )
+        return ["--overlay", f"{source}:ro"]
+    places = (f"source={source}", f"destination={_absolute('target of the overlay', overlay.target)}")
+    return ["--mount", ",".join(("type=bind", *map(_quoted, places), "image-src=/", "ro"))]
+
+
+def can_be_layer(path: str) -> bool:
+    """Return whether `--overlay` can take this path."""
+    return not {":", ","} & set(path)
+
+
+def _quoted(field: str) -> str:
+    return '"' + field.replace('"', '""') + '"'
 
 
 def _checked_home(home: str) -> str:

@@ -113,22 +113,44 @@ def build_start_command(
             argv=tuple(command), env={**_host_defaults(environment, kept), **variables}, cwd=Path(workdir)
         )
     kept = let_through(inherited, passed, on_host=False)
+    own = overlay_binds(environment)
     argv = apptainer.exec_argv(
         apptainer=environment.apptainer,
         image=image or environment.sif,
         command=(*environment.wrapper, *command),
         workdir=workdir,
         home=f"{home}:{CONTAINER_HOME}" if home else None,
-        binds=needed_binds((*data, *environment.binds, *binds)),
+        binds=needed_binds((*own, *data, *environment.binds, *binds)),
         gpus=environment.gpus,
         rocm=environment.rocm,
+        overlay=environment.overlay,
     )
     return StartCommand(
         argv=tuple(argv),
         env=apptainer.start_environment(inherited),
         cwd=None,
-        variables=apptainer.env_file({**kept, **variables}),
+        variables=apptainer.env_file(_with_packages(environment, {**kept, **variables})),
     )
+
+
+def overlay_binds(environment: Environment) -> tuple[Bind, ...]:
+    """Return the bind of an overlay that is a folder; none for a squashfs, which is no bind."""
+    overlay = environment.overlay
+    if overlay is None or overlay.form != "folder":
+        return ()
+    return (Bind(source=overlay.source, target=overlay.target, read_only=True),)
+
+
+def _with_packages(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a container in which Python finds the packages of an overlay.
+
+    PYTHONPATH of the user or the project comes before the overlay; that of the image after it.
+    """
+    overlay = environment.overlay
+    if overlay is None or overlay.use != "packages":
+        return dict(variables)
+    given = variables.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": f"{given}:{overlay.target}" if given else overlay.python_path or overlay.target}
 
 
 def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host: bool) -> dict[str, str]:

@@ -65,12 +65,15 @@ class StartGate:
         path: path of the SIF; empty on the host.
     """
 
-    def __init__(self, folder: Path, sif: tuple[int, CheckedSif] | None = None) -> None:
+    def __init__(
+        self, folder: Path, sif: tuple[int, CheckedSif] | None = None, overlay: CheckedSif | None = None
+    ) -> None:
         """Make the gate in `folder`.
 
         Args:
             folder: an empty folder of this user on this node.
             sif: the open file from which the container is started, and its check; None on the host.
+            overlay: the check of a squashfs that is mounted over it.
         """
         self.refused = False
         self.is_open = False
@@ -78,6 +81,7 @@ class StartGate:
         self.path = "" if sif is None else sif[1].path
         self._folder = folder
         self._sif = sif
+        self._overlay = overlay
         self._may_load: Callable[[Mapping[str, Any]], Iterable[str] | None] = lambda _report: None
         self._order: dict[str, Any] = {}
         self._judge: Callable[[Mapping[str, Any]], bool] = lambda _loaded: True
@@ -150,8 +154,9 @@ class StartGate:
             self._answer_loaded(self.loaded, self._start)
 
     def is_same(self) -> bool:
-        """Whether the name of the SIF still leads to the checked file; True on the host."""
-        return self._sif is None or leads_to(self._sif[1], self._sif[0])
+        """Whether the names of SIF and overlay still lead to the checked files; True on the host."""
+        same = self._sif is None or leads_to(self._sif[1], self._sif[0])
+        return same and (self._overlay is None or is_unchanged(self._overlay))
 
     def close(self) -> None:
         """End the agent if it waits, and close the gate. A second call does nothing."""
@@ -221,3 +226,15 @@ def leads_to(checked: CheckedSif, descriptor: int) -> bool:
         return identity_of(other) == identity_of(descriptor) == checked.file
     finally:
         os.close(other)
+
+
+def is_unchanged(checked: CheckedSif) -> bool:
+    """Whether the name of a checked file leads to that very file, and it is unchanged since the check."""
+    try:
+        descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return identity_of(descriptor) == checked.file
+    finally:
+        os.close(descriptor)

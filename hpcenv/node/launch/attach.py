@@ -19,6 +19,7 @@ from hpcenv.errors import FileUnusable, NodesUnknown
 from hpcenv.node.check import sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
+from hpcenv.node.container.start_gate import is_unchanged
 from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.stage.staged import data_binds, staged_here
@@ -137,6 +138,11 @@ def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterat
             raise NodesUnknown(
                 f"the SIF is not the one that runs on node {this_node.node}",
                 why=f"{path} was changed since it was checked for attempt {this_node.attempt}",
+            )
+        if facts.overlay is not None and not is_unchanged(facts.overlay):
+            raise NodesUnknown(
+                f"the overlay is not the one that runs on node {this_node.node}",
+                why=f"{facts.overlay.path} was changed since it was checked for attempt {this_node.attempt}",
             )
         yield descriptor
     finally:

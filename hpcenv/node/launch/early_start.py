@@ -138,6 +138,8 @@ def can_begin(manifest: Manifest, environ: Mapping[str, str]) -> bool:
     """Return whether a container of this run may be started before the verdict. Pure."""
     if manifest.environment.kind != "sif" or any(e.field == _BIND_CONTENT for e in manifest.expectations):
         return False
+    if manifest.environment.overlay is not None:
+        return False  # the check step proves the SIF first, and only then what is mounted over it
     names = {setting.name for setting in manifest.settings} | {secret.name for secret in manifest.secrets}
     names |= set(let_through(environ, manifest.pass_env, on_host=False))
     return not any(DECIDES_CODE.match(name) for name in names)

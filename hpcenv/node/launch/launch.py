@@ -26,7 +26,7 @@ from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown,
 from hpcenv.node.check import loaded, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
-from hpcenv.node.container.start_gate import Release, StartGate
+from hpcenv.node.container.start_gate import Release, StartGate, is_unchanged
 from hpcenv.node.launch import early_start, node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.node.launch.early_start import Begun, NotReleasedError
@@ -136,7 +136,7 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         # Without this record, the report would name a failure of another node as the first one.
         status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
         ended = _exit_record(manifest, this_node, status, started, signals)
-        _record(node, replace(ended, detail=error.what, refused=True))
+        _record(node, replace(ended, detail=error.what, refused=True, differences=_changed_overlay(node)))
         raise
     if begun is None:
         status = 128 + (signals.asked_to_end or signal.SIGTERM)
@@ -149,8 +149,11 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         say(f"hpcenv: node {this_node.node}: killed {killed} processes that the training left running")
     gate = begun.gate
     refusal: HpcenvError | None = libraries.error() if libraries.blocking else None
+    changed: tuple[Difference, ...] = ()
     if gate.refused or (status != 0 and not gate.is_open and not gate.is_same()):
-        refusal = _sif_changed(this_node, f"{gate.path}, from which the container was started,")
+        changed = _changed_overlay(node)
+        of_sif = _sif_changed(this_node, f"{gate.path}, from which the container was started,")
+        refusal = _overlay_changed(this_node, changed[0].found) if changed else of_sif
     status = status if refusal is None else refusal.exit_status
     ended = replace(
         _exit_record(manifest, this_node, status, started, signals),
@@ -160,7 +163,7 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
         **_grown(node, counters),
     )
     if refusal is not None:
-        refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking)
+        refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking or changed)
         _record(node, refused)
         raise refusal
     _record_end(node, ended, signals, stop)
@@ -367,6 +370,7 @@ def _begin_now(
     variables = _variables(node, settings)
     if manifest.environment.kind == "sif":
         checked = _checked_sif(node)
+        _require_checked_overlay(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
     words = starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank)
     begun = _start_agent(node, variables, words, settings.binds, sif, stack, output=output)
@@ -421,7 +425,7 @@ def _start_agent(
             home.mkdir(parents=True, exist_ok=True)
         outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
         tmp = stack.enter_context(_tmp(node))
-        gate = StartGate(Path(outside), sif)
+        gate = StartGate(Path(outside), sif, overlay=None if sif is None else _checked_overlay(node))
     except OSError as error:
         raise FileUnusable(
             f"node {this_node.node} cannot make the container's folders",
@@ -572,6 +576,7 @@ def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int,
     ranks = RunFolder(Path(manifest.run_folder)).ranks
     node = _Node(manifest=manifest, this_node=this_node, environ={}, say=lambda _line: None, ranks=ranks)
     checked = _checked_sif(node)
+    _require_checked_overlay(node)
     with _opened_sif(node, checked) as descriptor:
         yield descriptor, checked
 
@@ -609,6 +614,60 @@ def _sif_changed(this_node: ThisNode, what: str) -> NodeRejected:
         f"the SIF changed on node {this_node.node} after it was checked",
         why=f"{what} is not the file that was checked",
         hint="do not replace SIF files in place; submit again",
+    )
+
+
+def _checked_overlay(node: _Node) -> CheckedSif | None:
+    """Return which squashfs over the SIF the check step of this attempt verified on this node; None without one."""
+    overlay = node.manifest.environment.overlay
+    if overlay is None or overlay.form != "squashfs":
+        return None
+    facts = _facts(node.run, node.this_node)
+    if facts is None or facts.overlay is None:
+        raise _overlay_changed(node.this_node, f"{overlay.source} was not checked")
+    return facts.overlay
+
+
+def _require_checked_overlay(node: _Node) -> None:
+    """Prove that the squashfs over the SIF is the file that the check step verified.
+
+    Raises:
+        NodeRejected, NodesUnknown: it is another file, or cannot be opened.
+    """
+    checked = _checked_overlay(node)
+    if checked is None:
+        return
+    try:
+        descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise NodesUnknown(
+            f"node {node.this_node.node} can no longer open the overlay",
+            why=str(error),
+            hint="do not move or remove the overlay until the job has ended",
+        ) from error
+    try:
+        if not _is_checked_file(descriptor, checked):
+            raise _overlay_changed(node.this_node, f"{checked.path} is not the file that was checked")
+    finally:
+        os.close(descriptor)
+
+
+def _changed_overlay(node: _Node) -> tuple[Difference, ...]:
+    """Return that the squashfs over the SIF is another file now than in the check; nothing if it is the same."""
+    with suppress(HpcenvError):
+        checked = _checked_overlay(node)
+        if checked is not None and not is_unchanged(checked):
+            found = f"{checked.path} is not the file that was checked"
+            field = "container.overlay.sha256"
+            return (Difference(field=field, locked="the file that was checked", found=found),)
+    return ()
+
+
+def _overlay_changed(this_node: ThisNode, why: str) -> NodeRejected:
+    return NodeRejected(
+        f"the overlay changed on node {this_node.node} after it was checked",
+        why=why,
+        hint="do not replace overlays in place while a job uses them; submit again",
     )
 
 

@@ -200,6 +200,8 @@ def folders_of(manifest: Manifest, environ: Mapping[str, str]) -> tuple[dict[str
     read = {manifest.workdir: "working directory"}
     read |= {one.path: f"data {one.name}" for one in manifest.data}
     read |= {os.path.dirname(manifest.environment.sif or manifest.environment.python): "environment"}
+    if manifest.environment.overlay is not None:
+        read |= {os.path.dirname(manifest.environment.overlay.source): "overlay"}
     read |= {bind.source: f"bind {bind.target}" for bind in manifest.environment.binds}
     places = {path: what for path, what in {**read, **written}.items() if os.path.isabs(path)}
     return places, frozenset(written)

@@ -1,0 +1,374 @@
+"""What is mounted over an image: found, judged and identified (docs/decisions/0034).
+
+Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import Command, ImageMismatch, SpecError
+from hpcenv.image.convert import squashfs_reader
+from hpcenv.image.convert.tree import tree_digest
+from hpcenv.locking.environment import container_environment
+from hpcenv.node.check import overlay_check, sif_check
+from hpcenv.node.container import apptainer
+from hpcenv.project.lockfile import OverlayTable
+from hpcenv.project.spec import split_overlay
+from hpcenv.project.stale import locked_target
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import Environment, Overlay, OverlayForm, OverlayUse, SifIdentity
+
+_KEY = "`overlay` in hpcenv.toml"
+# What makes a folder an environment of its own: the interpreter of it has to be started.
+_OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
+_LONGEST_CFG = 1 << 16
+_NAMED = 10
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FoundOverlay(Frozen):
+    """An overlay as it is now.
+
+    Attributes:
+        overlay: how it is mounted.
+        interpreter: of the image, that a virtual environment starts; empty for another overlay.
+        version: of the Python that made it, as far as it says.
+    """
+
+    overlay: Overlay
+    interpreter: str = ""
+    version: str = ""
+
+
+# -- what it is -----------------------------------------------------------------------------
+
+
+def find(workspace: Workspace) -> FoundOverlay:
+    """Return the overlay that hpcenv.toml names, judged by what lies there. Starts nothing.
+
+    Raises:
+        SpecError: it is not there, or is nothing that can be mounted over an image.
+    """
+    assert workspace.project.overlay is not None
+    path, target = _named(workspace)
+    form = _form_of(path)
+    if workspace.project.on_host:
+        raise SpecError(
+            "`overlay` needs an image",
+            why=f'`image = "host"` in {workspace.spec.name}: there is nothing to mount it over',
+            hint="name the image, or remove `overlay`",
+        )
+    if form == "squashfs" and target is None:
+        return FoundOverlay(overlay=_layer(path))
+    place = os.path.normpath(target) if target is not None else os.path.realpath(path)
+    _refuse_binds_below(workspace, place)
+    names = _names_in(path, form)
+    use: OverlayUse = "venv" if {_OF_VENV, _OF_CONDA} & names else "packages"
+    overlay = Overlay(source=os.path.realpath(path), form=form, use=use, target=place)
+    python = workspace.project.python
+    if use == "venv" and python is not None and not python.startswith(f"{place}/"):
+        raise SpecError(
+            f"the virtual environment `{path}` would not be used",
+            why=f'`python = "{python}"` in {workspace.spec.name} names another interpreter',
+            hint=f"remove `python`, or name one below {place}/bin",
+        )
+    interpreter, version = _interpreter_of(path, form) if _OF_VENV in names else ("", "")
+    return FoundOverlay(overlay=overlay, interpreter=interpreter, version=version)
+
+
+def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
+    """Return how a locked overlay is mounted; its content is compared with the lockfile elsewhere.
+
+    Raises:
+        SpecError: hpcenv.toml names none.
+    """
+    if workspace.project.overlay is None:
+        raise SpecError(
+            "the lockfile has an overlay, and hpcenv.toml names none",
+            why=f"the place of an overlay is not locked; {workspace.spec} says where it is",
+            hint='write `overlay = "PATH"` there, or lock again without it',
+        )
+    path, target = _named(workspace)
+    if locked.use == "layer":
+        return _layer(path)
+    source = os.path.realpath(path)
+    place = locked.target or target or source
+    python_path = f"{place}:{locked.python_path}" if locked.python_path else place
+    return Overlay(
+        source=source,
+        form=locked.form,
+        use=locked.use,
+        target=place,
+        python_path=python_path if locked.use == "packages" else "",
+    )
+
+
+def _named(workspace: Workspace) -> tuple[str, str | None]:
+    path, target = split_overlay(workspace.project.overlay or "")
+    return os.path.join(workspace.root, os.path.expanduser(path)), target
+
+
+def _layer(path: str) -> Overlay:
+    source = os.path.realpath(path)
+    if not apptainer.can_be_layer(source):
+        raise SpecError(
+            f"`{source}` cannot be mounted over an image",
+            why="the container runtime reads `:` and `,` in the value of --overlay as separators",
+            hint="give the file a path without them",
+        )
+    return Overlay(source=source, form="squashfs", use="layer")
+
+
+def _form_of(path: str) -> OverlayForm:
+    try:
+        if os.path.isdir(path):
+            return "folder"
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise SpecError(f"the overlay `{path}` cannot be read", why=f"{error.strerror}; it is {_KEY}") from error
+    if magic != b"hsqs":
+        raise SpecError(
+            f"`{path}` is neither a squashfs nor a folder",
+            why=f"it is {_KEY}; overlays that can be written to (ext3) have no lasting identity",
+            hint=f"pack the folder with its packages: mksquashfs FOLDER {Path(path).stem}.sqsh",
+        )
+    return "squashfs"
+
+
+def _names_in(path: str, form: OverlayForm) -> frozenset[str]:
+    """Return the names at the top of an overlay."""
+    if form == "folder":
+        return frozenset(os.listdir(path))
+    entries = squashfs_reader.read_tree(path, offset=0, size=os.path.getsize(path), content=False)
+    tops = (entry.path.strip(b"/").split(b"/", 1)[0] for entry in entries)
+    return frozenset(os.fsdecode(name) for name in tops)
+
+
+def _interpreter_of(path: str, form: OverlayForm) -> tuple[str, str]:
+    """Return the interpreter of the image that a virtual environment names, and the version of Python that made it."""
+    if form == "folder":
+        content = Path(path, _OF_VENV).read_bytes()[:_LONGEST_CFG]
+    else:
+        content = squashfs_reader.read_file(
+            path, _OF_VENV.encode(), offset=0, size=os.path.getsize(path), limit=_LONGEST_CFG
+        )
+    pairs = (line.partition("=") for line in content.decode("utf-8", "replace").splitlines())
+    values = {key.strip().lower(): value.strip() for key, _, value in pairs}
+    home = values.get("home", "")
+    if not home.startswith("/"):
+        raise SpecError(f"{_OF_VENV} in `{path}` names no interpreter", why=f"`home = {home}`")
+    return values.get("executable") or f"{home}/python3", values.get("version") or values.get("version_info") or ""
+
+
+def _refuse_binds_below(workspace: Workspace, place: str) -> None:
+    for bind in workspace.project.bind:
+        require_not_below(bind.target or bind.source, place, origin=f"[[bind]] in {workspace.spec.name}")
+
+
+def require_not_below(target: str, place: str, *, origin: str) -> None:
+    """Refuse a bind below the target of an overlay.
+
+    Raises:
+        SpecError: it would hide what was locked.
+    """
+    path = os.path.normpath(target)
+    if path == place or path.startswith(place.rstrip("/") + "/"):
+        raise SpecError(
+            f"the bind at `{path}` would hide a part of the overlay at `{place}`",
+            why=f"it is in {origin}; what it hides was locked",
+            hint="choose another target for one of the two",
+        )
+
+
+# -- its identity -----------------------------------------------------------------------------
+
+
+def identify(overlay: Overlay, python_path: str, *, target: str | None) -> OverlayTable:
+    """Return the identity of an overlay, as it is locked.
+
+    Args:
+        overlay: as `find` gives it.
+        python_path: PYTHONPATH of the image itself.
+        target: as hpcenv.toml says.
+
+    Raises:
+        SpecError: it cannot be read.
+    """
+    try:
+        if overlay.form == "folder":
+            content, _ = overlay_check.folder_digest(overlay.source)
+            return _table(overlay, target, python_path, content=content)
+        sha256, _ = _file_identity(overlay.source, None)
+        size = os.path.getsize(overlay.source)
+        tree = tree_digest(squashfs_reader.read_tree(overlay.source, offset=0, size=size))
+        return _table(overlay, target, python_path, sha256=sha256, size=size, tree_sha256=tree)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the overlay `{overlay.source}` cannot be locked", why=str(error)) from error
+
+
+def _table(overlay: Overlay, target: str | None, python_path: str, **identity: Any) -> OverlayTable:
+    own = python_path if overlay.use == "packages" else ""
+    return OverlayTable(
+        form=overlay.form, use=overlay.use, target=locked_target(target), python_path=own or None, **identity
+    )
+
+
+def _file_identity(path: str, cache: Path | None) -> tuple[str, SifIdentity | None]:
+    records = None if cache is None else sif_check.Records(cache / "sif", os.path.realpath(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return overlay_check.identify(descriptor, records)
+    finally:
+        os.close(descriptor)
+
+
+def current(overlay: Overlay, cache: Path | None) -> tuple[str, SifIdentity | None]:
+    """Return the digest that the nodes compare, as it is here and now, and the identity of a squashfs for the nodes.
+
+    Args:
+        cache: the user's folder for hashes of earlier runs.
+
+    Raises:
+        OSError, ValueError, HpcenvError: it cannot be read.
+    """
+    if overlay.form == "folder":
+        return overlay_check.folder_digest(overlay.source)[0], None
+    return _file_identity(overlay.source, cache)
+
+
+def require_locked(
+    overlay: Overlay, locked: OverlayTable, cache: Path | None, notes: list[str], *, must: bool, relock: Command
+) -> SifIdentity | None:
+    """Return the identity of a locked overlay for the nodes.
+
+    Args:
+        must: the lockfile's policy says that it must be the locked one.
+        relock: the command that locks what is there now.
+
+    Raises:
+        ImageMismatch: it is not there, cannot be read, or is another one.
+    """
+    try:
+        digest, identity = current(overlay, cache)
+    except (OSError, ValueError) as error:
+        raise ImageMismatch(
+            f"the overlay `{overlay.source}` cannot be read",
+            why=f"{error}; the lockfile has its digest, and {_KEY} says where it is",
+            hint="get the file or folder that was locked, or name its place there",
+        ) from error
+    if digest == locked.digest:
+        return identity
+    if must:
+        raise ImageMismatch(
+            f"`{overlay.source}` is not the locked overlay",
+            why=f"its digest is {digest}, the lockfile says {locked.digest}",
+            hint=("get the one that was locked back; to lock this one: ", relock),
+        )
+    notes.append(f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}...")
+    return identity
+
+
+# -- which package is from where -----------------------------------------------------------------
+
+
+def base_environment(workspace: Workspace, image: Path, found: FoundOverlay) -> Environment:
+    """Return the environment of the image alone."""
+    environment = container_environment(workspace, image, gpus=False)
+    if found.overlay.use != "venv":
+        return environment
+    return replace(environment, python=found.interpreter or "python3")
+
+
+def require_interpreter(found: FoundOverlay, answer: Mapping[str, Any] | None, why: str, image: Path) -> None:
+    """Refuse a virtual environment that the image has no Python for.
+
+    Args:
+        answer: of the probe in the image alone; None where it could not be started.
+        why: the reason for that.
+
+    Raises:
+        SpecError: it was made on the host, or for another image.
+    """
+    if not found.interpreter:
+        return
+    folder = found.overlay.target
+    make = f"apptainer exec {image} python3 -m venv --system-site-packages {folder}"
+    version = None if answer is None else str(answer["values"].get("python.version", ""))
+    if version is None:
+        raise SpecError(
+            f"the virtual environment `{found.overlay.source}` was not made for this image",
+            why=f"its {_OF_VENV} names {found.interpreter}, which does not start in the image: {why}",
+            hint=f"make it with the Python of the image: {make}",
+        )
+    if _minor(found.version) and _minor(found.version) != _minor(version):
+        raise SpecError(
+            f"the virtual environment `{found.overlay.source}` is of another Python than the image",
+            why=f"it was made with {found.version}, and {found.interpreter} in the image is {version}",
+            hint=f"make it again: {make}",
+        )
+
+
+def _minor(version: str) -> str:
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else ""
+
+
+def python_path_of(answer: Mapping[str, Any] | None) -> str:
+    """Return PYTHONPATH of the image itself, from the answer of the probe in the image alone."""
+    return "" if answer is None else str(answer["values"].get("python.path-variable") or "")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Origin(Frozen):
+    """That a package is from the overlay, and which version the image has of it; empty if it has none."""
+
+    hides: str = ""
+
+
+def origins(overlay: Overlay, answer: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Origin]:
+    """Return the packages that come from the overlay. Pure.
+
+    Args:
+        answer: of the probe in the image with the overlay.
+        base: of the probe in the image alone; None where it could not be started.
+    """
+    in_image = {package["name"]: package for package in (base or {}).get("packages", ())}
+    prefix = str(answer["values"].get("python.prefix", "/"))
+    found = {}
+    for package in answer["packages"]:
+        below = in_image.get(package["name"])
+        if _is_of_overlay(overlay, package, below, prefix):
+            found[package["name"]] = Origin(hides="" if below is None else str(below["version"]))
+    return found
+
+
+def _is_of_overlay(overlay: Overlay, package: Mapping[str, Any], below: Mapping[str, Any] | None, prefix: str) -> bool:
+    if overlay.use == "layer":
+        # A layer may change files of a package and leave its metadata alone.
+        keys = ("version", "record-sha256", "content-sha256", "location")
+        return below is None or any(package.get(key) != below.get(key) for key in keys)
+    location = str(package.get("location", ""))
+    if location.startswith("{"):
+        return False  # of the image, or of the user's home
+    path = os.path.normpath(os.path.join(prefix, location))
+    return path == overlay.target or path.startswith(overlay.target.rstrip("/") + "/")
+
+
+def notes(found: Mapping[str, Origin]) -> Sequence[str]:
+    """Return what to say of the packages of an overlay."""
+    hidden = [f"{name} {origin.hides}" for name, origin in sorted(found.items()) if origin.hides]
+    lines = [f"packages from the overlay: {_some(sorted(found)) or 'none'}"]
+    return [*lines, f"the overlay hides packages of the image: {_some(hidden)}"] if hidden else lines
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
