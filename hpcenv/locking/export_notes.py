@@ -32,6 +32,9 @@ def header_lines(name: str, lockfile: Lockfile) -> list[str]:
     if lockfile.container is not None:
         image = f"{plain_text(lockfile.container.reference)}, {plain_text(lockfile.container.digest)}"
         lines.append(f"# Locked in the image {image}. This file does not contain the image.")
+        if lockfile.container.overlay is not None:
+            names = ", ".join(plain_text(dist.name) for dist in lockfile.packages.dist if dist.layer == "overlay")
+            lines.append(f"# From the overlay over the image: {plain_text(names) or 'no package'}.")
     return lines
 
 

@@ -60,6 +60,8 @@ def remedy(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
         return ("to make the SIF that is locked: ", build)
     if "edited" in names:
         return to_restore(path)
+    if names & {"overlay-missing", "overlay-differs"}:
+        return ("get the overlay back that was locked; to lock the one that is there now: ", lock)
     if "environment-differs" in names or "environment-unreadable" in names:
         return ("install what is locked, as the lockfile says; to lock what is installed now: ", lock)
     return lock

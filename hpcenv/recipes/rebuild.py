@@ -198,10 +198,14 @@ def _distribution(locked: Lockfile, requested: str | None) -> Distribution:
 
 
 def _notes(locked: Lockfile) -> tuple[str, ...]:
-    if locked.container is None or locked.container.manifest_digest is None:
+    if locked.container is None:
         return ()
+    packages = "the packages of the overlay are installed into the new image, too: it replaces both"
+    overlay = () if locked.container.overlay is None else (packages,)
+    if locked.container.manifest_digest is None:
+        return overlay
     reference = locked.container.reference.partition("@")[0]
-    return (f"if the original still exists: hpcenv image pull {reference}@{locked.container.manifest_digest}",)
+    return (*overlay, f"if the original still exists: hpcenv image pull {reference}@{locked.container.manifest_digest}")
 
 
 def build_sif(

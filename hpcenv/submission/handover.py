@@ -108,6 +108,8 @@ def _needs(manifest: Manifest) -> Iterator[str]:
         digest = "" if manifest.sif is None else f" (sha256 {manifest.sif.sha256})"
         yield "apptainer on the nodes"
         yield f"the image {environment.sif}{digest}, readable by you, or a copy of it: {_OTHER_SIF}"
+        if environment.overlay is not None:
+            yield f"the overlay {environment.overlay.source} on every node, as it is here"
     else:
         yield f"the Python environment of {environment.python}, at the same path on every node"
     for one in manifest.data:

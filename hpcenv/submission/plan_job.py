@@ -725,6 +725,8 @@ def _stage(wanted: _Wanted, gate: _Gate, run_folder: Path, notes: list[str]) -> 
     if wanted.cluster == "local":
         notes.append("on this machine nothing is staged: the SIF is on this machine")
         return None
+    if gate.environment.overlay is not None:
+        notes.append(f"the overlay is not copied to the nodes: they read {gate.environment.overlay.source}")
     data = tuple(_data_folder(source, run_folder, wanted.context) for source in options.stage_data)
     return StageRequest(
         folder=folder,

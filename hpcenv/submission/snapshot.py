@@ -22,6 +22,7 @@ from hpcenv.project import git
 from hpcenv.project.context import Context
 from hpcenv.project.git import WorkTree
 from hpcenv.project.lockfile import CodeTable
+from hpcenv.project.spec import split_overlay
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
@@ -357,7 +358,9 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
                 hint="submit from the folder of hpcenv.toml",
             )
     files = (source.partition(":")[2] for source in (*project.secrets.values(), *options.secret.values()))
-    own = (place.workspace.runs, *_store(place.workspace), root / ".hpcenv", *place.skipped)
+    own = [place.workspace.runs, *_store(place.workspace), root / ".hpcenv", *place.skipped]
+    if project.overlay is not None:
+        own.append(place.workspace.root / os.path.expanduser(split_overlay(project.overlay)[0]))
     return CopyRules(
         project=real,
         links=links,

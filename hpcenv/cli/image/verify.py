@@ -45,6 +45,8 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
     limits = LayerLimits().raised(values["limits"])
     with _progress.shown(as_json=as_json) as on_event:
         proof = verify(request, path, limits=limits, place=place, on_event=on_event)
+    if _has_overlay() and not as_json:
+        _render.tell("note: this is about the image; `hpcenv lock --check` compares the overlay of the project")
     # With the options here: --json prints the error, and nothing is raised.
     severity = _tree_severity()
     if not proof.equal and severity != "must":
@@ -81,6 +83,14 @@ def _tree_severity() -> Severity:
         return severities({}).of(_TREE)
     project = _render.open_project().project
     return severities(project.policy, project.determinism.profile).of(_TREE)
+
+
+def _has_overlay() -> bool:
+    """Return whether the project here mounts something over its image."""
+    here = _render.cwd()
+    if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
+        return False
+    return _render.open_project().project.overlay is not None
 
 
 def _show_accepted(proof: Proof, severity: Severity, *, as_json: bool) -> int:

@@ -87,7 +87,7 @@ def _image_components(container: ContainerTable | None) -> Iterator[Component]:
 
     if container is None:
         return
-    chain = document.plain(container, "sif", "layers", "nvidia")
+    chain = document.plain(container, "sif", "overlay", "layers", "nvidia")
     yield Component(
         type=ComponentType.CONTAINER,
         name=_repository(container.reference)[0],
@@ -111,6 +111,15 @@ def _image_components(container: ContainerTable | None) -> Iterator[Component]:
         hashes=_hashes(container.sif.sha256),
         properties=_properties({f"container.sif.{key}": value for key, value in sif.items()}),
     )
+    if container.overlay is not None:
+        facts = document.plain(container.overlay, "sha256")
+        yield Component(
+            type=ComponentType.FILE,
+            name=f"overlay at {container.overlay.target}" if container.overlay.target else "overlay",
+            bom_ref="overlay",
+            hashes=_hashes(container.overlay.sha256 or ""),
+            properties=_properties({f"container.overlay.{key}": value for key, value in facts.items()}),
+        )
 
 
 def _image_purl(container: ContainerTable) -> PackageURL | None:
@@ -199,6 +208,8 @@ def _dist_facts(dist: DistTable) -> dict[str, object]:
     wheel = document.plain(dist.wheel, "sha256", "built") if dist.wheel else {}
     built = document.plain(dist.wheel.built) if dist.wheel and dist.wheel.built else {}
     return {
+        "layer": dist.layer,
+        "hides": dist.hides,
         "source": dist.source,
         "record-sha256": dist.record_sha256,
         "content-sha256": dist.content_sha256,

@@ -49,6 +49,9 @@ def _parts(lockfile: Lockfile) -> Iterator[dict[str, Any]]:
     if lockfile.container is not None:
         sif = _package("SPDXRef-sif", "SIF", lockfile.container.digest, lockfile.container.sif.sha256)
         yield {**sif, "primaryPackagePurpose": "CONTAINER"}
+        overlay = lockfile.container.overlay
+        if overlay is not None:
+            yield _package("SPDXRef-overlay", "overlay", overlay.content or overlay.digest, overlay.sha256 or "")
     python = python_version(lockfile)
     if python is not None:
         yield _package("SPDXRef-python", str(lockfile.facts.get("python.implementation", "python")), python)

@@ -6,7 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable
@@ -93,7 +93,7 @@ def make(
     if sif is not None:
         _require_locked(sif, run)
     record = read_record(folder)
-    content = collect(run, log=log)
+    content = _without_overlay(collect(run, log=log), run)
     about = About(
         schema=SCHEMA,
         made_by=VERSION,
@@ -115,6 +115,15 @@ def make(
 def _folder_name(run: str) -> str:
     """Return the name of the folder in the archive; the file's name has no part in it: equal runs, equal bytes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
+
+
+def _without_overlay(content: Content, run: RunFolder) -> Content:
+    """Return what the bundle has, with a word on the overlay: the lockfile names its digest, and it is not included."""
+    container = read_lockfile(run.lockfile).container
+    if container is None or container.overlay is None:
+        return content
+    why = f"not included; its digest is {container.overlay.digest}: give the file or folder to others as well"
+    return replace(content, left_out={**content.left_out, "overlay": why})
 
 
 def _require_locked(sif: Path, run: RunFolder) -> None:

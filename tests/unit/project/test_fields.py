@@ -12,7 +12,7 @@ from hpcenv.incontainer.probe.run import PROBES
 from hpcenv.locking import difference
 from hpcenv.project import document, fields
 from hpcenv.project.fields import FIELDS, LEVELS, REPAIRS
-from hpcenv.project.lockfile import NOT_LOCKED, ContainerTable, Lockfile, LockTable, SifTable
+from hpcenv.project.lockfile import NOT_LOCKED, ContainerTable, Lockfile, LockTable, OverlayTable, SifTable
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
@@ -75,8 +75,9 @@ def keys_of(table: type[LockTable]) -> set[str]:
 
 
 def test_every_key_of_container_is_known() -> None:
-    names = {f"container.{key}" for key in keys_of(ContainerTable) - {"sif", "layers", "nvidia"}}
+    names = {f"container.{key}" for key in keys_of(ContainerTable) - {"sif", "overlay", "layers", "nvidia"}}
     names |= {f"container.sif.{key}" for key in keys_of(SifTable)} | {"container.nvidia.NVIDIA_REQUIRE_CUDA"}
+    names |= {f"container.overlay.{key}" for key in keys_of(OverlayTable)}
     assert [name for name in sorted(names) if fields.find(name) is None] == []
 
 

@@ -29,6 +29,9 @@ SAYS = {
     "profile-changed": "locked off, now bitwise",
     "env-changed": "locked OMP_NUM_THREADS = 4, no WANDB_API_KEY, now OMP_NUM_THREADS = 8, WANDB_API_KEY = (value not recorded)",
     "bind-changed": "locked no binds, now /data (read-only)",
+    "overlay-changed": "locked an overlay at /opt/extra, now extra:/opt/other",
+    "overlay-missing": f"locked sha256:{'5' * 64}, now ",
+    "overlay-differs": f"locked sha256:{'5' * 64}, now sha256:",
     "edited": "(the file was changed by hand or by a merge)",
     "sif-missing": f"locked {'3' * 64}, now no ",
     "sif-differs": f"locked {'3' * 64}, now ",
@@ -62,7 +65,9 @@ def test_the_check_names_the_reason(reason: str, environ: dict[str, str]) -> Non
 
 
 # What hpcenv.toml or the lockfile alone shows.
-SEEN_AT_ONCE = [reason for reason in SAYS if not reason.startswith(("environment-", "sif-"))]
+SEEN_AT_ONCE = [
+    reason for reason in SAYS if not reason.startswith(("environment-", "sif-", "overlay-missing", "overlay-differs"))
+]
 
 
 @pytest.mark.parametrize("reason", SEEN_AT_ONCE)

@@ -8,12 +8,12 @@ import os
 import pytest
 
 from hpcenv.errors import ToolFailed
-from hpcenv.node.check import facts, sif_check
+from hpcenv.node.check import facts, overlay_check, sif_check
 from hpcenv.node.check.facts import compare_packages
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.facts import Difference, Staged
 from hpcenv.records.files import save_record
-from hpcenv.records.manifest import Environment, Expectation, PackageExpectation, SifIdentity, StageRequest
+from hpcenv.records.manifest import Environment, Expectation, Overlay, PackageExpectation, SifIdentity, StageRequest
 
 PLACE = ThisNode(node="n1", nodes=("n1",), attempt=1, job_id="77")
 
@@ -221,6 +221,64 @@ def test_another_sif_is_never_started(sif_run):
     assert found.values["container.sif.sha256"] == hashlib.sha256(b"evil!").hexdigest()
     assert found.unknown == {"probe": "not read: the SIF is not the locked one"}
     assert not (sif_run.base / "argv").exists()
+
+
+SQUASHFS = b"hsqs" + bytes(4092)
+
+
+@pytest.fixture(params=["squashfs", "folder"])
+def overlay_run(request, sif_run):
+    """A run with something over its SIF, and a way to change one byte of that."""
+    if request.param == "squashfs":
+        place = changed = sif_run.base / "extra.sqsh"
+        place.write_bytes(SQUASHFS)
+        field, value = "container.overlay.sha256", hashlib.sha256(SQUASHFS).hexdigest()
+        overlay = Overlay(source=str(place), form="squashfs", use="layer")
+    else:
+        place = sif_run.base / "extra"
+        place.mkdir()
+        changed = place / "module.py"
+        changed.write_text("X = 1")
+        field, value = "container.overlay.content", overlay_check.folder_digest(str(place))[0]
+        overlay = Overlay(source=str(place), form="folder", use="packages", target="/opt/extra")
+    expected = Expectation(field=field, value=value, severity="must")
+    sif_run.save(
+        environment=dataclasses.replace(sif_run.manifest.environment, overlay=overlay),
+        expectations=(*sif_run.manifest.expectations, expected),
+    )
+    sif_run.place, sif_run.changed, sif_run.field = place, changed, field
+    return sif_run
+
+
+def test_the_overlay_is_checked_before_it_is_mounted(overlay_run):
+    found = gather(overlay_run.manifest)
+    assert found.unknown == {}
+    assert found.values[overlay_run.field] == overlay_run.manifest.expectations[-1].value
+    assert str(overlay_run.place) in (overlay_run.base / "argv").read_text()
+
+
+def test_nothing_of_an_overlay_with_a_changed_byte_is_started(overlay_run):
+    content = overlay_run.changed.read_bytes()
+    overlay_run.changed.write_bytes(content[:-1] + b"2")
+    found = gather(overlay_run.manifest)
+    assert found.values["container.sif.sha256"] == hashlib.sha256(b"image").hexdigest()
+    assert found.values[overlay_run.field] != overlay_run.manifest.expectations[-1].value
+    assert found.unknown == {"probe": "not read: the overlay is not the locked one"}
+    assert not (overlay_run.base / "argv").exists()
+
+
+def test_an_overlay_that_is_not_on_this_node_is_unknown(overlay_run):
+    overlay_run.place.rename(overlay_run.base / "elsewhere")
+    found = gather(overlay_run.manifest)
+    assert sorted(found.unknown) == [overlay_run.field, "probe"]
+    assert found.unknown[overlay_run.field].startswith(f"cannot read {overlay_run.place}: ")
+    assert not (overlay_run.base / "argv").exists()
+
+
+def test_an_overlay_that_policy_lets_differ_is_mounted(overlay_run):
+    changed = dataclasses.replace(overlay_run.manifest.expectations[-1], value="other", severity="warn")
+    overlay_run.save(expectations=(overlay_run.manifest.expectations[0], changed))
+    assert gather(overlay_run.manifest).values["python.version"] == "3.11.7"
 
 
 def test_a_sif_that_policy_lets_differ_is_looked_into(sif_run):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcenv.node.check.mounts import MountLine, missing, parse_mountinfo, unexplained
-from hpcenv.records.manifest import Bind
+from hpcenv.node.check.mounts import MountLine, missing, parse_mountinfo, shows_overlay, unexplained
+from hpcenv.records.manifest import Bind, Overlay
 
 # Recorded in a container of Apptainer 1.4.5 on 2026-11-22; options and host paths are shortened.
 RECORDED = """\
@@ -96,3 +96,36 @@ def test_a_path_with_a_blank_is_decoded() -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="mountinfo"):
         parse_mountinfo(text)
+
+
+# Recorded with Apptainer 1.4.5 on 2026-11-23: `--mount type=bind,source=venv.sqsh,destination=/user-software,image-src=/,ro`.
+SQUASHFS = "353 326 0:355 / /user-software ro,nosuid,nodev,relatime master:82 - fuse.squashfuse_ll squashfuse_ll ro,user_id=2001"
+VENV = Overlay(source="/home/alice/venv.sqsh", form="squashfs", use="venv", target="/user-software")
+
+
+def with_overlay(*more: MountLine, line: str = SQUASHFS) -> tuple[list[str], bool]:
+    found = (*parse_mountinfo(f"{RECORDED}{line}"), *more)
+    unknown = unexplained(found, (WORKDIR,), ON_NODE, gpus=False, overlay=VENV)
+    return [one.target for one in unknown], shows_overlay(found, VENV)
+
+
+def test_a_squashfs_at_its_target_is_the_overlay() -> None:
+    assert with_overlay() == ([], True)
+    # The kernel's own squashfs, of a runtime that was installed with setuid.
+    assert with_overlay(line=SQUASHFS.replace("fuse.squashfuse_ll squashfuse_ll", "squashfs /dev/loop3")) == ([], True)
+
+
+def test_an_overlay_that_the_runtime_left_out_is_missed() -> None:
+    assert shows_overlay(parse_mountinfo(RECORDED), VENV) is False
+
+
+def test_something_else_at_the_target_or_over_it_is_not_the_overlay() -> None:
+    assert with_overlay(line=SQUASHFS.replace("fuse.squashfuse_ll squashfuse_ll", "ext4 /dev/vda")) == (
+        ["/user-software"],
+        False,
+    )
+    assert with_overlay(mount("/user-software")) == (["/user-software"], False)
+
+
+def test_a_layer_is_mounted_or_the_container_does_not_start() -> None:
+    assert shows_overlay(parse_mountinfo(RECORDED), Overlay(source="/x.sqsh", form="squashfs", use="layer"))

@@ -14,7 +14,7 @@ from hpcenv.node.container.start_command import (
     opened,
     record_variables,
 )
-from hpcenv.records.manifest import Bind, Environment, Secret, Setting
+from hpcenv.records.manifest import Bind, Environment, Overlay, Secret, Setting
 from hpcenv.records.variables import WITHHELD
 
 HOST = Environment(kind="host", python="/env/bin/python")
@@ -168,6 +168,31 @@ def test_the_sites_wrapper_comes_before_every_program_in_a_container():
     through = dataclasses.replace(SIF, wrapper=("/host/adapt.sh", "-q"))
     start = build_start_command(through, ["python3", "x.py"], workdir="/w", variables={}, inherited={})
     assert start.argv[-5:] == ("/images/a.sif", "/host/adapt.sh", "-q", "python3", "x.py")
+
+
+def with_packages(python_path="", **variables):
+    overlay = Overlay(source="/p/extra", form="folder", use="packages", target="/opt/extra", python_path=python_path)
+    environment = dataclasses.replace(SIF, overlay=overlay, binds=(bind("/elsewhere", "/opt/extra"),))
+    return build_start_command(environment, ["x"], workdir="/w", variables=variables, inherited={"PATH": "/usr/bin"})
+
+
+def test_a_folder_of_packages_is_bound_read_only_whatever_else_is_bound_there():
+    argv = with_packages().argv
+    assert argv[argv.index("--mount") + 1] == 'type=bind,"source=/p/extra","destination=/opt/extra",ro'
+    assert argv.count("--mount") == 1
+
+
+def test_its_packages_come_after_the_users_pythonpath_and_before_that_of_the_image():
+    assert inside(with_packages())["PYTHONPATH"] == "/opt/extra"
+    assert inside(with_packages("/opt/extra:/image"))["PYTHONPATH"] == "/opt/extra:/image"
+    assert inside(with_packages("/opt/extra:/image", PYTHONPATH="/mine"))["PYTHONPATH"] == "/mine:/opt/extra"
+
+
+def test_a_virtual_environment_sets_no_pythonpath():
+    overlay = Overlay(source="/p/venv", form="folder", use="venv", target="/p/venv")
+    environment = dataclasses.replace(SIF, overlay=overlay)
+    start = build_start_command(environment, ["x"], workdir="/w", variables={}, inherited={"PATH": "/usr/bin"})
+    assert "PYTHONPATH" not in inside(start)
 
 
 def test_on_the_host_there_is_no_file_of_variables():
