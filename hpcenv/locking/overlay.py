@@ -26,7 +26,7 @@ from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Environment, Overlay, OverlayForm, OverlayUse, SifIdentity
 
 _KEY = "`overlay` in hpcenv.toml"
-# What makes a folder an environment of its own: the interpreter of it has to be started.
+# What makes a folder an environment: its interpreter has to be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10

@@ -261,9 +261,8 @@ TEMPLATE = """\
 # or "host": no container; the Python environment of this machine is locked instead.
 image = "{image}"
 
-# Packages on top of the image: a squashfs or a folder, mounted read-only and locked with an identity of its own.
-# overlay = "extra.sqsh"                     # over the whole image
-# overlay = "venv.sqsh:/user-software"       # a virtual environment, or a folder of `pip install --target`, at a path
+# Packages on top of the image: a squashfs (without a target: over the whole image) or a folder, mounted read-only.
+# overlay = "venv.sqsh:/user-software"
 
 # The interpreter: a path (image = "host"; default: the active virtual environment), or a
 # name inside the image (default: python3).

@@ -155,7 +155,7 @@ Header = Callable[[int], tuple[str, int, int]]
 
 
 def superblock_of(descriptor: int) -> tuple[str, int, int]:
-    """Return the digest of the superblock of a squashfs that is a file of its own, 0, and the size of the file.
+    """Return the digest of the superblock of a squashfs file, 0, and the size of the file.
 
     Raises:
         ImageMismatch: it is no squashfs.
