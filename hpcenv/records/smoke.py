@@ -148,10 +148,10 @@ class SmokeReport:
     """What one node saw (`smoke/NODE.json`, and `smoke/pairs/NODE.json` for the pairs).
 
     Attributes:
-        ended: `done`: every rank ended well; `failed`: one did not; `timeout`: a phase took longer than its limit, and
-            the ranks were killed; `unreachable`: no packet came back from the first node; `not-started`: the container
-            or torch did not start; `stopped`: a signal asked this step to end; `other-ended`: the ranks waited for
-            those of a node that could not go on.
+        ended: `done`: every rank gave its result and has ended; `failed`: one did not; `timeout`: a phase took longer
+            than its limit, and the ranks were killed; `unreachable`: no packet came back from the first node;
+            `not-started`: the container or torch did not start; `stopped`: a signal asked this step to end;
+            `other-ended`: the ranks waited for those of a node that could not go on.
         problem: why, for all but `done`.
         moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
             that is unknown.

@@ -151,6 +151,11 @@ def _failure(
     if wrong:
         return
     phase = _earliest(reports.values())
+    if not phase:
+        for report in failed:
+            found = f"every collective gave the known result; then {report.problem}"
+            yield _row(report.node, "smoke.init", "ranks that end", found, state="unknown")
+        return
     wanted = f"an end within {plan.seconds:g} s"
     check = _check_of(phase)
     how = _how(plan, phase, failed)
@@ -176,9 +181,9 @@ def _wrong_values(report: SmokeReport) -> Iterator[PhaseResult]:
 
 
 def _earliest(reports: Iterable[SmokeReport]) -> str:
-    """Return the first phase that some rank did not end."""
+    """Return the first phase that some rank did not end; empty where every rank ended all of them."""
     places = [_place(rank) for report in reports for rank in report.ranks]
-    return min((place for place in places if place), key=SMOKE_PHASES.index, default="init")
+    return min((place for place in places if place), key=SMOKE_PHASES.index, default="" if places else "init")
 
 
 def _place(rank: SmokeRank) -> str:

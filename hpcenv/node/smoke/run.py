@@ -2,6 +2,10 @@
 
 Runs on: COMPUTE NODE, one task per node. This process takes no part in the collectives: a rank that hangs in one cannot
 end itself.
+
+The result is told as soon as every rank of this node has written its own and its process has ended: GPU memory, ports
+and connections of the ranks are free then. torchrun needs about another second to end. Nobody waits for that, because
+it says nothing about the network; it has a limit.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +23,11 @@ from pathlib import Path
 from hpcenv.errors import HpcenvError, NodesUnknown
 from hpcenv.node.container.start_gate import StartGate
 from hpcenv.node.launch import launch, processes
+from hpcenv.node.launch.early_start import Begun
 from hpcenv.node.launch.supervise import Signals, caught_signals
 from hpcenv.node.smoke import nccl_log, ras
 from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds
+from hpcenv.node.smoke.rank_processes import RankProcesses
 from hpcenv.node.smoke.reach import Reach
 from hpcenv.node.smoke.watch import Counter, Others, Watch
 from hpcenv.node.this_node import ThisNode
@@ -33,15 +39,26 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.smoke import SmokeEnd, SmokePlan, SmokeReport
 from hpcenv.records.verdict import NodeSettings
 
-_LOOK_SECONDS = 0.05
+_SECONDS_BETWEEN_LOOKS = 0.02
+# The files of the ranks are on a file system that all nodes share.
+_SECONDS_BETWEEN_READS = 1.0
 # The interface's traffic in these last seconds tells a slow link from a cut one.
 _COUNTED_SECONDS = 5.0
 _SECONDS_TO_END = 10.0
+# torchrun waits for the agents of the other nodes, whose ranks may end later by a part of a second.
+_SECONDS_FOR_TORCHRUN = 5.0
 _SAID_BYTES = 2000
 _DIAGNOSTICS_BYTES = 1 << 20
 
 
-def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, pairs: bool) -> SmokeReport:
+def run(
+    manifest: Manifest,
+    this_node: ThisNode,
+    environ: Mapping[str, str],
+    *,
+    pairs: bool,
+    tell: Callable[[SmokeReport], None] = lambda _report: None,
+) -> SmokeReport:
     """Run the test on this node and write its record.
 
     Args:
@@ -49,6 +66,7 @@ def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, 
         this_node: this node and this attempt.
         environ: environment variables of the job step.
         pairs: test pairs of nodes, not all ranks together.
+        tell: called with the report as soon as it is written; torchrun may still be ending.
 
     Raises:
         RecordInvalid, NodesUnknown: there is no plan for this attempt.
@@ -65,11 +83,12 @@ def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, 
             report = test.run(signals, stack)
         except (HpcenvError, OSError) as error:
             report = test.report("not-started", problem=str(error))
-    report = replace(report, seconds=round(time.monotonic() - started, 3))
-    save_record(report, folder.smoke_of(this_node.node, pairs=pairs))
-    # Pairs go on without one that failed: each has its own limit.
-    if not pairs and report.ended not in ("done", "other-ended"):
-        save_record(replace(report, ranks=()), folder.smoke_ended)
+        report = replace(report, seconds=round(time.monotonic() - started, 3))
+        save_record(report, folder.smoke_of(this_node.node, pairs=pairs))
+        # Pairs go on without one that failed: each has its own limit.
+        if not pairs and report.ended not in ("done", "other-ended"):
+            save_record(replace(report, ranks=()), folder.smoke_ended)
+        tell(report)
     return report
 
 
@@ -108,6 +127,7 @@ class _Test:
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
         self._others = Others(folder.smoke_ended, run=plan.run, attempt=plan.attempt, node=this_node.node)
+        self._next_read = 0.0
 
     @property
     def _per_node(self) -> int:
@@ -120,6 +140,7 @@ class _Test:
         return next((str(one.value) for one in expected if one.field == "libs.nccl.version"), "")
 
     def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
+        """Run the test; `stack` ends what still runs of torchrun after every rank has ended."""
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir(parents=True)
         manifest, settings = self._changed()
@@ -136,13 +157,14 @@ class _Test:
             ranks=self._ranks,
             output=output,
         )
-        try:
-            end = self._attend(begun.child, begun.gate, signals)
-            answer = self._ask_ras() if end.ended == "timeout" else ""
-            moved = self._counter.moved()
-        finally:
-            _kill(begun.child)
-            processes.end_rest(begun.before)
+        stack.callback(_end, begun)
+        end = self._attend(begun, signals)
+        answer = self._ask_ras() if end.ended == "timeout" else ""
+        moved = self._counter.moved()
+        if end.ended == "done":
+            stack.callback(_wait_for_torchrun, begun.child, signals)
+        else:
+            _end(begun)
         return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
 
     def _changed(self) -> tuple[Manifest, NodeSettings]:
@@ -177,36 +199,47 @@ class _Test:
         write_text(json.dumps({"nodes": nodes, "rounds": rounds(len(nodes))}) + "\n", path)
         return path
 
-    def _attend(self, child: subprocess.Popen[bytes], gate: StartGate, signals: Signals) -> _End:
+    def _attend(self, begun: Begun, signals: Signals) -> _End:
         """Wait for the ranks: until they end, or until one of the limits is reached."""
         reach = None
         if self._number > 0 and not self._pairs and not self._manifest.launch.standalone:
             reach = Reach(self._settings.rendezvous.host, self._plan.port)
             reach.start()
+        ranks = RankProcesses(begun.child.pid, count=1 if self._pairs else self._per_node)
         try:
             while True:
-                try:
-                    return self._ended(child.wait(timeout=_LOOK_SECONDS), gate)
-                except subprocess.TimeoutExpired:
-                    end = self._look(gate, signals, reach)
-                    if end is not None:
-                        return end
+                begun.gate.wait(_SECONDS_BETWEEN_LOOKS)
+                status = begun.child.poll()
+                if status is not None:
+                    return self._ended(status, begun.gate)
+                end = self._look(ranks, signals, reach)
+                if end is not None:
+                    return end
         finally:
             if reach is not None:
                 reach.close()
 
-    def _look(self, gate: StartGate, signals: Signals, reach: Reach | None) -> _End | None:
-        gate.attend()
+    def _look(self, ranks: RankProcesses, signals: Signals, reach: Reach | None) -> _End | None:
         self._counter.look()
         if signals.asked_to_end is not None or signals.warned:
             number = signals.asked_to_end or signal.SIGUSR2
             return _End(ended="stopped", problem=f"got {signal.Signals(number).name}")
-        ranks_run = self._watch.begun()
-        if reach is not None and ranks_run:
+        ranks.look()
+        if reach is not None and ranks.seen:
             reach.close()  # The agents have met: from here on the limits of the phases hold.
         elif reach is not None and reach.silent_for() > self._plan.seconds:
             target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
             return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
+        if not self._pairs and ranks.have_ended() and self._all_done():
+            return _End(ended="done")
+        return self._read(ranks_run=ranks.seen)
+
+    def _read(self, *, ranks_run: bool) -> _End | None:
+        """Look at what the ranks and the other nodes have written, not more often than a shared file system likes."""
+        now = time.monotonic()
+        if now < self._next_read:
+            return None
+        self._next_read = now + _SECONDS_BETWEEN_READS
         late = self._watch.late()
         if late is None:
             other = None if self._pairs else self._others.ended(ranks_run=ranks_run)
@@ -215,11 +248,13 @@ class _Test:
             return _End(ended="not-started", problem=f"rank {late.rank} did not start within {late.seconds:.0f} s")
         return _End(ended="timeout", problem=f"rank {late.rank}: {late.phase} did not end within {late.seconds:.0f} s")
 
+    def _all_done(self) -> bool:
+        return all(rank.done for rank in self._watch.ranks(nccl=False))
+
     def _ended(self, status: int, gate: StartGate) -> _End:
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
-        ranks = self._watch.ranks(nccl=False)
-        if status == 0 and all(rank.done for rank in ranks):
+        if status == 0 and self._all_done():
             return _End(ended="done")
         if not self._watch.started():
             return _End(ended="not-started", problem=f"the ranks ended with {status}: {self._said()}")
@@ -268,10 +303,19 @@ class _Test:
         return nccl_log.read_diagnostics(text.splitlines())
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def _wait_for_torchrun(child: subprocess.Popen[bytes], signals: Signals) -> None:
+    """Let the agent end by itself, in a limited time: its ranks have ended, and their results are told."""
+    until = time.monotonic() + _SECONDS_FOR_TORCHRUN
+    while child.poll() is None and time.monotonic() < until and signals.asked_to_end is None:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _end(begun: Begun) -> None:
     """End the agent and its ranks. Nothing of them is to be saved."""
+    child = begun.child
     if child.poll() is None:
         processes.send((*below(child.pid), child.pid), signal.SIGKILL)
         # One that hangs in the kernel does not end; Slurm ends it with the step.
         with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=_SECONDS_TO_END)
+    processes.end_rest(begun.before)

@@ -1,4 +1,4 @@
-"""The steps `smoke`, `smoke-pairs` and `smoke-judge`: all ranks together, before the training.
+"""The smoke test, before the training: the steps on all nodes, and those on the batch node that judge.
 
 Runs on: COMPUTE NODE.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpcenv.errors import Status
 from hpcenv.node.check import verdict_table
 from hpcenv.node.manifest import open_manifest
-from hpcenv.node.smoke import conclude
+from hpcenv.node.smoke import conclude, told
 from hpcenv.node.smoke import run as smoke
 from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place
 from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.smoke import SmokePlan, SmokeReport
 from hpcenv.records.verdict import Verdict
 
 
@@ -31,21 +33,50 @@ def plan(
 
 def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Run the smoke test on this node. Ends with 0 whatever was found: the judge step judges."""
-    return _smoke(run, environ, pairs=False)
+    return _status_of(_smoke(run, environ))
+
+
+def smoke_tell(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Run the smoke test on this node, and tell `smoke_follow` on standard output when its ranks have ended."""
+    report = _smoke(run, environ, tell=lambda report: print(told.line_of(report, _status_of(report)), flush=True))
+    return _status_of(report)
 
 
 def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Test pairs of nodes, with this node in some of them."""
-    return _smoke(run, environ, pairs=True)
+    return _status_of(_smoke(run, environ, pairs=True))
 
 
-def _smoke(run: RunFolder, environ: Mapping[str, str], *, pairs: bool) -> int:
+def _smoke(
+    run: RunFolder,
+    environ: Mapping[str, str],
+    *,
+    pairs: bool = False,
+    tell: Callable[[SmokeReport], None] = lambda _report: None,
+) -> SmokeReport:
     manifest = open_manifest(run, environ)
-    report = smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs)
+    return smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs, tell=tell)
+
+
+def _status_of(report: SmokeReport) -> int:
+    """Return the exit status of the step: 128 + the number of the signal that asked it to end, or 0."""
     if report.ended != "stopped":
         return 0
     number = next((n for n in REQUESTS if report.problem.endswith(n.name)), signal.SIGTERM)
     return 128 + number
+
+
+def smoke_follow(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Judge as soon as all nodes tell on standard input that their ranks are done; otherwise when the input ends.
+
+    Returns the status of `smoke_judge`; or that of a node that was asked to end, and nothing is judged.
+    """
+    heard = told.listen(0, [node.name for node in load_record(SmokePlan, run.smoke_plan).nodes], _say_on)
+    return heard.status or smoke_judge(run, environ)
+
+
+def _say_on(line: str) -> None:
+    print(line, flush=True)
 
 
 def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
-from hpcenv.records.manifest import Environment, LaunchOptions, Manifest, StageRequest
+from hpcenv.records.manifest import Environment, LaunchOptions, Manifest, SmokeOptions, StageRequest
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, render_script
 
@@ -70,6 +71,15 @@ CASES = {
         manifest("/home/alice/project/runs/beside", launch=LaunchOptions(beside_check=True)),
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
         ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--name", "beside"),
+    ),
+    "smoke": (
+        manifest(
+            "/home/alice/project/runs/smoke",
+            launch=LaunchOptions(beside_check=True),
+            smoke=SmokeOptions(kept="/home/alice/.cache/hpcenv/smoke"),
+        ),
+        Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
+        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--preflight", "full", "--name", "smoke"),
     ),
     "hostile": (
         manifest(f"{HOSTILE}/hostile", nodes=1),
@@ -226,6 +236,14 @@ if [ "$name" = check ] && [ -n "${LOST:-}" ]; then
   until [ -e "$4/lost" ]; do sleep 0.05; done
   sleep 0.5 # until bash knows
 fi
+[ "$name" = decide ] && [ -n "${PLAN:-}" ] && mkdir -p "$4/smoke" && touch "$4/smoke/plan.json"
+if [ "$name" = smoke-tell ]; then
+  echo "told"
+  sleep "${LINGER:-0}"
+  echo "later"
+  echo "smoke-tell ended" >> "$CALLS"
+fi
+[ "$name" = smoke-follow ] && read -r line && echo "heard $line" >> "$CALLS"
 variable=END_${name//-/_}
 if [ "$name" = task-on-release ]; then
   [ -n "${NEVER:-}" ] && sleep 1 && exit 1
@@ -335,6 +353,51 @@ def test_a_launch_step_that_waits_is_released_by_the_verdict_only(
     assert ("closed" in calls) == (answer == "closed")
     if "NEVER" in said or "LOST" in said:
         assert "hpcenv: the launch step did not start beside the check; it starts now" in done.stderr
+
+
+_FOLLOWED = ["begin", "check", "decide", "smoke-follow", "heard told"]
+_ENDED = "smoke-tell ended"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "steps"),
+    [
+        # The training starts, and the step of the smoke test ends beside it.
+        ({"LINGER": "1"}, 0, [*_FOLLOWED, "start", "outcome 0", "finish 0", _ENDED]),
+        ({"LINGER": "1", "smoke-follow": 90}, 90, [*_FOLLOWED, "finish 90", _ENDED]),
+        ({"LINGER": "1", "smoke-follow": 137}, 91, [*_FOLLOWED, "finish 91", _ENDED]),
+        # The pairs need what the first test used.
+        ({"LINGER": "1", "smoke-follow": 102, "smoke-judge": 90}, 90,
+         [*_FOLLOWED, _ENDED, "smoke-pairs", "smoke-judge", "finish 90"]),
+        # Where the launch step did not start beside the check, perhaps no step starts beside another.
+        ({"LINGER": "1", "NEVER": "1"}, 0, [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"]),
+        # A node was asked to stop.
+        ({"smoke-follow": 140}, 91, [*_FOLLOWED, "stopped 140", "finish 91"]),
+        # Nobody knows why TERM came: the test goes on, and its second judge gets what is left.
+        ({"smoke-follow": 143, "stopped": 0}, 91,
+         [*_FOLLOWED, "stopped 143", "smoke-follow", "heard later", "stopped 143", "finish 91"]),
+    ],
+)  # fmt: skip
+def test_the_training_does_not_wait_until_the_step_of_the_smoke_test_has_ended(
+    tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]
+) -> None:
+    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said})
+    # What runs beside others may come before or after them.
+    beside = {WAITS, "closed", "smoke-tell", *([] if "LINGER" in said else [_ENDED])}
+    assert [line for line in calls if line not in beside] == steps, done.stderr
+    assert done.returncode == status
+    assert _ENDED in calls
+
+
+def test_a_launch_step_after_the_check_waits_for_the_step_of_the_smoke_test(tmp_path: Path) -> None:
+    what, request, command = CASES["smoke"]
+    what = dataclasses.replace(what, launch=LaunchOptions(beside_check=False))
+    script = render_script(TEMPLATE, what, request, python="/shared/hpcenv/bin/python", command=command)
+    done, calls = run_script(tmp_path, script, {"PLAN": "1", "LINGER": "1"})
+    assert [line for line in calls if line != "smoke-tell"] == [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"], (
+        done.stderr
+    )
+    assert "later\n" in done.stdout, "what the nodes say afterwards is in the log"
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])

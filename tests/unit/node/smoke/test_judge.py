@@ -246,3 +246,13 @@ def test_rounds_have_each_node_once_and_reach_all(count: int) -> None:
     pairs = {pair for one in made for pair in one}
     assert {number for pair in pairs for number in pair} == set(range(count))
     assert len(pairs) == (count * (count - 1) // 2 if count <= 8 else count)
+
+
+def test_ranks_that_do_not_end_after_their_last_collective_are_no_broken_network() -> None:
+    late = replace(_report(1, "timeout"), problem="rank 0: all did not end within 15 s")
+    found = _bad(_plan(), late, _report(2))
+    assert set(found) == {"n1 smoke.init"}
+    assert found["n1 smoke.init"].state == "unknown"
+    assert found["n1 smoke.init"].found == (
+        "every collective gave the known result; then rank 0: all did not end within 15 s"
+    )
