@@ -7,6 +7,7 @@ the cause only where no line of kind `root` is found.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ ANY_EXCEPTION = "python-exception"
 _FAILED = frozenset(
     {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
 )
+# HUP, INT, USR1, USR2 and TERM, as a shell and as torchrun write them.
+_ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
 # A program may handle an exception, print it and go on. It ended the program if no more lines than these follow.
 _AT_END = 50
 # Lines of one rank within which a message and its parts stand.
@@ -62,6 +65,7 @@ def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool 
         first_rank = next((one.rank for one in _sorted(seen) if one.pattern.id == FIRST_FAILURE), None)
     causes = [one for one in seen if one.pattern.kind != "cascade" and _ended_it(one, failed)]
     causes = [one for one in causes if not (one.pattern.before_ranks and _ranks_ran(seen, one))]
+    causes = [one for one in causes if not (one.pattern.after_failure and _failed_before(seen, one))]
     causes = [one for one in causes if not _is_explained(one, causes)]
     for kind in ("root", "maybe"):
         of_kind = [one for one in causes if one.pattern.kind == kind]
@@ -84,6 +88,17 @@ def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
     """Whether a rank of the job had written something before: its torchrun had started, and then lost its peer."""
     return any(
         other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
+    )
+
+
+def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
+    """Whether the log says before this line that a rank or a task had failed, and not because it was asked to end."""
+    return any(
+        other.pattern.id in _FAILED
+        and other.file == one.file
+        and other.found.line < one.found.line
+        and not _ASKED_TO_END.search(other.found.text)
+        for other in seen
     )
 
 

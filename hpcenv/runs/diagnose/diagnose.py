@@ -457,12 +457,24 @@ def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str,
     """Return the rows of the table for what the records of a run prove; empty if they prove none."""
     if failure is None:
         return ()
+    if failure.cause == "cancelled" and _failed_before_cancel(causes):
+        return ()
     if failure.cause != "rank" or failure.rank is None:
         return _BY_RECORDS.get(failure.cause, ())
     # A rank that a signal ended wrote nothing of it. Its own lines, if there are any, say more.
     if any(one.rank == failure.rank and one.pattern.kind == "root" for one in causes):
         return ()
     return _BY_SIGNAL.get(failure.signal, ())
+
+
+def _failed_before_cancel(causes: Sequence[Seen]) -> bool:
+    """Whether the first cause had ended its rank before somebody cancelled the job, perhaps because the others hung."""
+    rows = _BY_RECORDS["cancelled"]
+    cancelled = next((one for one in causes if one.pattern.id in rows), None)
+    first = next(iter(causes), None)
+    if first is None or cancelled is None or first.pattern.kind != "root":
+        return False
+    return first.file == cancelled.file and first.found.line < cancelled.found.line
 
 
 def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evidence]:

@@ -29,6 +29,7 @@ class Pattern:
             `peer` say whom the line names.
         torch: versions of torch that write it; empty for all.
         before_ranks: it is a consequence, if a rank of the job wrote something before.
+        after_failure: it is a consequence, if the log says before it that a rank or a task failed.
         source, retrieved: where text or advice are from, and when that was read.
     """
 
@@ -40,6 +41,7 @@ class Pattern:
     torch: str
     last: bool
     before_ranks: bool
+    after_failure: bool
     cause: str
     fix: str
     source: str
@@ -77,6 +79,7 @@ def _pattern(row: dict[str, Any], retrieved: str) -> Pattern:
         torch=row.get("torch", ""),
         last=row.get("last", False),
         before_ranks=row.get("before_ranks", False),
+        after_failure=row.get("after_failure", False),
         cause=row["cause"],
         fix=row["fix"],
         source=row["source"],

@@ -67,6 +67,26 @@ def test_the_rank_that_failed_first_goes_before_the_first_line(run: Run, tmp_pat
     assert [one.pattern for one in diagnosis.others] == ["shape-mismatch"]
 
 
+@pytest.mark.parametrize(
+    ("log", "pattern"),
+    [
+        # Cancelled, perhaps because the other ranks hung.
+        ("[1] train.py: error: unrecognized arguments: --warmup 10\n{}\n", "script-arguments"),
+        # What ranks say when they are ended.
+        ("{}\n[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied\n", "slurm-cancelled"),
+    ],
+)
+def test_what_ended_a_rank_before_the_job_was_cancelled_is_the_cause(
+    run: Run, tmp_path: Path, log: str, pattern: str
+) -> None:
+    folder = run(log.format("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-23T15:00:00 ***"))
+    folders.end(folder, "n2", 143, asked_to_end="SIGTERM", asked_at=1.9)
+    folders.write(folder.finished, status=143, time=3.0, cancelled=True)
+    cause = of(tmp_path).cause
+    assert cause is not None
+    assert cause.pattern == pattern
+
+
 def test_without_records_the_first_line_counts(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(f"[0] RuntimeError: mat1 and mat2 shapes cannot be multiplied\n[3] {OOM}\n")
     cause = of(tmp_path, "x.log").cause

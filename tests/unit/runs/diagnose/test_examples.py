@@ -59,6 +59,54 @@ def test_a_consequence_alone_is_never_a_cause(name: str) -> None:
     assert name in {one.pattern for one in diagnosis.others}
 
 
+# What scripts write that refuse their arguments: argparse, parser.error of a script, a rank behind torchrun's label, click.
+REFUSALS = (
+    "train.py: error: unrecognized arguments: --warmup 10",
+    "train.py: error: one of the arguments --a --b is required",
+    "[rank0]: train.py: error: --steps must be positive",
+    "[default0]:__main__.py: error: ambiguous option: --l could match --lr, --log",
+    "Error: No such option '--warmup'.",
+    "Error: Missing option '--lr'.",
+)
+# srun ends the other tasks of a step when one fails (--kill-on-bad-exit), and says that the step was cancelled.
+STEP_ENDED = """\
+srun: error: n1: task 0: Exited with exit code 2
+srun: Terminating StepId=12.1
+slurmstepd: error: *** STEP 12.1 ON n1 CANCELLED AT 2026-11-23T15:00:00 ***
+srun: error: n2: task 1: Terminated
+"""
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_arguments_that_the_script_refuses_are_the_cause_not_the_step_that_srun_cancels_then(
+    tmp_path: Path, line: str
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"usage: train.py [-h] [--lr LR]\n{line}\n{STEP_ENDED}")
+    cause = diagnose_files([log], ["job.log"]).cause
+    assert cause is not None
+    assert (cause.pattern, cause.line) == ("script-arguments", 2)
+
+
+def test_a_step_that_srun_cancels_after_a_task_failed_is_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"something that no pattern knows\n{STEP_ENDED}")
+    diagnosis = diagnose_files([log], ["job.log"])
+    assert (diagnosis.outcome, diagnosis.cause) == ("consequences", None)
+    # In the other order the tasks ended because of it.
+    *first, cancelled, last = STEP_ENDED.splitlines()
+    log.write_text("\n".join([cancelled, *first, last]) + "\n")
+    cause = diagnose_files([log], ["job.log"]).cause
+    assert cause is not None and cause.pattern == "slurm-cancelled"
+
+
+@pytest.mark.parametrize("line", ["kernel.cu:12: error: expected", "mypy: pkg/a.py:3: error: Name", "Error: 3 of 7"])
+def test_errors_of_other_programs_are_no_refused_arguments(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"{line}\n")
+    assert diagnose_files([log], ["job.log"]).cause is None
+
+
 # Log of a failure that was provoked on the testbed (tests/cluster/test_diagnose.py), read without the records of its run
 # -> pattern, rank, line of code.
 PROVOKED = {

@@ -30,6 +30,7 @@ def test_rows_have_known_keys_only() -> None:
         "torch",
         "last",
         "before_ranks",
+        "after_failure",
         "cause",
         "fix",
         "source",
