@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
-from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.kernels import covers, covers_built
 from hpcenv.node.check.compat.libraries import Fit, judge_environment
 from hpcenv.node.check.compat.table import Compat
 from hpcenv.node.check.compat.torch_builds import check_python
@@ -72,6 +72,10 @@ def _gpu(locked: Lockfile, table: Compat) -> Iterator[str]:
     if model is None:
         yield f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it"
         return
-    judged = covers(table, arch_list, model.compute_capability, gpu=model.name)
-    if judged.result != "match":
-        yield f"{judged.what}; {judged.hint or judged.why}"
+    capability = model.compute_capability
+    judged = [covers(table, arch_list, capability, gpu=model.name)]
+    for package, built in lock_model.built_for(locked).items():
+        judged.append(covers_built(table, package, built, capability, gpu=model.name))
+    for one in judged:
+        if one.result != "match":
+            yield f"{one.what}; {one.hint or one.why}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dataclasses import field as declared
 from typing import Annotated, Any, Literal
 
+from hpcenv.node.check.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
@@ -549,6 +550,13 @@ def arch_list_of(lockfile: Lockfile) -> tuple[str, ...]:
     """Return the GPU architectures that the locked torch has kernels for; empty when unknown."""
     found = lockfile.facts.get("torch.arch-list")
     return found if isinstance(found, tuple) else ()
+
+
+def built_for(lockfile: Lockfile) -> dict[str, tuple[str, ...]]:
+    """Return package -> GPU architectures, for the packages that were compiled in the image for GPUs."""
+    wheels = {f"{dist.name} {dist.version}": dist.wheel for dist in lockfile.packages.dist}
+    built = {name: wheel.built for name, wheel in wheels.items() if wheel is not None and wheel.built is not None}
+    return {name: of_build(table.arch_list) for name, table in built.items() if table.arch_list}
 
 
 def policy_problems(lockfile: Lockfile) -> tuple[str, ...]:

@@ -163,6 +163,7 @@ class GpuNeeds(Frozen):
         table: the compatibility table (node/check/compat/table.toml) as JSON: nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
         gpu_memory_gb: the least memory of each GPU, in 10^9 bytes; 0 for any.
+        built: package and version -> architectures, for the packages that were compiled in the image for GPUs.
     """
 
     cuda: str
@@ -171,6 +172,7 @@ class GpuNeeds(Frozen):
     table: str
     gpu: str = ""
     gpu_memory_gb: int = 0
+    built: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

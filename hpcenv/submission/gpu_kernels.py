@@ -15,8 +15,9 @@ from hpcenv.locking import compatibility_notes
 from hpcenv.node.check import library_rules
 from hpcenv.node.check.compat import table_file
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
-from hpcenv.node.check.compat.kernels import covers
-from hpcenv.node.check.compat.table import PACKAGED, GpuModel
+from hpcenv.node.check.compat.judgement import Judgement
+from hpcenv.node.check.compat.kernels import covers, covers_built
+from hpcenv.node.check.compat.table import PACKAGED, Compat, GpuModel
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import toml_files
 from hpcenv.project.lockfile import Lockfile
@@ -58,18 +59,25 @@ def refuse_gpu_without_kernels(
 
     known = table_file.parse(table, origin=str(PACKAGED))
     models = {name: gpu_by_name(known, name) for name in names}
-    judged = [
-        covers(known, arch_list, model.compute_capability, gpu=model.name)
-        for model in models.values()
-        if model is not None
-    ]
-    # A partition may have several GPU models: it is refused only if torch has kernels for none of them.
-    bad = [judgement for judgement in judged if judgement.result == "mismatch"]
+    bad = {name: _without_kernels(locked, known, model) for name, model in models.items() if model is not None}
+    first = [judged[0] for judged in bad.values() if judged]
     _refuse_small_gpus(locked, models, origin)
     severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
-    if bad and len(bad) == len(models) and severity == "must":
-        raise SubmitRejected(bad[0].what, why=f"{bad[0].why}; the GPU is known from {origin}", hint=bad[0].hint)
-    return [f"{judgement.what} ({origin})" for judgement in bad]
+    # A partition may have several GPU models: it is refused only if there are kernels for none of them.
+    if first and len(first) == len(models) and severity == "must":
+        raise SubmitRejected(first[0].what, why=f"{first[0].why}; the GPU is known from {origin}", hint=first[0].hint)
+    return [f"{judgement.what} ({origin})" for judged in bad.values() for judgement in judged]
+
+
+def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[Judgement]:
+    """Return what has no kernels for a GPU: torch, and packages that were compiled in the image."""
+    capability = model.compute_capability
+    judged = [covers(known, lock_model.arch_list_of(locked), capability, gpu=model.name)]
+    judged += [
+        covers_built(known, package, built, capability, gpu=model.name)
+        for package, built in lock_model.built_for(locked).items()
+    ]
+    return [one for one in judged if one.result == "mismatch"]
 
 
 def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], origin: str) -> None:

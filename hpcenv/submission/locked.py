@@ -202,6 +202,7 @@ def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNe
         table=json.dumps(table, sort_keys=True),
         gpu=locked.host.gpu or "",
         gpu_memory_gb=lock_model.gpu_memory_gb(locked),
+        built=lock_model.built_for(locked),
     )
 
 

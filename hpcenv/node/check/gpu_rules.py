@@ -16,7 +16,7 @@ from hpcenv.node.check.compat.floors import driver_floor
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
 from hpcenv.node.check.compat.image_rules import evaluate_require, requirements
 from hpcenv.node.check.compat.judgement import Judgement
-from hpcenv.node.check.compat.kernels import covers
+from hpcenv.node.check.compat.kernels import covers, covers_built
 from hpcenv.node.check.compat.table import Compat
 from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
@@ -71,7 +71,7 @@ def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | 
 
 
 def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
-    """Judge whether torch has kernels for each kind of GPU on the node."""
+    """Judge whether torch, and what was compiled in the image, has kernels for each kind of GPU on the node."""
     field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
     gpus, models = _capabilities(facts), _models(facts)
     driver, _ = _text(facts, "host.driver-version")
@@ -81,6 +81,9 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
         if not needs.arch_list:
             judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
         yield field, locked, capability, judged
+        for package, built in needs.built.items():
+            own = covers_built(table, package, built, capability, gpu=name, cuda=needs.cuda, driver=driver)
+            yield field, ", ".join(built), capability, own
     if not gpus:
         reason = facts.unknown.get(field, "no GPU was found")
         yield field, locked, reason, Judgement(result="unknown", what=reason)

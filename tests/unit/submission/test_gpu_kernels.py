@@ -8,6 +8,7 @@ import pytest
 from hpcenv.errors import SpecError, SubmitRejected
 from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.project import toml_files
+from hpcenv.project.lockfile import BuiltTable, WheelTable
 from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.submission import gpu_kernels
 from hpcenv.submission.plan import Request
@@ -17,10 +18,14 @@ TABLE = toml_files.read(PACKAGED, error=SpecError)
 GPUS = Request(nodes=1, gpus_per_node=1, nproc_per_node=1)
 
 
-def locked(*, memory=None, dists=(), policy=None, cuda="12.8"):
+def locked(*, memory=None, dists=(), policy=None, cuda="12.8", built=None):
     base = read_lockfile(SEEDS / "host.lock.toml")
     facts = {"torch.version": "2.9.1", "torch.cuda": cuda, "torch.arch-list": ("sm_75", "sm_80", "sm_90")}
     packages = tuple(dataclasses.replace(base.packages.dist[0], name=name, version=version) for name, version in dists)
+    if built is not None:
+        table = BuiltTable(compiler="c++ 12.2", nvcc="12.8", arch_list=built)
+        flash = dataclasses.replace(base.packages.dist[0], name="flash-attn", version="2.8.3")
+        packages += (dataclasses.replace(flash, wheel=WheelTable(proof="built", built=table)),)
     return dataclasses.replace(
         base,
         facts=facts,
@@ -49,6 +54,22 @@ def test_a_gpu_that_is_sold_with_less_memory_is_refused(refuse_gpus):
 @pytest.mark.parametrize(("memory", "gpu"), [("80 GB", "a100"), (None, "t4"), ("80 GB", "rtx_2080")])
 def test_one_that_may_have_it_is_left_to_the_nodes(memory, gpu, refuse_gpus):
     assert refuse_gpus(locked(memory=memory), gpu) == []
+
+
+def test_a_package_that_was_compiled_for_another_gpu_is_refused(refuse_gpus):
+    with pytest.raises(SubmitRejected) as caught:
+        refuse_gpus(locked(built="8.0;8.6"), "h100")
+    assert caught.value.what == (
+        "flash-attn 2.8.3 has no kernels for this GPU (H100, compute capability 9.0; it has sm_80, sm_86)"
+    )
+    assert "hpcenv image init --build flash-attn==2.8.3 --gpu NAME" in str(caught.value.hint)
+    (note,) = refuse_gpus(locked(built="8.0", policy={"host.gpu-compute-capabilities": "warn"}), "h100")
+    assert note.startswith("flash-attn 2.8.3 has no kernels for this GPU (H100")
+
+
+@pytest.mark.parametrize("built", ["9.0", "8.0 9.0+PTX", "8.0+PTX", "9.0a"])
+def test_a_package_that_was_compiled_for_this_gpu_is_not(built, refuse_gpus):
+    assert refuse_gpus(locked(built=built), "h100") == []
 
 
 def test_policy_decides_about_memory_too(refuse_gpus):

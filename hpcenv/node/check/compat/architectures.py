@@ -17,6 +17,27 @@ TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
+_OF_BUILD = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+
+
+def of_build(text: str) -> tuple[str, ...]:
+    """Return the architectures in a TORCH_CUDA_ARCH_LIST, in the words of `torch.cuda.get_arch_list()`.
+
+    `9.0+PTX` has kernels for 9.0, and PTX of it (torch 2.13, utils/cpp_extension.py). Other words, such as `Ampere`,
+    stay as they are: whether they fit a GPU is not known here.
+    """
+    found = []
+    for word in re.split("[; ]+", text.strip("; ")):
+        match = _OF_BUILD.fullmatch(word)
+        if match is None:
+            found.append(word)
+            continue
+        major, minor, suffix, ptx = match.groups()
+        found.append(f"sm_{major}{minor}{suffix}")
+        found += [f"compute_{major}{minor}{suffix}"] if ptx else []
+    return tuple(word for word in found if word)
+
+
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
     """Return the kernel that runs on a GPU: same major, minor not above the GPU's.
 

@@ -1,4 +1,4 @@
-"""Does torch hold kernels for a GPU? Pure; standard library only.
+"""Does torch, or a package that was compiled for it, hold kernels for a GPU? Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -6,6 +6,7 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hpcenv.node.check.compat.architectures import ARCHITECTURE, cubin_for, ptx_for
 from hpcenv.node.check.compat.floors import driver_floor
@@ -59,6 +60,23 @@ def covers(
             verb="would run" if driver else "has kernels for it",
         ),
     )
+
+
+def covers_built(
+    compat: Compat,
+    package: str,
+    arch_list: Sequence[str],
+    compute_capability: str,
+    *,
+    gpu: str = "",
+    cuda: str = "",
+    driver: str = "",
+) -> Judgement:
+    """Say whether a package that was compiled in the image (`hpcenv image init --build`) holds kernels for a GPU."""
+    judged = covers(compat, arch_list, compute_capability, gpu=gpu, cuda=cuda, driver=driver, subject=package)
+    name, _, version = package.rpartition(" ")
+    again = f"compile it for this GPU: hpcenv image init --build {name}=={version} --gpu NAME"
+    return judged if judged.result == "match" else replace(judged, hint=again)
 
 
 def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, subject: str) -> Judgement:

@@ -70,6 +70,28 @@ def test_the_memory_of_every_gpu(sizes, result, make_manifest, make_facts):
     assert [one.result for one in found if one.field == "host.gpu-memory"] == ([result] if result else [])
 
 
+@pytest.mark.parametrize(
+    ("built", "capability", "result"),
+    [
+        (("sm_80",), "8.0", None),
+        (("sm_80",), "8.6", None),
+        (("sm_86",), "8.0", "mismatch"),
+        (("sm_86", "compute_80"), "8.0", None),
+        (("Ampere",), "8.0", "unknown"),
+    ],
+)
+def test_kernels_of_a_package_that_was_compiled_in_the_image(built, capability, result, make_manifest, make_facts):
+    gpu_needs = needs(built={"flash-attn 2.8.3": built})
+    values = {"host.gpu-compute-capabilities": (capability,) * 2, "host.gpu-models": ("NVIDIA A100",) * 2}
+    values |= {"host.driver-version": "570.86.15"}
+    found = gpu_rules.judge(make_manifest(gpu_needs=gpu_needs), make_facts("n1", values=values), SEVERITIES)
+    rows = [one for one in found if one.field == "host.gpu-compute-capabilities"]
+    assert [one.result for one in rows] == ([result] if result else [])
+    for one in rows:
+        assert (one.severity, one.locked) == ("must", ", ".join(built))
+        assert "flash-attn 2.8.3" in one.note and "--build flash-attn==2.8.3" in one.note
+
+
 @pytest.mark.parametrize(("mib", "gb"), [("15110", 16), ("40960", 40), ("97871", 96), ("183359", 180)])
 def test_a_gpu_has_what_its_data_sheet_says(mib, gb, make_manifest, make_facts):
     manifest = make_manifest(gpu_needs=needs(gpu_memory_gb=gb))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcenv.node.check.compat.architectures import of_build
 from hpcenv.node.check.compat.kernels import covers
 from hpcenv.project import compatibility
 
@@ -47,6 +48,20 @@ MAXWELL_TO_AMPERE = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86")
 )
 def test_kernels_and_gpus(arch_list, capability, result):
     assert covers(TABLE, arch_list, capability).result == result
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8.0", ("sm_80",)),
+        ("7.5;8.0;12.0+PTX", ("sm_75", "sm_80", "sm_120", "compute_120")),
+        (" 9.0a  10.0f ", ("sm_90a", "sm_100f")),
+        ("Ampere;9.0", ("Ampere", "sm_90")),
+        ("", ()),
+    ],
+)
+def test_the_architectures_of_a_build(text, words):
+    assert of_build(text) == words
 
 
 def test_no_kernels_says_for_which_gpu_and_what_would_run():
