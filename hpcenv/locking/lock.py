@@ -28,7 +28,7 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT, UNPROVED_REPORT
-from hpcenv.locking import compatibility_notes, fabric_notes, required_hashes
+from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import InstalledConda, compare_conda, conda_tables, installed_conda, locked_conda
 from hpcenv.locking.conflicts import find_conflicts
@@ -205,6 +205,7 @@ def lock(
             *_conflict_notes(answer),
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
             *fabric_notes.notes(locked, facts.read_image_network(answer)),
+            *driver_notes.notes(locked),
         ),
     )
 

@@ -16,7 +16,18 @@ class Elf:
         constants: (offset, size) of the segments that are neither writable nor executable.
     """
 
-    __slots__ = ("_strings", "build_id", "constants", "kind", "needed", "rpath", "runpath", "soname")
+    __slots__ = (
+        "_order",
+        "_strings",
+        "_versions",
+        "build_id",
+        "constants",
+        "kind",
+        "needed",
+        "rpath",
+        "runpath",
+        "soname",
+    )
 
     def __init__(self, descriptor: int) -> None:
         import struct
@@ -37,7 +48,8 @@ class Elf:
             for i in range(0, len(table) - 31, size)
             if size >= (32, 56)[wide]
         ]
-        self._strings = (0, 0)
+        self._order = order
+        self._strings = self._versions = (0, 0)
         self.soname = self.rpath = self.runpath = self.build_id = ""
         self.needed: list[str] = []
         self.constants = [(s[2], s[4]) for s in segments if s[0] == 1 and s[1] & 3 == 0]
@@ -64,15 +76,47 @@ class Elf:
             if kind == 1 and address <= table.get(5, -1) < address + length:  # DT_STRTAB
                 self._strings = (offset + table[5] - address, min(table.get(10, 0), 64 << 20))
 
-        def text(index: int) -> str:
-            data = os.pread(descriptor, 4096, self._strings[0] + index) if index < self._strings[1] else b""
-            return os.fsdecode(data.partition(b"\0")[0])
+            if kind == 1 and address <= table.get(0x6FFFFFFE, -1) < address + length:  # DT_VERNEED, DT_VERNEEDNUM
+                self._versions = (offset + table[0x6FFFFFFE] - address, min(table.get(0x6FFFFFFF, 0), 256))
 
-        self.needed = [text(value) for tag, value in tags if tag == 1][:256]
-        self.soname = text(table[14]) if 14 in table else ""
-        self.runpath = text(table[29]) if 29 in table else ""
+        self.needed = [self._text(descriptor, value) for tag, value in tags if tag == 1][:256]
+        self.soname = self._text(descriptor, table[14]) if 14 in table else ""
+        self.runpath = self._text(descriptor, table[29]) if 29 in table else ""
         # With RUNPATH, RPATH is ignored (ld.so(8)).
-        self.rpath = text(table[15]) if 15 in table and 29 not in table else ""
+        self.rpath = self._text(descriptor, table[15]) if 15 in table and 29 not in table else ""
+
+    def _text(self, descriptor: int, index: int) -> str:
+        data = os.pread(descriptor, 4096, self._strings[0] + index) if index < self._strings[1] else b""
+        return os.fsdecode(data.partition(b"\0")[0])
+
+    def needed_versions(self, descriptor: int) -> list[str]:
+        """Return the names of the versions without which the loader refuses the file, such as GLIBC_2.34.
+
+        From the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak ones are left out: the loader
+        only warns.
+        """
+        import struct
+
+        found: list[str] = []
+        data = _pread(descriptor, 1 << 16, self._versions[0]) if self._versions[1] else b""
+        at = 0
+        for _ in range(self._versions[1]):
+            if at + 16 > len(data):
+                break
+            _, count, _, first, following = struct.unpack_from(self._order + "HHIII", data, at)
+            name_at = at + first
+            for _ in range(min(count, 1024)):
+                if name_at + 16 > len(data):
+                    break
+                _, flags, _, name, step = struct.unpack_from(self._order + "IHHII", data, name_at)
+                found += [self._text(descriptor, name)] if not flags & 2 else []
+                name_at += step
+                if not step:
+                    break
+            at += following
+            if not following:
+                break
+        return found
 
     def symbol_names(self, descriptor: int) -> bytes:
         return _pread(descriptor, self._strings[1], self._strings[0])

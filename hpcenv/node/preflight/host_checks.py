@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hpcenv.errors import HpcenvError
+from hpcenv.node.check import host_glibc
 from hpcenv.node.check.gpus import GpuFacts
 from hpcenv.node.network.tree import HostTree
 from hpcenv.node.preflight import dcgm, fabric_checks, gpu_checks, limits, net_checks, pci_checks, places
@@ -65,6 +66,7 @@ def _groups(
         (("ib.",), lambda: fabric_checks.check_fabric(manifest, seen.fabric)),
         (("pci.",), lambda: pci_checks.check_pci(seen.fabric, HostTree())),
         (("dcgm.",), lambda: dcgm.check_dcgm(environ, alone=_has_all_gpus(manifest, seen.fabric))),
+        (("glibc.",), lambda: host_glibc.check_glibc(manifest, environ)),
         (("gpu.",), lambda: _gpus(manifest, environ, seen.gpus)),
     )
 

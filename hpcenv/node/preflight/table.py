@@ -279,6 +279,32 @@ CHECKS: tuple[Check, ...] = (
         source=f"Lambda's cluster guide (2025); the number is {_OURS}",
         remedy="the node's clock is wrong (chronyc tracking): " + _EXCLUDE,
     ),
+    # -- libraries of the host in the container -----------------------------------------------
+    _host(
+        "glibc.driver",
+        "must",
+        "user",
+        gpus=True,
+        measures="the newest glibc that the driver's libraries of the node need (`ldconfig -p`, .gnu.version_r)",
+        limit="not newer than the image's glibc, by the lockfile",
+        why="--nv and --rocm bring them into the container; its loader refuses them: version `GLIBC_2.34' not found",
+        cost="some ms: ldconfig, and a few kB of each library",
+        seconds=10.0,
+        source="apptainer#598, apptainer#2421; Linux Standard Base 5.0, Symbol Versioning",
+        remedy="in the Dockerfile, a base with a newer glibc: FROM debian:12, ubuntu:22.04 or rockylinux:9",
+    ),
+    _host(
+        "glibc.binds",
+        "warn",
+        "user",
+        measures="the same for libraries that binds bring: files *.so, and folders that are in LD_LIBRARY_PATH",
+        limit="not newer than the image's glibc, by the lockfile",
+        why="the loader takes the host's library (libfabric, MPI) and refuses it",
+        cost="a few kB of each library",
+        seconds=10.0,
+        source="apptainer#598, apptainer#2421; Linux Standard Base 5.0, Symbol Versioning",
+        remedy="build the image on a newer distribution, or leave the bind out and install the library in the image",
+    ),
     # -- network ----------------------------------------------------------------------------
     _host(
         "net.loopback",

@@ -3,9 +3,9 @@
 Runs on: COMPUTE NODE, one task per node. This process takes no part in the collectives: a rank that hangs in one cannot
 end itself.
 
-The result is told as soon as every rank of this node has written its own and its process has ended: GPU memory, ports
-and connections of the ranks are free then. torchrun needs about another second to end. Nobody waits for that, because
-it says nothing about the network; it has a limit.
+The node gives its result as soon as every rank has written its own and its process has ended: GPU memory, ports and
+connections of the ranks are free then. torchrun needs about another second to end. The result does not wait for that,
+because it says nothing about the network. It has a limit.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class _Test:
 
 
 def _wait_for_torchrun(child: subprocess.Popen[bytes], signals: Signals) -> None:
-    """Let the agent end by itself, in a limited time: its ranks have ended, and their results are told."""
+    """Let the agent end by itself, in a limited time: its ranks have ended, and the result is known."""
     until = time.monotonic() + _SECONDS_FOR_TORCHRUN
     while child.poll() is None and time.monotonic() < until and signals.asked_to_end is None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)

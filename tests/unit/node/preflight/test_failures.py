@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.incontainer.cores import count_cores
-from hpcenv.node.check import gpus
+from hpcenv.node.check import gpus, host_glibc
 from hpcenv.node.network import port_errors
 from hpcenv.node.network.port_errors import PortGrowth
 from hpcenv.node.network.tree import HostTree
@@ -41,7 +41,7 @@ from hpcenv.node.this_node import ThisNode
 from hpcenv.project.severities import severities
 from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.facts import Network
-from hpcenv.records.manifest import Environment, PreflightOptions, RecordedData, Setting
+from hpcenv.records.manifest import Bind, Environment, Expectation, PreflightOptions, RecordedData, Setting
 from hpcenv.records.network import Fabric, GpuPlace, RdmaPort
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -554,6 +554,25 @@ show(net_checks._own_name(manifest))
     argv += [sys.executable, "-c", program, json.dumps([str(ROOT), *sys.path])]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert_failed(of([CheckOutcome(**json.loads(done.stdout))], "net.loopback"), "127.0.1.1")
+
+
+def test_libraries_of_the_host_that_need_a_newer_glibc(make_manifest, tmp_path):
+    library = next(iter([*Path("/lib").glob("*/libm.so.6"), *Path("/lib64").glob("libm.so.6")]))
+    ldconfig = tmp_path / "ldconfig"
+    ldconfig.write_text(f"#!/bin/sh\nprintf '\\tlibcuda.so.1 (libc6,x86-64,AArch64) => {library}\\n'\n")
+    ldconfig.chmod(0o755)
+    environment = Environment(
+        kind="sif", python="python3", gpus=True, binds=(Bind(source=str(library), target="/usr/lib/libfabric.so.1"),)
+    )
+    for glibc, state in (("2.1", "failed"), ("99.0", "fine")):
+        locked = (Expectation(field="system.glibc", value=glibc, severity="info"),)
+        manifest = make_manifest(environment=environment, expectations=locked)
+        outcomes = list(host_glibc.check_glibc(manifest, {"PATH": str(tmp_path)}))
+        for name in ("glibc.driver", "glibc.binds"):
+            if state == "failed":
+                assert_failed(of(outcomes, name), f"{library} needs glibc 2.")
+            else:
+                assert of(outcomes, name).state == "fine"
 
 
 def test_a_busy_port(make_manifest):

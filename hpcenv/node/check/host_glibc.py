@@ -1,0 +1,194 @@
+"""Which glibc the host's libraries need that containers get: those of the driver, and those of binds.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+With `--nv` and `--rocm`, Apptainer and SingularityCE bind libraries of the host into the container, found in the output
+of `ldconfig -p` by the names in nvliblist.conf and rocmliblist.conf (1.4.5, 4.5.1). They run with the C library there.
+If that is older than the one they were linked with, the loader refuses them: version `GLIBC_2.34' not found (apptainer
+issues 598, 2421).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcenv import process
+from hpcenv.errors import HpcenvError
+from hpcenv.incontainer.probe.elf import Elf
+from hpcenv.records.checks import CheckOutcome
+from hpcenv.records.manifest import Bind, Manifest
+
+IMAGE_GLIBC = "system.glibc"
+
+# What a training loads of the libraries that are bound, not what draws pictures.
+_OF_NVIDIA = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "libnvidia-nvvm", "libnvidia-gpucomp.so")
+_OF_AMD = ("libamd", "libhip", "libhsa-runtime64.so", "libroc", "librccl.so", "libdrm.so", "libdrm_amdgpu.so")
+_SBIN = "/usr/sbin:/sbin"
+_SECONDS = 5.0
+_MOST_LIBRARIES = 256
+_ROW = re.compile(r"\s+(\S+) \(([^)]*)\) => (/.*)")
+_WORD_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "AArch64"}
+_VERSION = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
+# A marker that the loader knows since 2.36 (glibc NEWS, DT_RELR).
+_MARKERS = {"GLIBC_ABI_DT_RELR": (2, 36)}
+
+_Glibc = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLibraries:
+    """What was read of the host's libraries.
+
+    Attributes:
+        needs: path -> the newest glibc that it needs.
+        problem: why there may be more that could not be read; empty without a problem.
+    """
+
+    needs: Mapping[str, _Glibc]
+    problem: str = ""
+
+    def too_new(self, image: _Glibc) -> tuple[str, ...]:
+        """Return in words which libraries need a newer glibc than the image has, the newest first."""
+        rows = sorted(self.needs.items(), key=lambda row: row[1], reverse=True)
+        return tuple(f"{path} needs glibc {_words(need)}" for path, need in rows if need > image)
+
+
+def check_glibc(manifest: Manifest, environ: Mapping[str, str]) -> Iterator[CheckOutcome]:
+    """Yield the outcomes of the checks `glibc.*` on this node."""
+    environment = manifest.environment
+    if environment.kind != "sif":
+        for name in ("glibc.driver", "glibc.binds"):
+            yield CheckOutcome(id=name, state="not-run", found="the ranks run in an environment of the host")
+        return
+    locked = next((one.value for one in manifest.expectations if one.field == IMAGE_GLIBC), None)
+    image = parse_glibc(locked)
+    yield _outcome(
+        "glibc.driver", image, read_driver(nvidia=environment.gpus, amd=environment.rocm, path=environ.get("PATH", ""))
+    )
+    variables = {setting.name: setting.value for setting in manifest.settings}
+    yield _outcome("glibc.binds", image, read_binds(environment.binds, variables.get("LD_LIBRARY_PATH", "")))
+
+
+def _outcome(name: str, image: _Glibc | None, found: HostLibraries) -> CheckOutcome:
+    if image is None:
+        return CheckOutcome(id=name, state="unknown", found="the lockfile does not say which glibc the image has")
+    limit = f"at most glibc {_words(image)}, which the image has"
+    bad = found.too_new(image)
+    if bad:
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return CheckOutcome(id=name, state="failed", found=f"{bad[0]}{more}", limit=limit)
+    if found.problem:
+        return CheckOutcome(id=name, state="unknown", found=found.problem, limit=limit)
+    if not found.needs:
+        return CheckOutcome(id=name, state="not-run", found="this machine has no library that comes into the container")
+    newest = max(found.needs.values())
+    return CheckOutcome(
+        id=name, state="fine", found=f"{len(found.needs)} libraries need glibc {_words(newest)} or less"
+    )
+
+
+def parse_glibc(value: object) -> _Glibc | None:
+    """Return a version such as `2.36`; None for another text."""
+    match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", value) if isinstance(value, str) else None
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _words(version: _Glibc) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
+    """Return the needs of the driver's libraries that a container with GPUs gets; none where it gets none.
+
+    Args:
+        nvidia, amd: whether the container gets libraries of NVIDIA's driver, and of ROCm.
+        path: PATH on which ldconfig is searched; /usr/sbin and /sbin follow.
+    """
+    names = (*(_OF_NVIDIA if nvidia else ()), *(_OF_AMD if amd else ()))
+    if not names:
+        return HostLibraries(needs={})
+    try:
+        listed = process.run(
+            [shutil.which("ldconfig", path=f"{path}:{_SBIN}") or "ldconfig", "-p"],
+            timeout=_SECONDS,
+            env={"LC_ALL": "C"},
+        ).stdout
+    except HpcenvError as error:
+        return HostLibraries(needs={}, problem=f"ldconfig does not list the libraries of this machine: {error.what}")
+    paths = listed_libraries(listed, names, machine=os.uname().machine)
+    return read_needs(paths)
+
+
+def listed_libraries(listed: str, names: Sequence[str], *, machine: str) -> tuple[str, ...]:
+    """Return the paths of libraries in the output of `ldconfig -p`, the first one of each name. Pure."""
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        match = _ROW.fullmatch(line)
+        if match is not None and match[1].startswith(tuple(names)) and _WORD_OF_MACHINE.get(machine, "") in match[2]:
+            found.setdefault(match[1], match[3])
+    return tuple(dict.fromkeys(found.values()))[:_MOST_LIBRARIES]
+
+
+def read_binds(binds: Iterable[Bind], library_path: str) -> HostLibraries:
+    """Return the needs of libraries that binds bring: files, and folders that the loader searches first.
+
+    Args:
+        binds: of project, user and site.
+        library_path: LD_LIBRARY_PATH in the container.
+    """
+    folders = [os.path.normpath(part) for part in library_path.split(":") if part.startswith("/")]
+    paths: list[str] = []
+    for bind in binds:
+        if _is_library(bind.target):
+            paths.append(bind.source)
+        for folder in folders:
+            if os.path.join(folder, "").startswith(os.path.join(os.path.normpath(bind.target), "")):
+                paths += _libraries_in(bind.source + folder[len(os.path.normpath(bind.target)) :])
+    existing = [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
+    return read_needs(existing[:_MOST_LIBRARIES])
+
+
+def _libraries_in(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _is_library(name)]
+    except OSError:
+        return []
+
+
+def _is_library(path: str) -> bool:
+    return re.search(r"\.so(\.[\w.]+)?\Z", path) is not None
+
+
+def read_needs(paths: Iterable[str]) -> HostLibraries:
+    """Return the newest glibc that each library needs; what cannot be read is named."""
+    needs: dict[str, _Glibc] = {}
+    problem = ""
+    for path in paths:
+        try:
+            need = _need(path)
+        except (OSError, ValueError, OverflowError) as error:
+            problem = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
+            continue
+        if need is not None:
+            needs[path] = need
+    return HostLibraries(needs=needs, problem=problem)
+
+
+def _need(path: str) -> _Glibc | None:
+    """Return the newest glibc that a library needs; None for one without such a need, and for a linker script."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a file")
+        if os.pread(descriptor, 4, 0) != b"\x7fELF":
+            return None
+        versions = Elf(descriptor).needed_versions(descriptor)
+    finally:
+        os.close(descriptor)
+    found = [(int(m[1]), int(m[2])) for name in versions if (m := _VERSION.fullmatch(name))]
+    return max([*found, *(_MARKERS[name] for name in versions if name in _MARKERS)], default=None)
