@@ -553,7 +553,7 @@ def _require_as_pinned(
         raise PinsDiffer(
             f"what is installed is not what `{file.path}` says",
             why="\n".join([*map(_difference_line, certain[:_DIFFERENCES_SHOWN]), *more]),
-            hint=f"install from it again: {file.reinstall}",
+            hint=f"install from it again: {file.reinstall}{file.or_choose}",
         )
     return list(differences)
 

@@ -36,10 +36,9 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     """Yield the packages for one platform. `selection.chosen` are categories, with a comma between.
 
     Raises:
-        LockfileInvalid: it is not such a file, or has no such category or platform, or names a package that is
-            no file with a hash.
+        LockfileInvalid: it cannot be read, has no such category or platform, or names a package that is no file with
+            a hash.
     """
-    _require_format(path, data)
     try:
         packages = data["package"]
         here = [(n, entry) for n, entry in enumerate(packages) if entry["platform"] == selection.subdir]
@@ -54,7 +53,13 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
         ) from error
 
 
-def _require_format(path: Path, data: Mapping[str, Any]) -> None:
+def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
+    """Refuse what is no conda-lock.yml of a known version. Categories depend on the platform: see `select_pins`.
+
+    Raises:
+        LockfileInvalid: likewise.
+    """
+    del chosen
     if "dependencies" in data and "package" not in data:
         raise LockfileInvalid(
             f"`{path}` is an environment.yml: it asks for packages, and pins no files",

@@ -44,6 +44,8 @@ class Format:
         select_pins: yields the packages that count.
         reinstall: the command that installs from it again; FILE and CHOSEN stand for the file and the choice.
         choice: what can stand behind `#`; empty where nothing can.
+        require_known: refuses another version, or a choice that is not in the file, before the environment is read.
+        others: what else could be chosen, if the file has several and only one of them can be installed.
         conda: whether it pins what conda installs, beside what pip does.
     """
 
@@ -53,6 +55,8 @@ class Format:
     select_pins: Callable[[Path, Any, PinSelection], Iterable[Pin]]
     reinstall: str
     choice: str = ""
+    require_known: Callable[[Path, Any, str], None] = lambda *_: None
+    others: Callable[[Any], Sequence[str]] = lambda _: ()
     conda: bool = False
 
 
@@ -78,6 +82,8 @@ FORMATS = (
         select_pins=pixi.select_pins,
         reinstall="pixi reinstall --locked --environment CHOSEN",
         choice="an environment",
+        require_known=pixi.require_known,
+        others=pixi.environments,
         conda=True,
     ),
     Format(
@@ -87,6 +93,7 @@ FORMATS = (
         select_pins=conda_lock.select_pins,
         reinstall="conda-lock install --prefix PREFIX FILE",
         choice="categories",
+        require_known=conda_lock.require_known,
         conda=True,
     ),
     Format(
@@ -121,6 +128,15 @@ class PinFile:
         return f"{self.path}#{self.chosen}" if self.chosen else str(self.path)
 
     @property
+    def or_choose(self) -> str:
+        """What else a hint can say where nothing was chosen: the other environments of the file."""
+        others = () if self.chosen else self.format.others(self.data)
+        return (
+            f"; or name the environment that is installed: --from {self.path.name}#NAME, of {', '.join(others)}"
+            * bool(others)
+        )
+
+    @property
     def reinstall(self) -> str:
         """The command that installs from it again."""
         chosen = self.chosen.partition("@")[0] or pixi.DEFAULT
@@ -152,7 +168,7 @@ def open_pins(path: Path) -> PinFile:
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
-        LockfileInvalid: it is not text, or does not have the format of its name.
+        LockfileInvalid: it is not text, does not have the format of its name, or has no such choice.
     """
     path, chosen = _split_choice(path)
     text = read_text(path)
@@ -166,6 +182,7 @@ def open_pins(path: Path) -> PinFile:
             why=f"it is read as a {found.name}; only {names} have environments or categories",
             hint=f"name the file alone: --from {path.name}",
         )
+    found.require_known(path, data, chosen)
     return PinFile(path=path, chosen=chosen, format=found, data=data)
 
 

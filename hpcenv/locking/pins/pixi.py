@@ -43,13 +43,11 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     `default`, or the only one.
 
     Raises:
-        LockfileInvalid: it is not such a file, or has no such environment or platform, or names a package that is
-            no file with a hash.
+        LockfileInvalid: it cannot be read, has no such platform, or names a package that is no file with a hash.
     """
-    _require_version(path, data)
     name, _, platform = selection.chosen.partition("@")
     try:
-        environment = _environment(path, data["environments"], name)
+        environment = name or _default(data["environments"])
         platform = _platform(path, data, environment, platform, selection)
         listed = _listed(data["packages"])
         for wanted in data["environments"][environment]["packages"][platform]:
@@ -59,29 +57,40 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
         raise LockfileInvalid(f"`{path}` is not a pixi.lock that hpcenv can read", why=describe_error(error)) from error
 
 
-def _require_version(path: Path, data: Mapping[str, Any]) -> None:
+def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
+    """Refuse a file of another version, or without the chosen environment.
+
+    Raises:
+        LockfileInvalid: likewise.
+    """
     version = data.get("version")
-    if version in VERSIONS:
-        return
-    old = version in ("1", "2", "3")
-    raise LockfileInvalid(
-        f"`{path}` is a pixi.lock of version {str(version)[:20]}",
-        why=f"hpcenv reads the versions {VERSIONS[0]} to {VERSIONS[-1]}",
-        hint="let a newer pixi write it anew: pixi lock" if old else "is there a newer hpcenv?",
-    )
+    if version not in VERSIONS:
+        old = version in ("1", "2", "3")
+        raise LockfileInvalid(
+            f"`{path}` is a pixi.lock of version {str(version)[:20]}",
+            why=f"hpcenv reads the versions {VERSIONS[0]} to {VERSIONS[-1]}",
+            hint="let a newer pixi write it anew: pixi lock" if old else "is there a newer hpcenv?",
+        )
+    found = data.get("environments")
+    if not isinstance(found, dict):
+        raise LockfileInvalid(f"`{path}` is not a pixi.lock that hpcenv can read", why="it has no `environments`")
+    wanted = chosen.partition("@")[0] or _default(found)
+    if wanted not in found:
+        raise LockfileInvalid(
+            f"`{path}` has no environment `{wanted[:60]}`",
+            why=f"it has {', '.join(sorted(found)[:20]) or 'none'}",
+            hint=f"name one behind `#`: --from {path.name}#{min(found, default='NAME')}",
+        )
 
 
-def _environment(path: Path, environments: Mapping[str, Any], name: str) -> str:
-    """Return which environment is meant."""
-    wanted = name or (next(iter(environments)) if len(environments) == 1 else DEFAULT)
-    if wanted in environments:
-        return wanted
-    names = ", ".join(sorted(environments)[:20])
-    raise LockfileInvalid(
-        f"`{path}` has no environment `{wanted[:60]}`",
-        why=f"it has {names or 'none'}",
-        hint=f"name one behind `#`: --from {path.name}#{min(environments, default='NAME')}",
-    )
+def environments(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the environments of a file that has several."""
+    names = sorted(data["environments"])
+    return tuple(names[:20]) if len(names) > 1 else ()
+
+
+def _default(found: Mapping[str, Any]) -> str:
+    return next(iter(found)) if len(found) == 1 else DEFAULT
 
 
 def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("rattler", reason="NOT RUN: py-rattler is not installed (pip install -e '.[dev]')")
 
 import conda_world
+import image_fakes
 import yaml
 from conda_world import PLACEHOLDER, SUBDIR, CondaEnvironment, Package, dist_package
 from probe_world import SITE
@@ -24,6 +26,7 @@ from hpcenv.locking.lock import LockResult, check_lock, lock
 from hpcenv.project.workspace import open_workspace
 
 from ...conftest import TORCH  # noqa: TID252
+from .test_lock_kinds import APPTAINER, spec, write_layout  # noqa: TID252
 
 TORCH_FILES = {path: text.encode() for path, text in TORCH.items() if path != "torch/__init__.py"}
 
@@ -262,6 +265,55 @@ def test_a_noarch_package_and_one_with_an_egg_info(tmp_path: Path) -> None:
     (made.prefix / SITE / "old.py").write_bytes(b"x = 2\n")
     tables = {t.name: t for t in lock_here(tmp_path).lockfile.packages.conda_package}
     assert (tables["old"].proof, tables["old"].reason) == ("none", f"not as conda installed it: {SITE}/old.py")
+
+
+def test_an_environment_in_an_image(made: CondaEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SIF is a real file; the program that plays Apptainer starts the Python of the environment."""
+    image_fakes.require_mksquashfs()
+    tools, folder = tmp_path / "tools", tmp_path / "project"
+    tools.mkdir()
+    folder.mkdir()
+    words = {"python": sys.executable, "folder": str(tools), "inside": str(made.python)}
+    (tools / "apptainer").write_text(APPTAINER.format(build=image_fakes.BUILD, **words))
+    (tools / "apptainer").chmod(0o755)
+    (tools / "salt").write_bytes(b"files")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_layout(folder / "lay")
+    spec(folder, "oci:lay:1")
+    shutil.copy(made.lock, folder / "pixi.lock")
+    result = lock(open_workspace(folder), environ=dict(os.environ), report=lambda _: None, pins=folder / "pixi.lock")
+    assert result.lockfile.kind == "sif" and set(proofs(result).values()) == {"pinned"}
+    edit(folder / "pixi.lock", "-cuda129_0.", "-cpu_0.")
+    with pytest.raises(PinsDiffer, match="what is installed is not what"):
+        check_lock(open_workspace(folder), environ=dict(os.environ), pins=folder / "pixi.lock")
+
+
+def test_the_hint_names_the_other_environments(project: Path) -> None:
+    edit(
+        project / "pixi.lock",
+        "packages:\n- ",
+        f"  gpu:\n    channels: []\n    packages:\n      {SUBDIR}: []\npackages:\n- ",
+    )
+    assert proofs(lock_here(project))["cudnn"] == "pinned"
+    edit(project / "pixi.lock", "-cuda129_0.", "-cpu_0.")
+    with pytest.raises(PinsDiffer) as caught:
+        lock_here(project)
+    assert "--from pixi.lock#NAME, of default, gpu" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("pixi.lock#gpu", None), ("environment.yml", "dependencies: [python]\n"), ("pixi.lock", "version: 3\n")],
+)
+def test_a_file_that_is_no_use_is_refused_before_the_environment_is_read(
+    project: Path, name: str, text: str | None
+) -> None:
+    (project / "env/bin/python").unlink()
+    if text is not None:
+        (project / name).write_text(text)
+    with pytest.raises(LockfileInvalid):
+        lock_here(project, name)
 
 
 def test_the_command_says_what_is_pinned(project: Path, hpcenv: Any) -> None:
