@@ -229,6 +229,20 @@ def locked_conda(locked: Lockfile) -> tuple[InstalledConda, ...]:
     )
 
 
+def conda_changes(before: Lockfile, after: Lockfile) -> Iterator[str]:
+    """Yield what conda installed otherwise than before, one line each; nothing of a lockfile that does not list it."""
+    old = {table.name: _what(table) for table in before.packages.conda_package}
+    new = {table.name: _what(table) for table in after.packages.conda_package}
+    for name in sorted(old.keys() | new.keys()) if old else ():
+        if old.get(name) != new.get(name):
+            yield f"package of conda {name} {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
+
+
+def _what(table: CondaTable) -> str:
+    digest = f" sha256 {table.sha256[:12]}" if table.sha256 else ""
+    return f"{table.version} {table.build or ''}".strip() + digest
+
+
 def proved_dists(locked: Lockfile) -> frozenset[str]:
     """Return the Python distributions of a lockfile whose archive of conda is proved."""
     return frozenset(name for table in locked.packages.conda_package if table.proof != "none" for name in table.dists)

@@ -30,7 +30,14 @@ from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT, UNPROVED_REPORT
 from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
-from hpcenv.locking.conda_packages import InstalledConda, compare_conda, conda_tables, installed_conda, locked_conda
+from hpcenv.locking.conda_packages import (
+    InstalledConda,
+    compare_conda,
+    conda_changes,
+    conda_tables,
+    installed_conda,
+    locked_conda,
+)
 from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
@@ -942,6 +949,7 @@ def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
         old_dist, new_dist = old_dists.get(name), new_dists.get(name)
         if old_dist != new_dist:
             lines.append(f"package {name} {_version(old_dist)} -> {_version(new_dist)}")
+    lines += conda_changes(before, after)
     if before.packages.unlisted_digest != after.packages.unlisted_digest:
         lines.append(f"unlisted files {before.packages.unlisted_count} -> {after.packages.unlisted_count}")
     return tuple(lines)

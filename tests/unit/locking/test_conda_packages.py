@@ -206,6 +206,15 @@ def test_a_record_without_hashes_is_unknown(project: Path) -> None:
     assert any("cudnn: could not tell whether it is as pinned" in line for line in said)
 
 
+def test_locking_again_says_what_conda_changed(project: Path) -> None:
+    lock_here(project)
+    change_record(project, "cudnn", lambda data: data.update(version="9.11.0", sha256="ab" * 32))
+    [line] = [line for line in lock_here(project, pins=None).changes if "conda" in line]
+    assert line.startswith("package of conda cudnn 9.10.2 h0_0 sha256 ") and line.endswith(
+        "-> 9.11.0 h0_0 sha256 abababababab"
+    )
+
+
 def test_a_record_that_cannot_be_read_stops_it(project: Path) -> None:
     record(project, "cudnn").write_text("{")
     with pytest.raises(Exception, match="cannot compare the environment") as caught:
