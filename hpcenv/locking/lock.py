@@ -188,7 +188,7 @@ def lock(
         proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, named=named, conda=conda)
     if pin_file is not None:
         _require_as_pinned_here(pin_file, pinned, answer, proofs, conda, report)
-    archives = conda_tables(conda, pinned, before)
+    archives = conda_tables(conda, pinned, before if before is not None and _is_whole(before) else None)
     locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
     locked = _with_origins(locked, origins)
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
@@ -826,12 +826,17 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
     )
 
 
+def _is_whole(lockfile: Lockfile) -> bool:
+    """Return whether nobody edited a lockfile: what an edited one says is not believed."""
+    return lock_model.fingerprint(lock_model.to_data(lockfile)) == lockfile.fingerprint
+
+
 def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
     """Return the wheels that the old lockfile names for what is still installed: the same RECORD, programs, content.
 
     A proved wheel stays proved: the index is not needed again.
     """
-    if before is None or lock_model.fingerprint(lock_model.to_data(before)) != before.fingerprint:
+    if before is None or not _is_whole(before):
         return {}
     installed = {
         package["name"]: (package["version"], package.get("record-sha256"), _programs(package))

@@ -31,12 +31,19 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
         HashesUnproved: with the packages, each with the reason.
     """
     missing = unproved(locked, every=every)
-    if not missing:
+    of_conda = locked.packages.conda_package
+    reasons = {**reasons, **{name: one.reason for one in of_conda if one.reason for name in one.dists}}
+    lines = [f"{dist.name} {dist.version}: {_reason(dist, reasons)}" for dist in missing]
+    if every:
+        named = {dist.name for dist in missing}
+        unnamed = [one for one in of_conda if one.proof == "none" and not named & {*one.dists}]
+        lines += [f"{one.name} {one.version}, of conda: {one.reason}" for one in unnamed]
+    if not lines:
         return
-    lines = [f"{dist.name} {dist.version}: {_reason(dist, reasons)}" for dist in missing[:_NAMED]]
-    lines += [f"and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
-    many = "1 package has" if len(missing) == 1 else f"{len(missing)} packages have"
-    raise HashesUnproved(f"{many} no proved sha256 of a wheel", why="\n".join(lines), hint=hint)
+    more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
+    many = "1 package has" if len(lines) == 1 else f"{len(lines)} packages have"
+    kind = "a wheel or of an archive of conda" if of_conda else "a wheel"
+    raise HashesUnproved(f"{many} no proved sha256 of {kind}", why="\n".join([*lines[:_NAMED], *more]), hint=hint)
 
 
 def unproved(locked: Lockfile, *, every: bool) -> tuple[DistTable, ...]:
