@@ -827,7 +827,7 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
 
 
 def _is_whole(lockfile: Lockfile) -> bool:
-    """Return whether nobody edited a lockfile: what an edited one says is not believed."""
+    """Return whether a lockfile is as it was written: what an edited one says is not believed."""
     return lock_model.fingerprint(lock_model.to_data(lockfile)) == lockfile.fingerprint
 
 
