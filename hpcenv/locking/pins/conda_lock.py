@@ -54,7 +54,7 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse what is no conda-lock.yml of a known version. Categories depend on the platform: see `select_pins`.
+    """Refuse a file of another format or version. Categories depend on the platform: see `select_pins`.
 
     Raises:
         LockfileInvalid: likewise.
