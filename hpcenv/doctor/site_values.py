@@ -5,6 +5,7 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,4 +60,5 @@ def values_for(named: str, project: Path | None, context: Context, run: RunFacts
         FileUnusable: it cannot be read, or other users can change it.
     """
     found = choose_site.by_name(named, "NAME", project, context)
-    return found.for_run(run, user=filesystem.user_name(os.getuid()))
+    today = dt.date(*context.now[:3])
+    return found.for_run(run, today=today, user=filesystem.user_name(os.getuid()))

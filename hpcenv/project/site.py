@@ -214,6 +214,10 @@ class ModuleTable(SourcedTable):
     use: AbsolutePath | None = None
 
 
+# Options of sbatch that hpcenv has in its own table, and that [[option]] can set, too: with a reason and a condition.
+OWN_OPTIONS = ("constraint", "exclude", "licenses", "qos", "reservation")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OptionTable(SourcedTable):
     """[[option]]: an option of sbatch, or of the srun that starts the training."""
@@ -221,6 +225,21 @@ class OptionTable(SourcedTable):
     program: Literal["sbatch", "srun"]
     name: Text
     value: str | int | bool = True
+
+
+def _check_option(option: OptionTable) -> None:
+    """Refuse an option that hpcenv cannot pass on.
+
+    Raises:
+        ValueError: the reason.
+    """
+    if option.value is False:
+        raise ValueError("leave it out in place of `false`")
+    if option.program == "sbatch" and option.name in OWN_OPTIONS:
+        if not isinstance(option.value, str) or not re.fullmatch(r"[^\s\"'\\]+", option.value):
+            raise ValueError("must be one word")
+        return
+    native_options.check(option.program, option.name, None if option.value is True else str(option.value))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -370,13 +389,10 @@ class SiteFile(Document):
         if self.store is not None and self.store.when is not None:
             raise ValueError("`store` has a `when`: images are kept in one place for all runs")
         for option in self.option:
-            text = None if option.value is True else str(option.value)
             try:
-                native_options.check(option.program, option.name, text)
+                _check_option(option)
             except ValueError as error:
                 raise ValueError(f"`option` {option.name}: {error}") from error
-            if option.value is False:
-                raise ValueError(f"`option` {option.name}: leave it out in place of `false`")
 
     def sourced(self) -> Iterator[tuple[str, SourcedTable]]:
         """Yield every value that says its source, with its key."""

@@ -32,7 +32,13 @@ def _head(value: UsedValue) -> str:
 
 
 def _details(value: UsedValue) -> list[str]:
-    parts = (("for", value.when), ("reason", value.reason), ("source", value.source), ("evidence", value.evidence))
+    parts = (
+        ("for", value.when),
+        ("reason", value.reason),
+        ("source", value.source),
+        ("evidence", value.evidence),
+        ("must be checked again after", value.expires),
+    )
     return [_wrapped(f"    {label}: {text}", 6) for label, text in parts if text]
 
 

@@ -39,6 +39,7 @@ class UsedValue:
         when: its condition in words; empty without one.
         source: page, version, date, and the date of the check; empty where the file does not say it.
         evidence: what showed that it works.
+        expires: the day after which it must be checked again, as YYYY-MM-DD; empty without one.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class UsedValue:
     when: str = ""
     source: str = ""
     evidence: str = ""
+    expires: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +234,7 @@ class _Chosen:
             when=in_words(table.when) or (f"nodes >={table.min_nodes}" if _from_some_nodes(table) else ""),
             source=source_line(self._site.source_of(table)),
             evidence=table.evidence or "",
+            expires="" if table.expires is None else str(table.expires),
         )
 
 

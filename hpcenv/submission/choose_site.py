@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcenv import filesystem
 from hpcenv.cluster import node_types
@@ -231,12 +231,30 @@ def with_options(request: Request, profile: Profile | None) -> Request:
     if profile is None:
         return request
     sbatch, srun = (_passed_on(profile, program) for program in ("sbatch", "srun"))
-    return replace(request, sbatch={**sbatch, **request.sbatch}, srun={**srun, **request.srun})
+    # A mapping of Any: the attributes are of several types, and site.py has checked the values.
+    own: dict[str, Any] = {n: v for n, v in _own_options(profile).items() if getattr(request, n) is None}
+    return replace(request, sbatch={**sbatch, **request.sbatch}, srun={**srun, **request.srun}, **own)
 
 
 def _passed_on(profile: Profile, program: str) -> native_options.NativeOptions:
-    options = [(one.name, one.value) for one in profile.used if one.kind == program]
-    return {name.removeprefix("--"): value or None for name, value in options}
+    options = [(one.name.removeprefix("--"), one.value) for one in profile.used if one.kind == program]
+    own = _own_options(profile) if program == "sbatch" else {}
+    return {name: value or None for name, value in options if name not in own}
+
+
+def _own_options(profile: Profile) -> dict[str, str]:
+    """Return the options of [[option]] that a request has a place for."""
+    from hpcenv.project.site import OWN_OPTIONS
+
+    options = {one.name.removeprefix("--"): one.value for one in profile.used if one.kind == "sbatch"}
+    return {name: value for name, value in options.items() if name in OWN_OPTIONS}
+
+
+def with_origins(origins: Mapping[str, str], profile: Profile | None) -> Mapping[str, str]:
+    """Return the origins of a request's values, with those that [[option]] of the profile brings."""
+    if profile is None:
+        return origins
+    return {**dict.fromkeys(_own_options(profile), f"[[option]] in {profile.path}"), **origins}
 
 
 def options_in_words(profile: Profile | None) -> tuple[str, ...]:

@@ -185,7 +185,8 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         profile = _for_this_run(wanted, request, profile, locked.lockfile, notes)
         request = choose_site.with_options(request, profile)
         request = replace(request, fingerprint=_edited(locked.lockfile) or locked.lockfile.fingerprint)
-        shape = _Shape(request=request, origins=merged.origins, profile=profile)
+        origins = choose_site.with_origins(merged.origins, profile)
+        shape = _Shape(request=request, origins=origins, profile=profile)
         notes += notes_on(locked.lockfile, locked.path)
         notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
         if options.script is not None and script is not None:

@@ -10,6 +10,7 @@ import tomlkit
 
 from hpcenv.project import document
 from hpcenv.project.site import SiteFile
+from hpcenv.project.site_page import page
 from hpcenv.project.site_profile import Profile, profile
 from hpcenv.project.site_when import RunFacts
 
@@ -82,6 +83,9 @@ def test_a_condition_that_cannot_be_judged_and_an_old_value_are_told() -> None:
         "site profile jura: B had to be checked again before 2026-01-01; it is set all the same",
     )
     assert read(text).for_run(RunFacts(nodes=1), today=dt.date(2026, 1, 1)).left_out[1:] == ()
+    shown = page(found)
+    assert "must be checked again after: 2026-01-01" in shown
+    assert "B had to be checked again before 2026-01-01" in shown
 
 
 def test_modules_options_binds_and_the_host_of_the_rendezvous() -> None:
@@ -127,6 +131,8 @@ cites = "docs"
         ('[env.A]\nvalue = "1"\nreason = "r"\nwhen = {nodes = "many"}\n', "must be bounds"),
         ('[env.A]\nvalue = "1"\nreason = "r"\nwhen = {node = "1"}\n', "unknown key `env.A[0].when.node`"),
         ('[[option]]\nprogram = "srun"\nname = "output"\nvalue = "x"\nreason = "r"\n', "the log of a run is job.log"),
+        ('[[option]]\nprogram = "srun"\nname = "constraint"\nvalue = "x"\nreason = "r"\n', "belongs to the whole job"),
+        ('[[option]]\nprogram = "sbatch"\nname = "constraint"\nvalue = "a b"\nreason = "r"\n', "must be one word"),
         ('[rendezvous]\nhost = "head"\nreason = "r"\n', "must be a host name with {node}"),
         ('[store]\nfolder = "images"\nreason = "r"\n', "must be an absolute path"),
         ('[store]\nfolder = "${SCRATCH}images"\nreason = "r"\n', "must be an absolute path"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from hpcenv.node.container import modules as node_modules
 from hpcenv.project import site_files
 from hpcenv.project.context import Context
 from hpcenv.project.site_profile import profile
-from hpcenv.project.workspace import open_workspace
+from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.submission import batch_script, choose_site, preflight
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
 ROOT = Path(__file__).resolve().parents[3]
+SEED = ROOT / "tests" / "fuzz" / "seeds" / "lockfile" / "host.lock.toml"
 MATCH = 'name = "{name}"\n[match]\ncluster = "jura"\n'
 
 
@@ -158,6 +160,57 @@ reason = "r"
     assert "for folder in '/appl/m m'; do\n  module use" in one.script
     assert "for name in fabric; do" in one.script
     assert "unset -v MPI\n" in one.script
+
+
+def test_a_feature_of_the_nodes_with_a_condition(project: Path, here: dict[str, str], fake_slurm: Any) -> None:
+    """`constraint` is an option of hpcenv's own table; [[option]] gives it a reason and a condition."""
+    text = """
+[[option]]
+program = "sbatch"
+name = "constraint"
+value = "thp_never&nvidia_vboost_enabled"
+reason = "r"
+when = {nodes = ">=2"}
+[[option]]
+program = "sbatch"
+name = "segment"
+value = 2
+reason = "r"
+"""
+    path = write(project / "sites", "ours", MATCH.format(name="ours") + text)
+    with pytest.raises(HpcenvError, match=r"has no nodes with `thp_never") as refused:
+        planned(project, here, nodes=2)
+    assert f"comes from [[option]] in {path}" in (refused.value.why or "")
+    fake_slurm.answers("sinfo", err="no answer", status=1)
+    one, two = (planned(project, here, nodes=nodes) for nodes in (1, 2))
+    line = "#SBATCH --constraint=thp_never&nvidia_vboost_enabled\n"
+    assert (line in one.script, line in two.script) == (False, True)
+    assert "#SBATCH --segment=2\n" in one.script
+    typed = planned(project, here, nodes=2, constraint="gpu")
+    assert "#SBATCH --constraint=gpu\n" in typed.script and line not in typed.script
+    assert f"--sbatch constraint=thp_never&nvidia_vboost_enabled ({path})" in two.requested
+
+
+def test_conditions_ask_the_lockfile(tmp_path: Path) -> None:
+    """NCCL, ROCm, vendor and type of the GPUs are those that were locked; a typed type wins."""
+    conditions = ("gpu-vendor = 'nvidia'", "nccl = '>=2.27'", "rocm = '>=6'", "gpu = 'h100*'", "gpu-vendor = 'amd'")
+    tables = "".join(
+        f"[[env.V{number}]]\nvalue = '1'\nreason = 'r'\nwhen = {{{one}}}\n" for number, one in enumerate(conditions)
+    )
+    site, _ = site_files.read(write(tmp_path, "x", f'name = "x"\n{tables}'))
+
+    def chosen(facts: dict[str, Any], *, gpu: str = "", typed: str | None = None) -> list[str]:
+        base = read_lockfile(SEED)
+        locked = replace(base, facts=facts, host=replace(base.host, gpu=gpu or None))
+        found = choose_site.for_run(profile(site, "x"), locked, nodes=1, gpu_type=typed)
+        return [setting.name for setting in found.settings]
+
+    cuda = {"torch.cuda": "12.8", "torch.hip": "none", "libs.nccl.version": "2.28.9"}
+    hip = {"torch.cuda": "none", "torch.hip": "7.0.51831", "libs.nccl.version": "2.26.6"}
+    assert chosen(cuda) == ["V0", "V1"]
+    assert chosen(cuda, gpu="h100") == ["V0", "V1", "V3"]
+    assert chosen(cuda, gpu="a100", typed="h100_sxm") == ["V0", "V1", "V3"]
+    assert chosen(hip) == ["V2", "V4"]
 
 
 def test_a_sif_is_refused_where_nothing_starts_one(tmp_path: Path) -> None:
