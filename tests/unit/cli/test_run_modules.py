@@ -20,8 +20,24 @@ module() {
   esac
 }
 """
+# Defaults and options of jobs are for jobs.
 PROFILE = """
 name = "here"
+[submit]
+gpu-request = "gres"
+cpus = 64
+mem = "200G"
+spare = 1
+time = "1:00:00"
+partition = "gpu"
+account = "lab"
+launcher = "srun"
+preflight = "full"
+[[option]]
+program = "srun"
+name = "network"
+value = "single_node_vni"
+reason = "fabric"
 [[module]]
 name = "{module}"
 use = "/appl/modules"
