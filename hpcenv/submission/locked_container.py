@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hpcenv.errors import Command, ImageMismatch, ToolMissing, UsageError
+from hpcenv.errors import Command, EnvironmentUnreadable, ImageMismatch, ToolMissing, UsageError
 from hpcenv.locking.environment import container_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
@@ -183,13 +183,12 @@ def _identify_overlay(
 
 
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where what starts containers here does not read the compression of the SIF.
-
-    Raises:
-        ImageMismatch: the file is no SIF.
-    """
+    """Return a note where what starts containers here does not read the compression of the SIF."""
     path = Path(environment.sif)
-    compression = sif.superblock(path, sif.read_header(path)).compression
+    try:
+        compression = sif.superblock(path, sif.read_header(path)).compression
+    except (ImageMismatch, EnvironmentUnreadable):
+        return ()  # another kind of file system: the check of the nodes starts it, and tells what is wrong
     unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
     return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
 
