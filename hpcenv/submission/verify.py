@@ -102,6 +102,7 @@ def verify(
     environment, absent = _environment(workspace, locked, sif, environ, profile, gpus=count)
     manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), count, profile)
     manifest = site_values.complete(manifest, None, environ)
+    manifest = replace(manifest, imported=(*manifest.imported, *_without_modules(profile)))
     place = ThisNode(node=socket.gethostname(), nodes=(socket.gethostname(),), attempt=0, job_id="verify")
     found = facts.gather(manifest, place, environ, probe=probe_source())
     other = found.sif if locked.container is not None else None
@@ -127,6 +128,14 @@ def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile)
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
     profile = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ), [])
     return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
+
+
+def _without_modules(profile: Profile | None) -> tuple[str, ...]:
+    """Return a note where a job has modules, which this command does not load: it starts no shell of the user's."""
+    if profile is None or not profile.modules:
+        return ()
+    names = ", ".join(profile.modules)
+    return (f"site profile {profile.name}: jobs load {names}; here they are not loaded: hpcenv verify --nodes N does",)
 
 
 def _gpus(workspace: Workspace, profile: Profile | None) -> int:

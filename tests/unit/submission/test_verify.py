@@ -381,3 +381,16 @@ def verdict(result: Result, *rows: tuple[Severity, Result, str]) -> Verdict:
 )
 def test_every_outcome_has_its_word_and_status(given: Verdict, strict: bool, said: tuple[str, int]) -> None:
     assert outcome(given, strict=strict) == said
+
+
+def test_modules_that_only_jobs_load_are_named(own: Path, tmp_path: Path, fake_slurm: Any) -> None:
+    path = tmp_path / "profiles" / "here.toml"
+    path.parent.mkdir(mode=0o755)
+    path.write_text('name = "here"\nmodules = ["gcc/13", "fabric"]\n')
+    path.chmod(0o600)
+    environ = {**fake_slurm.environ, "HPCENV_SITE": str(path), "HOME": str(tmp_path)}
+    verdict, _ = verify(open_workspace(own), environ=environ)
+    assert (verdict.result, verdict.notes) == (
+        "match",
+        ("site profile here: jobs load gcc/13, fabric; here they are not loaded: hpcenv verify --nodes N does",),
+    )
