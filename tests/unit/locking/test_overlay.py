@@ -1,0 +1,195 @@
+"""What may be mounted over an image, and which package is from where."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcenv.errors import ImageMismatch, SpecError
+from hpcenv.locking import overlay
+from hpcenv.project.workspace import Workspace, open_workspace
+from hpcenv.records.manifest import Overlay
+
+CFG = "home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.11.2\n"
+
+
+def project(folder: Path, value: str, more: str = "", image: str = "docker://registry.example/a/b:1") -> Workspace:
+    (folder / "hpcenv.toml").write_text(f'image = "{image}"\noverlay = "{value}"\n{more}')
+    return open_workspace(folder)
+
+
+def make_folder(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(CFG if name == "pyvenv.cfg" else "X = 1\n")
+    return folder
+
+
+def pack(folder: Path) -> Path:
+    if shutil.which("mksquashfs") is None:
+        pytest.skip("NOT RUN: mksquashfs is not installed")
+    path = folder.with_suffix(".sqsh")
+    subprocess.run(["mksquashfs", folder, path, "-quiet", "-no-progress", "-noappend", "-comp", "gzip"], check=True)
+    return path
+
+
+def test_a_squashfs_without_target_is_a_layer(tmp_path: Path) -> None:
+    path = pack(make_folder(tmp_path / "x", "usr/lib/module.py"))
+    found = overlay.find(project(tmp_path, "x.sqsh"))
+    assert found.overlay == Overlay(source=str(path), form="squashfs", use="layer")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_has_a_pyvenv_cfg_is_a_virtual_environment_of_the_image(tmp_path: Path, packed: bool) -> None:
+    place = make_folder(tmp_path / "v", "pyvenv.cfg", "lib/module.py")
+    source = pack(place) if packed else place
+    found = overlay.find(project(tmp_path, f"{source}:/user-software/"))
+    assert (found.overlay.use, found.overlay.target, found.overlay.form) == (
+        "venv",
+        "/user-software",
+        "squashfs" if packed else "folder",
+    )
+    assert (found.interpreter, found.version) == ("/usr/bin/python3", "3.11.2")
+
+
+def test_a_folder_without_target_is_at_its_own_path(tmp_path: Path) -> None:
+    make_folder(tmp_path / "v", "pyvenv.cfg")
+    assert overlay.find(project(tmp_path, "v")).overlay.target == str(tmp_path / "v")
+
+
+def test_anything_else_is_packages_for_pythonpath(tmp_path: Path) -> None:
+    make_folder(tmp_path / "x", "module.py")
+    workspace = project(tmp_path, "x:/opt/extra")
+    found = overlay.find(workspace)
+    assert found.overlay.use == "packages"
+    table = overlay.identify(found.overlay, "/image/own", target="/opt/extra")
+    assert overlay.locked_overlay(workspace, table).python_path == "/opt/extra:/image/own"
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "what"),
+    [
+        ("nowhere", "", "cannot be read"),
+        ("file", "", "neither a squashfs nor a folder"),
+        ("v:/opt/v", 'python = "/usr/bin/python3"\n', "would not be used"),
+        ("v:/opt/v", '[[bind]]\nsource = "/data"\ntarget = "/opt/v/lib"\n', "would hide a part of the overlay"),
+        ("v:/opt/v", '[[bind]]\nsource = "/opt/v"\n', "would hide a part of the overlay"),
+    ],
+)
+def test_what_cannot_be_mounted_is_refused_with_a_reason(tmp_path: Path, value: str, more: str, what: str) -> None:
+    make_folder(tmp_path / "v", "pyvenv.cfg")
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(SpecError, match=what) as caught:
+        overlay.find(project(tmp_path, value, more))
+    assert caught.value.why
+
+
+def test_without_an_image_there_is_nothing_to_mount_it_over(tmp_path: Path) -> None:
+    make_folder(tmp_path / "v", "pyvenv.cfg")
+    with pytest.raises(SpecError, match="needs an image"):
+        overlay.find(project(tmp_path, "v", image="host"))
+
+
+@pytest.mark.parametrize("value", ["x:/", "x:/proc/x", "x:/tmp/y", "x:/hpcenv/home", ":/opt"])
+def test_a_target_that_the_runtime_or_hpcenv_mounts_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SpecError, match="is not valid"):
+        project(tmp_path, value)
+
+
+def venv(version: str = "3.11.2") -> overlay.FoundOverlay:
+    mounted = Overlay(source="/p/v", form="folder", use="venv", target="/p/v")
+    return overlay.FoundOverlay(overlay=mounted, interpreter="/opt/py/bin/python3", version=version)
+
+
+def test_a_virtual_environment_of_the_host_or_of_another_python_is_refused() -> None:
+    image = Path("/images/a.sif")
+    overlay.require_interpreter(venv(), {"values": {"python.version": "3.11.9"}}, "", image)
+    with pytest.raises(SpecError, match="was not made for this image") as caught:
+        overlay.require_interpreter(venv(), None, "no such file", image)
+    assert "python3 -m venv" in str(caught.value.hint)
+    with pytest.raises(SpecError, match="of another Python than the image"):
+        overlay.require_interpreter(venv(), {"values": {"python.version": "3.12.1"}}, "", image)
+
+
+def package(name: str, location: str, version: str = "1", record: str = "r", content: str = "c") -> dict[str, str]:
+    return {
+        "name": name,
+        "version": version,
+        "location": location,
+        "record-sha256": record,
+        "content-sha256": content,
+    }
+
+
+def test_the_packages_of_a_virtual_environment_are_those_below_its_prefix() -> None:
+    answer = {
+        "values": {"python.prefix": "/p/v"},
+        "packages": [package("new", "lib/site-packages"), package("numpy", "lib/site-packages", "2"),
+                     package("torch", "{base-prefix}/lib/dist-packages")],
+    }  # fmt: skip
+    base = {"packages": [package("numpy", "lib/dist-packages", "1"), package("torch", "lib/dist-packages")]}
+    found = overlay.origins(venv().overlay, answer, base)
+    assert {name: origin.hides for name, origin in found.items()} == {"new": "", "numpy": "1"}
+
+
+def test_the_packages_of_a_folder_are_those_at_its_target() -> None:
+    mounted = Overlay(source="/p/x", form="folder", use="packages", target="/usr/local/extra")
+    answer = {
+        "values": {"python.prefix": "/usr"},
+        "packages": [package("a", "local/extra"), package("b", "lib/dist-packages"), package("c", "/opt/other")],
+    }
+    assert list(overlay.origins(mounted, answer, None)) == ["a"]
+
+
+@pytest.mark.parametrize("change", [{"version": "2"}, {"record": "x"}, {"content": "x"}])
+def test_a_layer_has_what_differs_from_the_image(change: dict[str, str]) -> None:
+    mounted = Overlay(source="/p/x.sqsh", form="squashfs", use="layer")
+    answer = {"values": {}, "packages": [package("numpy", "lib", **change), package("torch", "lib")]}
+    base = {"packages": [package("numpy", "lib"), package("torch", "lib")]}
+    assert {n: o.hides for n, o in overlay.origins(mounted, answer, base).items()} == {"numpy": "1"}
+
+
+def test_the_same_tree_packed_twice_has_one_tree_digest_and_two_hashes(tmp_path: Path) -> None:
+    first = pack(make_folder(tmp_path / "x", "module.py"))
+    other = tmp_path / "y.sqsh"
+    subprocess.run(
+        [
+            "mksquashfs",
+            tmp_path / "x",
+            other,
+            "-quiet",
+            "-no-progress",
+            "-comp",
+            "gzip",
+            "-b",
+            "65536",
+            "-mkfs-time",
+            "7",
+        ],
+        check=True,
+    )
+    one, two = (
+        overlay.identify(Overlay(source=str(path), form="squashfs", use="layer"), "", target=None)
+        for path in (first, other)
+    )
+    assert one.sha256 != two.sha256
+    assert one.tree_sha256 == two.tree_sha256
+
+
+def test_submit_refuses_another_overlay_and_policy_makes_it_a_note(tmp_path: Path) -> None:
+    make_folder(tmp_path / "x", "module.py")
+    workspace = project(tmp_path, "x:/opt/extra")
+    found = overlay.find(workspace).overlay
+    locked = overlay.identify(found, "", target="/opt/extra")
+    notes: list[str] = []
+    (tmp_path / "x" / "module.py").write_text("X = 2\n")
+    with pytest.raises(ImageMismatch, match="is not the locked overlay"):
+        overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))
+    overlay.require_locked(found, locked, None, notes, must=False, relock=overlay.Command("hpcenv", "lock"))
+    assert "is not the locked overlay" in notes[0]
+    shutil.rmtree(tmp_path / "x")
+    with pytest.raises(ImageMismatch, match="cannot be read"):
+        overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))
