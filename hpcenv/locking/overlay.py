@@ -1,4 +1,4 @@
-"""What is mounted over an image: found, judged and identified (docs/decisions/0034).
+"""What is mounted over an image: found, judged and identified (docs/decisions/0035).
 
 Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
 """

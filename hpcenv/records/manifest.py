@@ -58,7 +58,7 @@ OverlayUse = Literal["layer", "venv", "packages"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Overlay(Frozen):
-    """What is mounted over an image, always read-only (docs/decisions/0034).
+    """What is mounted over an image, always read-only (docs/decisions/0035).
 
     Attributes:
         source: absolute path on the host.

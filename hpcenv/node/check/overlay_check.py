@@ -1,7 +1,7 @@
 """Check what is mounted over an image: a squashfs by its hash, a folder by the digest of all its files.
 
 Runs on: COMPUTE NODE, and on the login node while locking and planning. Standard library only. Only runs
-with an overlay import this module. docs/decisions/0034 has the reasons.
+with an overlay import this module. docs/decisions/0035 has the reasons.
 
 A squashfs is one file: it is recognised like a SIF (sif_check.py), without reading all of it. A folder has no identity
 that is cheaper than its content, so each node reads it, with several threads: on a parallel file system the answers
