@@ -37,6 +37,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- SignatureInvalid     46   a lockfile or bundle was not signed by the expected person, or changed since
     |- HashesUnproved       47   a package's wheel is not proved, and hashes are required
+    |- DataUnavailable      48   data of a hub are not here as the hub has them
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -347,6 +348,13 @@ class HashesUnproved(HpcenvError):
 
     code = "hashes-unproved"
     exit_status = 47
+
+
+class DataUnavailable(HpcenvError):
+    """Data of a hub are not here as the hub has them: not fetched, changed since, or refused by the hub."""
+
+    code = "data-unavailable"
+    exit_status = 48
 
 
 class LintFailed(HpcenvError):

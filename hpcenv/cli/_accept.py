@@ -22,7 +22,7 @@ from hpcenv.submission.request import SubmitOptions
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Commands of two words.
-_GROUPS = ("image",)
+_GROUPS = ("data", "image")
 
 
 def option(command: Command) -> Command:

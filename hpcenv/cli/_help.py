@@ -13,6 +13,7 @@ VERBS = {
     "init": "Write a commented hpcenv.toml.",
     "lock": "Resolve the environment and write its lockfile.",
     "image": "Convert, keep, prove and make images.",
+    "data": "Fetch models and data sets of a hub, for nodes without network.",
     "verify": "Compare an environment, a SIF or nodes with the lockfile.",
     "explain": "Say what a field is, where it comes from and why it matters.",
     "submit": "Submit a script to run on every node as locked.",

@@ -118,7 +118,9 @@ _WITH_STORE = ("build", "inspect", "list", "prune", "pull", "verify")
 
 
 def _with_options(part: str | HintCommand, options: tuple[str, ...]) -> str | HintCommand:
-    takes_store = isinstance(part, HintCommand) and part[:2] == ("hpcenv", "image") and part[2] in _WITH_STORE
+    takes_store = isinstance(part, HintCommand) and (
+        (part[:2] == ("hpcenv", "image") and part[2] in _WITH_STORE) or part[:3] == ("hpcenv", "data", "fetch")
+    )
     return HintCommand(*part[:3], *options, *part[3:]) if takes_store and "--store" not in part else part
 
 

@@ -325,6 +325,7 @@ class LockedDataTable(LockTable):
     path: str
     compare: DataCompare
     state: str
+    hub: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from hpcenv.project import severities
+from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile, renew_profile
 from hpcenv.project.option_types import SubmitTable
@@ -84,17 +84,35 @@ class CodeFilesTable(Document):
     ignore: tuple[Text, ...] = ()
 
 
+def _hub(value: str) -> str:
+    return str(hub_reference.parse_locked(value))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DataTable(Document):
     """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
+        hub: in place of `path`: a repository of a hub at a commit, `ORG/NAME@COMMIT` for a model, with `datasets/` or
+            `spaces/` before it for the others. `hpcenv data fetch` brings it here.
+        files: patterns of the files of the repository; all files without them.
         compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.
     """
 
-    path: Text
+    path: Text | None = None
+    hub: Annotated[str, After(_hub)] | None = None
+    files: tuple[Text, ...] = ()
     compare: DataCompare = "size-and-time"
+
+
+def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
+    for one in value:
+        if (one.path is None) == (one.hub is None):
+            raise ValueError('each [[data]] needs one of the two: `path`, or `hub = "ORG/NAME@COMMIT"`')
+        if one.files and one.hub is None:
+            raise ValueError(f"`files` is for a repository of a hub; `{one.path}` is read as a whole")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -220,7 +238,7 @@ class Project(Document):
     secrets: Annotated[dict[str, str], After(secret_sources)] = field(default_factory=dict)
     bind: tuple[BindTable, ...] = ()
     code: CodeFilesTable = field(default_factory=CodeFilesTable)
-    data: tuple[DataTable, ...] = ()
+    data: Annotated[tuple[DataTable, ...], After(_one_place)] = ()
     host: HostTable = field(default_factory=HostTable)
     determinism: DeterminismTable = field(default_factory=DeterminismTable)
     reproduce: ReproduceTable = field(default_factory=ReproduceTable)
@@ -301,6 +319,11 @@ image = "{image}"
 # [[data]]
 # path = "/scratch/datasets/train"
 # compare = "size-and-time" # or sha256 (reads everything), or list (names and sizes)
+
+# A model or data set of a hub at a commit; `hpcenv data fetch` brings it here, for nodes without network.
+# [[data]]
+# hub = "ORG/NAME@COMMIT"    # or datasets/ORG/NAME@COMMIT; `hpcenv data resolve ORG/NAME` prints the commit
+# files = ["*.json", "*.safetensors"] # only these files
 
 # What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
 [host]

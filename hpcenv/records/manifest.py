@@ -368,12 +368,14 @@ class RecordedData(Frozen):
         path: absolute.
         compare: what is compared: content, sizes and times, or names and sizes.
         state: what the nodes must find, see `node.check.data.DataState`.
+        hub: `[datasets/]ORG/NAME@COMMIT` for a repository of a hub; else empty.
     """
 
     name: str
     path: str
     compare: DataCompare
     state: str
+    hub: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -193,6 +193,11 @@ class RunFolder:
         return self.flight / str(attempt)
 
     @property
+    def hub(self) -> Path:
+        """The cache of a hub's library: the repositories that hpcenv.toml names, each at its commit."""
+        return self.path / "hub"
+
+    @property
     def homes(self) -> Path:
         return self.path / "home"
 

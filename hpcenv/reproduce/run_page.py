@@ -210,7 +210,7 @@ def _checklist(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Versions", f"{', '.join(named)}; {len(versions)} packages in the lockfile" if versions else ""
     yield "Environment", "" if record.lock is None else record.lock.fingerprint
     yield "Code", _code(record)
-    yield "Data", "; ".join(f"{one.name}: {one.compare} {one.state[:16]}..." for one in record.data)
+    yield "Data", "; ".join(f"{one.hub or one.name}: {one.compare} {one.state[:16]}..." for one in record.data)
     yield "Submitted", _date(record.submitted)
 
 

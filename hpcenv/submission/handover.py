@@ -113,7 +113,8 @@ def _needs(manifest: Manifest) -> Iterator[str]:
     else:
         yield f"the Python environment of {environment.python}, at the same path on every node"
     for one in manifest.data:
-        yield f"the data {one.path} on every node, as they are here"
+        named = f"{one.hub} in {one.path}" if one.hub else one.path
+        yield f"the data {named} on every node, as they are here"
     for bind in environment.binds:
         yield f"{bind.source} on every node"
     for secret in manifest.secrets:

@@ -22,6 +22,7 @@ from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
+from hpcenv.submission.hub_cache import HubCache
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -106,6 +107,7 @@ class Plan(Frozen):
         template: text of the batch template; empty for `--cluster local`.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
         files: what else the run folder holds: relative path -> content.
+        hub: the cache with the repositories of a hub.
         after: the runs that must complete first; Slurm waits for those that are in Slurm.
         secret_values: variable of the submission -> value, for the file that the nodes read.
     """
@@ -122,6 +124,7 @@ class Plan(Frozen):
     record: RequestRecord | None = None
     source: PlannedSource | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    hub: HubCache = field(default_factory=HubCache)
     after: EarlierRuns = EarlierRuns()
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 

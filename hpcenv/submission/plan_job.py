@@ -34,6 +34,7 @@ from hpcenv.records.files import read_file
 from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import (
     Bind,
+    DataCompare,
     DataFolder,
     Environment,
     Expectation,
@@ -48,6 +49,7 @@ from hpcenv.submission import (
     choose_site,
     determinism,
     entry_point,
+    hub_cache,
     kept_secrets,
     module_file,
     node_share,
@@ -56,6 +58,7 @@ from hpcenv.submission import (
     snapshot,
     typed_binds,
 )
+from hpcenv.submission.hub_cache import FetchedData, HubCache
 from hpcenv.submission.locked import (
     backend_of,
     default_level,
@@ -94,6 +97,7 @@ from hpcenv.version import VERSION
 
 if TYPE_CHECKING:
     from hpcenv.cluster.node_types import Offer
+    from hpcenv.node.check.data import DataState
     from hpcenv.project.site_profile import Profile
 
 # A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
@@ -200,8 +204,10 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, nodes, notes)
         stage = _stage(wanted, gate, run_folder, notes)
         started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
-        data = _data(wanted)
+        data, cache = _data(wanted, notes)
+        started = replace(started, environment=hub_cache.with_binds(started.environment, cache))
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data, checkpoint)
+    manifest = replace(manifest, settings=hub_cache.with_variables(manifest.settings, cache, run_folder, notes))
     notes += resume.compare(checkpoint, locked.lockfile, request, manifest)
     manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
     values = kept_secrets.values_of(manifest.secrets, context.environ)
@@ -224,6 +230,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         template=template,
         record=record,
         files=started.files,
+        hub=cache,
         after=earlier,
         secret_values=values,
     )
@@ -690,7 +697,7 @@ def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -
     header = f"The lockfile of run {manifest.run}, with its code and command."
     table = code.table(manifest.script_sha256)
     data = {
-        one.name: lock_model.LockedDataTable(path=one.path, compare=one.compare, state=one.state)
+        one.name: lock_model.LockedDataTable(path=one.path, compare=one.compare, state=one.state, hub=one.hub or None)
         for one in manifest.data
     }
     if locked.code is None and locked.run is None:
@@ -753,31 +760,44 @@ def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
     return data_folder.find(source, packed_folder(run_folder))
 
 
-def _data(wanted: _Wanted) -> tuple[RecordedData, ...]:
-    """Return the data that [[data]] names, as they are now."""
-    if not wanted.workspace.project.data:
-        return ()
+def _data(wanted: _Wanted, notes: list[str]) -> tuple[tuple[RecordedData, ...], HubCache]:
+    """Return the data that [[data]] names, as they are now, and the cache with those of a hub."""
+    found: dict[str, RecordedData] = {}
+    fetched: list[FetchedData] = []
+    for one in wanted.workspace.project.data:
+        if one.path is None:
+            repository = hub_cache.find_fetched(one, wanted.workspace.store_place)
+            fetched.append(repository)
+            path, state, stem = str(repository.folder), repository.state, repository.wanted.name
+        else:
+            path = snapshot.data_path(wanted.workspace.root, one.path)
+            state, stem = _state_of(one.path, path, one.compare, wanted.workspace), os.path.basename(path)
+        name = _name_of_data(stem, found)
+        found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state), hub=one.hub or "")
+    return tuple(found.values()), hub_cache.plan_cache(fetched, notes)
+
+
+def _name_of_data(stem: str, known: Mapping[str, RecordedData]) -> str:
+    name = stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "data"
+    number = 1
+    while name in known:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace) -> DataState:
     # Loads the code that reads data in parallel.
     from hpcenv.node.check import data as data_state
 
-    found: dict[str, RecordedData] = {}
-    for one in wanted.workspace.project.data:
-        path = snapshot.data_path(wanted.workspace.root, one.path)
-        name = stem = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path)).strip("-") or "data"
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{stem}-{number}"
-        try:
-            state = data_state.read_state(path, one.compare)
-        except OSError as error:
-            raise UsageError(
-                f"cannot read the data `{one.path}`",
-                why=f"[[data]] in {wanted.workspace.spec} names it: {error.filename or path}: {error.strerror}",
-                hint="bring them here, or take them out of hpcenv.toml",
-            ) from error
-        found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state))
-    return tuple(found.values())
+    try:
+        return data_state.read_state(path, compare)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the data `{given}`",
+            why=f"[[data]] in {workspace.spec} names it: {error.filename or path}: {error.strerror}",
+            hint="bring them here, or take them out of hpcenv.toml",
+        ) from error
 
 
 def packed_folder(run_folder: Path) -> Path:

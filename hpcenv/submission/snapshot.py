@@ -347,7 +347,7 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
     real = os.path.realpath(root)
     links = {os.path.join(real, name): os.path.join(root, name) for name in project.code.live}
     staged = (os.path.abspath(place.context.cwd / os.path.expanduser(given)) for given in options.stage_data)
-    for named in (*(data_path(root, one.path) for one in project.data), *staged):
+    for named in (*(data_path(root, one.path) for one in project.data if one.path is not None), *staged):
         folder, name = os.path.split(named)
         links[os.path.join(os.path.realpath(folder), name)] = named
     for name in project.code.live:

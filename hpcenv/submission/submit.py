@@ -34,7 +34,7 @@ from hpcenv.records.files import save_record, write_text
 from hpcenv.records.frozen import Frozen
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
-from hpcenv.submission import kept_secrets, snapshot
+from hpcenv.submission import hub_cache, kept_secrets, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
@@ -234,6 +234,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target = run.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
+    hub_cache.write(plan.hub, run)
     write_text(plan.lockfile_text, run.lockfile)
     write_text(plan.requirements, run.requirements)
     if plan.record is not None:

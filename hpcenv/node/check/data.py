@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -36,25 +36,61 @@ class DataState:
         return f"{self.files} {'file' if self.files == 1 else 'files'}, {self.size} bytes, {self.digest}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataEntry:
+    """A file of data.
+
+    Attributes:
+        name: below the folder; empty where the data are one file.
+        mtime_ns: time of the last change, in ns since 1970.
+        sha256: of the content; only needed where contents are compared.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int = 0
+    sha256: str = ""
+
+
 def read_state(path: str, compare: DataCompare) -> DataState:
     """Return the state of a file or folder. Symbolic links are followed.
 
     Raises:
         OSError: it is not there, or a part of it cannot be read.
     """
-    digest, count, size = hashlib.sha256(), 0, 0
+    return state_of(read_entries(path, compare), compare)
+
+
+def read_entries(path: str, compare: DataCompare) -> Iterator[DataEntry]:
+    """Yield the files of a file or folder, sorted by name, with what `compare` needs. Symbolic links are followed.
+
+    Raises:
+        OSError: as `read_state`.
+    """
     names = sorted(_files(path))
     with ThreadPoolExecutor(_READERS) as readers:
         contents = readers.map(_sha256, (place for _, place in names)) if compare == "sha256" else iter(())
         for name, place in names:
             status = os.stat(place)
-            parts = [name, str(status.st_size)]
-            if compare == "size-and-time":
-                parts.append(str(status.st_mtime_ns))
-            elif compare == "sha256":
-                parts.append(next(contents))
-            digest.update(b"\0".join(os.fsencode(part) for part in parts) + b"\n")
-            count, size = count + 1, size + status.st_size
+            sha256 = next(contents) if compare == "sha256" else ""
+            yield DataEntry(name=name, size=status.st_size, mtime_ns=status.st_mtime_ns, sha256=sha256)
+
+
+def state_of(entries: Iterable[DataEntry], compare: DataCompare) -> DataState:
+    """Return the state that files make together. Pure.
+
+    Args:
+        entries: sorted by name.
+    """
+    digest, count, size = hashlib.sha256(), 0, 0
+    for entry in entries:
+        parts = [entry.name, str(entry.size)]
+        if compare == "size-and-time":
+            parts.append(str(entry.mtime_ns))
+        elif compare == "sha256":
+            parts.append(entry.sha256)
+        digest.update(b"\0".join(os.fsencode(part) for part in parts) + b"\n")
+        count, size = count + 1, size + entry.size
     return DataState(digest=digest.hexdigest(), files=count, size=size)
 
 

@@ -327,7 +327,8 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
     if manifest.launches and manifest.start_hook_sha256:
         wanted[_HOOK] = (manifest.start_hook_sha256, "what Python runs at the start of every rank")
     for one in manifest.data:
-        wanted[f"data.{one.name}"] = (one.state, f"{one.path} ({one.compare}), as it was at submission")
+        named = f"{one.hub}, {one.path}" if one.hub else one.path
+        wanted[f"data.{one.name}"] = (one.state, f"{named} ({one.compare}), as it was at submission")
     for field, (value, note) in wanted.items():
         severity = severities.of(field)
         yield Expectation(field=field, value=value, severity=severity, origin="at submission", note=note)
@@ -335,7 +336,7 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
 
 def _notes(manifest: Manifest) -> tuple[str, ...]:
     """Return what the table says about data, code and modules."""
-    data = [f"data {one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
+    data = [f"data {one.hub or one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
     if manifest.launches and not manifest.script:

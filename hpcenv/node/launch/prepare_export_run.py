@@ -77,6 +77,8 @@ def moved(manifest: dict[str, Any], folder: str, run: str, job: str, environ: Ma
         # Each job copies the exported code when it begins, and works in its own copy.
         manifest["source"]["folder"] = here(manifest["source"]["folder"], run)
         manifest["source"].update(shared=folder, roots=[])
+    for setting in manifest.get("settings", []):
+        setting["value"] = here(setting["value"])
     for name in ("script", "workdir"):
         manifest[name] = here(manifest[name], run if manifest.get("source") else folder)
     manifest["run"], manifest["run_folder"] = f"{manifest['run']}-{job}", run

@@ -1,0 +1,36 @@
+"""`hpcenv data list`.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import click
+
+from hpcenv import size
+from hpcenv.cli import _render
+from hpcenv.errors import Command
+from hpcenv.hub.stored import list_stored
+
+
+@click.command("list")
+@_render.store_option
+@_render.json_option
+def command(where: _render.Where, as_json: bool) -> None:
+    """List the repositories of a hub that are in the store, with their folders.
+
+    What no project needs any more can be removed: delete the folder and the .json beside
+    it. Its space is free when no other commit has the same files; `hpcenv data fetch`
+    brings it back.
+    """
+    place = where.place()
+    stored = list_stored(place)
+    if as_json:
+        _render.success("data list", {"store": str(place.root), "data": stored})
+        return
+    if not stored:
+        _render.tell(f"{place.root} has no data of a hub; `{Command('hpcenv', 'data', 'fetch')}` brings them")
+        return
+    for one in stored:
+        part = f" ({', '.join(one.patterns)})" if one.patterns else ""
+        _render.say(f"{one.hub}{part}: {one.files} files, {size.shown(one.size)}\n  {one.path}")

@@ -1,0 +1,40 @@
+"""`hpcenv data resolve`.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import click
+
+from hpcenv.cli import _progress, _render
+from hpcenv.errors import UsageError
+from hpcenv.hub.access import find_access
+from hpcenv.hub.fetch import resolve
+from hpcenv.project.hub_reference import parse_repository
+
+
+@click.command("resolve")
+@click.argument("repository")
+@_render.json_option
+def command(repository: str, as_json: bool) -> None:
+    """Print REPOSITORY with the commit that its branch or tag names now, as [[data]] needs it.
+
+    REPOSITORY is ORG/NAME or ORG/NAME@BRANCH for a model, and datasets/ORG/NAME or
+    spaces/ORG/NAME for the others. Without a branch it is `main`.
+    """
+    try:
+        wanted = parse_repository(repository)
+    except ValueError as error:
+        raise UsageError(str(error), hint="hpcenv data resolve ORG/NAME") from error
+    access = find_access(os.environ)
+    with _progress.shown(as_json=as_json) as on_event:
+        commit = resolve(wanted, access, on_event=on_event)
+    found = replace(wanted, revision=commit)
+    if as_json:
+        _render.success("data resolve", {"hub": str(found), "revision": wanted.revision, "endpoint": access.endpoint})
+        return
+    _render.say(f'hub = "{found}"')

@@ -1,0 +1,91 @@
+"""Which hub the user works with, and the token for it: what the hub's own library would use.
+
+Runs on: LOGIN NODE. The names of the variables and their order are those of huggingface_hub 2.4 (constants.py,
+utils/_auth.py). A project cannot name a hub: its author would get the token of the reader.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hpcenv.errors import UsageError
+from hpcenv.records.files import read_file
+
+# constants.py of the library: _HF_DEFAULT_ENDPOINT.
+DEFAULT_ENDPOINT = "https://huggingface.co"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubAccess:
+    """A hub and the user's token for it.
+
+    Attributes:
+        endpoint: address without a slash at the end.
+        endpoint_origin: where it comes from, for messages.
+        token: empty without one.
+        token_origin: where the token comes from, or why there is none.
+    """
+
+    endpoint: str
+    endpoint_origin: str
+    token: str = field(default="", repr=False)
+    token_origin: str = ""
+
+
+def find_access(environ: Mapping[str, str]) -> HubAccess:
+    """Return the hub and the token that the user's environment names.
+
+    Raises:
+        UsageError: HF_ENDPOINT is not an address.
+    """
+    named = environ.get("HF_ENDPOINT", "").rstrip("/")
+    endpoint = named or DEFAULT_ENDPOINT
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
+        # The value is not quoted: it may hold a password.
+        why = "it is not an address of the form https://HOST[:PORT]; a password does not belong there"
+        raise UsageError("the variable HF_ENDPOINT cannot be used", why=why, hint="export HF_ENDPOINT=https://HOST")
+    token, origin = _token(environ)
+    if token and address.scheme == "http" and address.hostname not in _LOOPBACK:
+        token, origin = "", f"the token ({origin}) is not sent: {address.netloc} is used without encryption"
+    return HubAccess(
+        endpoint=endpoint,
+        endpoint_origin="HF_ENDPOINT" if named else "the default of the hub's library",
+        token=token,
+        token_origin=origin,
+    )
+
+
+def _token(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the token, and where it comes from or why there is none."""
+    if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _TRUE:
+        return "", "no token is sent: HF_HUB_DISABLE_IMPLICIT_TOKEN is set"
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        value = environ.get(name, "").strip()
+        if value:
+            return (value, name) if _TOKEN.fullmatch(value) else ("", f"{name} does not hold a token")
+    path = _token_file(environ)
+    try:
+        value = read_file(path, most=1 << 16).decode("ascii").strip()
+    except FileNotFoundError:
+        return "", f"no token: HF_TOKEN is not set, and there is no {path}"
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"no token: {path} cannot be read ({getattr(error, 'strerror', None) or 'not ASCII'})"
+    return (value, str(path)) if _TOKEN.fullmatch(value) else ("", f"{path} does not hold a token")
+
+
+def _token_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the library's file of the token."""
+    user = Path(environ.get("HOME") or os.path.expanduser("~"))
+    cache = environ.get("XDG_CACHE_HOME") or str(user / ".cache")
+    home = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    path = environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+    return Path(re.sub(r"\A~(?=/|\Z)", lambda _: str(user), path))

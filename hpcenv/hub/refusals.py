@@ -1,0 +1,111 @@
+"""What a hub's refusals and network faults mean for a user.
+
+Runs on: LOGIN NODE. No message quotes the token, a request, or the query of an address, which a storage signs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import requests
+
+from hpcenv.errors import Command, DataUnavailable
+from hpcenv.hub.access import HubAccess
+from hpcenv.image.registry.refusals import one_line
+from hpcenv.image.registry.session import retry_after
+from hpcenv.project.hub_reference import HubReference
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubRefusals:
+    """The errors of one hub; each method returns the error for one situation.
+
+    Attributes:
+        timeout: seconds that one request may take.
+    """
+
+    access: HubAccess
+    timeout: float
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self.access.endpoint).netloc
+
+    @property
+    def _token(self) -> str:
+        known = f"the token comes from {self.access.token_origin}"
+        return known if self.access.token else self.access.token_origin
+
+    def status(self, response: requests.Response, wanted: HubReference, text: str) -> DataUnavailable:
+        """Return the error for a response whose status is not 200.
+
+        Args:
+            text: the hub's own words; may be empty.
+        """
+        status, told = response.status_code, one_line(text)
+        page = f"{self.access.endpoint}/{wanted.repository}"
+        if status in (401, 403):
+            why = "\n".join(part for part in (told or f"the hub answered {status}", self._token) if part)
+            hint = f"request access at {page}, log in (hf auth login, or HF_TOKEN), or check the name"
+            return DataUnavailable(f"`{self._host}` refuses access to `{wanted}`", why=why, hint=hint)
+        if status == 404:
+            why = told or f"`{self._host}` answered 404"
+            if response.headers.get("X-Error-Code") == "RevisionNotFound":
+                why += f"\nthe repository exists, and has no revision `{wanted.revision}`"
+            look = Command("hpcenv", "data", "resolve", wanted.repository)
+            return DataUnavailable(
+                f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=("the newest commit: ", look)
+            )
+        if status == 429:
+            seconds = retry_after(response)
+            wait = "a few minutes" if seconds is None else f"{seconds:.0f} s"
+            why = told or "the limit is per address or per user, and all users of a login node have one address"
+            hint = f"log in (HF_TOKEN), or wait {wait}; the next attempt continues"
+            return DataUnavailable(f"`{self._host}` refuses more requests for now (429)", why=why, hint=hint)
+        why = told or one_line(str(response.reason))
+        later = "try again later: the next attempt continues" if status >= 500 else None
+        return DataUnavailable(f"`{self._host}` answered with status {status}", why=why, hint=later)
+
+    def unreachable(self, error: Exception) -> DataUnavailable:
+        """Return the error for a network fault."""
+        request = getattr(error, "request", None)
+        url = getattr(request, "url", None)
+        host = urlsplit(url).netloc if isinstance(url, str) else self._host
+        named = f"the hub `{host}`" if host == self._host else f"`{host}`, which the hub `{self._host}` named,"
+        text, hint = str(error), "try again; check whether a firewall or proxy interferes"
+        if isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in text:
+            what, why = f"did not answer within {self.timeout:g} s", "no bytes arrived"
+        elif isinstance(error, requests.exceptions.SSLError):
+            what, why = "cannot be used with https", one_line(text.rpartition("(")[2].rstrip(")'\""))
+            hint = "name your site's CA file in the variable REQUESTS_CA_BUNDLE"
+        elif isinstance(error, requests.exceptions.ProxyError):
+            what, why = "cannot be reached through the proxy", "http_proxy or https_proxy names a proxy"
+            hint = "check the proxy, or add the host to no_proxy"
+        elif isinstance(error, requests.TooManyRedirects):
+            what, why, hint = "redirects in a circle", "more than five redirects for one request", "try again later"
+        elif "resolve" in text:
+            what, why = "is not a known host", "its name does not resolve"
+            hint = "compute nodes often cannot reach the internet, login nodes can; a mirror: HF_ENDPOINT"
+        elif "refused" in text:
+            what, why = "is down", f"no program listens at {host} (connection refused)"
+        else:
+            what, why = "closed the connection too early", type(error).__name__
+        return DataUnavailable(f"{named} {what}", why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
+                               hint=hint)  # fmt: skip
+
+    def redirected(self, why: str) -> DataUnavailable:
+        """Return the error for a redirect that is not followed."""
+        return DataUnavailable(
+            f"`{self._host}` redirects to an address that hpcenv does not use",
+            why=one_line(why),
+            hint="check HF_ENDPOINT, or report this to the administrators of the hub",
+        )
+
+    def unusable(self, wanted: HubReference, why: str) -> DataUnavailable:
+        """Return the error for an answer that does not follow the interface."""
+        return DataUnavailable(
+            f"the answer of `{self._host}` for `{wanted}` cannot be used",
+            why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
+            hint="check that HF_ENDPOINT names a hub",
+        )

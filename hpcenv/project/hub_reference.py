@@ -1,0 +1,88 @@
+"""A repository of a hub at one commit: `ORG/NAME@COMMIT`.
+
+Runs on: LOGIN NODE. Pure.
+
+The form is that of the hub's own library for paths, without `hf://` (huggingface_hub 2.4,
+docs/source/en/package_reference/hf_uris.md): `datasets/` and `spaces/` before the name tell the kind, a name alone is a
+model.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+HubKind = Literal["model", "dataset", "space"]
+
+_KINDS: dict[str, HubKind] = {"datasets": "dataset", "spaces": "space", "models": "model"}
+# huggingface_hub 2.4, utils/_validators.py, validate_repo_id: at most 96 characters; no `--`, `..`, `.git` at the end.
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# Names of branches and tags as git allows them, as far as they are plain (git-check-ref-format(1)).
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubReference:
+    """A repository of a hub at a revision.
+
+    Attributes:
+        name: `ORG/NAME`, or `NAME` for a repository without organisation.
+        revision: the commit, 40 hexadecimal digits; before it is resolved also a branch or tag.
+    """
+
+    kind: HubKind
+    name: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}"
+
+    @property
+    def repository(self) -> str:
+        """The repository as users and addresses name it: with `datasets/` or `spaces/`, a model without a prefix."""
+        return self.name if self.kind == "model" else f"{self.kind}s/{self.name}"
+
+    @property
+    def cache_folder(self) -> str:
+        """Name of its folder in the cache of the hub's library (huggingface_hub 2.4, `repo_folder_name`)."""
+        return f"{self.kind}s--{self.name.replace('/', '--')}"
+
+
+def parse_repository(text: str, *, default_revision: str = "main") -> HubReference:
+    """Return the repository that `[datasets/|spaces/]ORG/NAME[@REVISION]` names; the revision may be a branch.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    path, at, revision = text.partition("@")
+    first, _, rest = path.partition("/")
+    kind = _KINDS.get(first) if rest else None
+    name = path if kind is None else rest
+    parts = name.split("/")
+    if len(parts) > 2 or not all(map(_is_name, parts)):
+        raise ValueError(
+            f"`{text[:200]}` does not name a repository of a hub: ORG/NAME@COMMIT, or datasets/ORG/NAME@COMMIT"
+        )
+    revision = revision if at else default_revision
+    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision:
+        raise ValueError(f"`{text[:200]}` names no revision after the @")
+    return HubReference(kind=kind or "model", name=name, revision=revision)
+
+
+def parse_locked(text: str) -> HubReference:
+    """Return the repository and commit that `[datasets/|spaces/]ORG/NAME@COMMIT` names.
+
+    Raises:
+        ValueError: it is not of this form, or names no commit: a branch would name other files tomorrow.
+    """
+    found = parse_repository(text, default_revision="main")
+    if not _COMMIT.fullmatch(found.revision):
+        named = f"`{found.revision}` is not a commit" if "@" in text else "it names no commit"
+        raise ValueError(f"{named} (40 hexadecimal digits); to see it: hpcenv data resolve {found}")
+    return found
+
+
+def _is_name(part: str) -> bool:
+    return bool(_PART.fullmatch(part)) and "--" not in part and ".." not in part and not part.endswith(".git")

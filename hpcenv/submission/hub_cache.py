@@ -1,0 +1,141 @@
+"""The cache of a hub's library that the ranks of one run see: the repositories of [[data]], each at its commit.
+
+Runs on: LOGIN NODE. The layout is that of huggingface_hub 2.4 (docs/source/en/guides/manage-cache.md):
+
+    RUN/hub/models--ORG--NAME/refs/main            the commit: what a script gets that names no revision
+    RUN/hub/models--ORG--NAME/snapshots/COMMIT     a link to the folder in the store
+
+The cache belongs to the run, so `main` means the same for the script on every day, and what hpcenv.toml does not name
+is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcenv.project.hub_reference import HubReference, parse_locked
+from hpcenv.project.spec import DataTable
+from hpcenv.project.store_config import StorePlace
+from hpcenv.records.frozen import Frozen
+from hpcenv.records.manifest import Bind, Environment, Setting
+from hpcenv.records.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hpcenv.node.check.data import DataState
+
+_ORIGIN = "[[data]] hub in hpcenv.toml"
+# Without them the libraries ask the hub first, and wait for its time limit on a node without network: huggingface_hub
+# 2.4 (constants.py), transformers 4 and datasets 2 and later (config.py; older ones know only their own name).
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_WHY_OFFLINE = "the libraries read the fetched files and do not ask the hub"
+_WHY_CACHE = "the fetched repositories of this run"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class HubCache(Frozen):
+    """The cache of one run, as `submit` will write it.
+
+    Attributes:
+        refs: path below the cache -> commit.
+        links: path below the cache -> folder in the store.
+    """
+
+    refs: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def binds(self) -> tuple[Bind, ...]:
+        """Return what a container needs to see: the folders at their own paths."""
+        return tuple(Bind(source=path, target=path, read_only=True) for path in sorted(set(self.links.values())))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FetchedData(Frozen):
+    """A repository of [[data]] in the store, unchanged since it was fetched."""
+
+    wanted: HubReference
+    folder: Path
+    state: DataState
+
+
+def find_fetched(one: DataTable, place: StorePlace) -> FetchedData:
+    """Return the fetched repository that a [[data]] with `hub` names.
+
+    Raises:
+        DataUnavailable: it is not fetched, or was changed since.
+        FileUnusable: the store is not trusted.
+    """
+    # Loads the code of the store, which a run without such data does not need.
+    from hpcenv.hub import tree
+    from hpcenv.image.store import store_folder
+
+    wanted = parse_locked(one.hub or "")
+    located = tree.locate(place.root, wanted, one.files)
+    if store_folder.place_exists(place):
+        store_folder.open_place(place)
+    return FetchedData(wanted=wanted, folder=located.folder, state=tree.require_unchanged(located, one.compare))
+
+
+def plan_cache(fetched: Sequence[FetchedData], notes: list[str]) -> HubCache:
+    """Return the cache of a run. Pure, but for a line in `notes` where a script has to name the revision."""
+    commits: dict[str, list[str]] = {}
+    links: dict[str, str] = {}
+    for one in fetched:
+        folder = one.wanted.cache_folder
+        commits.setdefault(folder, []).append(one.wanted.revision)
+        links[f"{folder}/snapshots/{one.wanted.revision}"] = str(one.folder)
+    for folder, named in commits.items():
+        if len(named) > 1:
+            notes.append(f"{folder}: [[data]] names {len(named)} commits: the script has to name the revision")
+    refs = {f"{folder}/refs/main": named[0] for folder, named in commits.items() if len(named) == 1}
+    return HubCache(refs=refs, links=links)
+
+
+def with_variables(
+    given: Sequence[Setting], cache: HubCache, run_folder: Path, notes: list[str]
+) -> tuple[Setting, ...]:
+    """Return the variables of the ranks with those for the cache; a variable that is given already stays.
+
+    Args:
+        notes: gets a line for each given variable that has another value.
+    """
+    if not cache.links:
+        return tuple(given)
+    own = {name: Setting(name=name, value=value, origin=_ORIGIN, reason=_WHY_OFFLINE)
+           for name, value in _OFFLINE.items()}  # fmt: skip
+    place = str(RunFolder(run_folder).hub)
+    own["HF_HUB_CACHE"] = Setting(name="HF_HUB_CACHE", value=place, origin=_ORIGIN, reason=_WHY_CACHE)
+    for setting in given:
+        asked = own.get(setting.name)
+        if asked is not None and asked.value != setting.value:
+            what = f"{setting.name}={setting.value} ({setting.origin}) replaces {asked.value}"
+            notes.append(f"{what}: the ranks may not find the data of [[data]]")
+        own[setting.name] = setting
+    return tuple(own[name] for name in sorted(own))
+
+
+def with_binds(environment: Environment, cache: HubCache) -> Environment:
+    """Return the environment with the folders of the cache; on the host they are there anyway."""
+    if environment.kind != "sif" or not cache.links:
+        return environment
+    return replace(environment, binds=(*environment.binds, *cache.binds()))
+
+
+def write(cache: HubCache, run: RunFolder) -> None:
+    """Write the cache into a run folder.
+
+    Raises:
+        OSError: the file system refuses it.
+    """
+    for name, commit in cache.refs.items():
+        path = run.hub / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The library compares the whole content with a commit: no line end.
+        path.write_text(commit, encoding="ascii")
+    for name, folder in cache.links.items():
+        path = run.hub / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(folder, path)
