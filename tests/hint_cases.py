@@ -298,6 +298,9 @@ _DISK = "it needs a full disk, so root"
 _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
 
 NOT_FOLLOWED: dict[str, str] = {
+    "cli/data/listing.py: hpcenv data fetch": "it is a note, no error; it needs a hub",
+    "hub/refusals.py: hpcenv data resolve *": "it needs a hub: tests/unit/hub/test_fetch.py has one",
+    "hub/tree.py: hpcenv data fetch": "it needs a hub: tests/unit/submission/test_hub_cache.py types it",
     "cli/image/_conversion.py: *": _DAMAGED_IMAGE,
     "cli/image/_conversion.py: * *": _DAMAGED_IMAGE,
     "cli/image/_conversion.py: * --plain-http *": "a registry without TLS: tests/unit/image/test_sif_registry.py reads it",

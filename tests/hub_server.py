@@ -5,6 +5,7 @@ Large files are redirected to a second server, as the hub redirects to its stora
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -25,7 +26,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def entry(path: str, data: bytes, *, lfs: bool = False, **changed: Any) -> dict[str, Any]:
+def entry(path: str, data: bytes, /, *, lfs: bool = False, **changed: Any) -> dict[str, Any]:
     """Return the entry of a file as the hub lists it."""
     found: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": git_sha1(data)}
     if lfs:
@@ -48,8 +49,16 @@ class Hub:
     """
 
     def __init__(
-        self, files: dict[str, bytes], *, repository: str = "lab/tiny", lfs: tuple[str, ...] = (), token: str = "",
-        page: int = 1000, listed: list[Any] | None = None, commit: str = COMMIT, faults: dict[str, list[Any]] | None = None,
+        self,
+        files: dict[str, bytes],
+        *,
+        repository: str = "lab/tiny",
+        lfs: tuple[str, ...] = (),
+        token: str = "",
+        page: int = 1000,
+        listed: list[Any] | None = None,
+        commit: str = COMMIT,
+        faults: dict[str, list[Any]] | None = None,
     ) -> None:
         self.files, self.lfs, self.token, self.page, self.commit = files, lfs, token, page, commit
         self.repository = repository
@@ -132,8 +141,10 @@ class _Front(Served):
 
     def other(self, handler: Any, path: str) -> Any:
         hub = self.hub
-        kind, name = ("models", hub.repository) if "/" not in hub.repository.partition("/")[2] else (
-            hub.repository.split("/", 1)
+        kind, name = (
+            ("models", hub.repository)
+            if "/" not in hub.repository.partition("/")[2]
+            else (hub.repository.split("/", 1))
         )
         if hub.token and handler.headers.get("Authorization") != f"Bearer {hub.token}":
             return _json({"error": "Access to this repository is restricted"}, 401, **{"X-Error-Code": "GatedRepo"})
@@ -153,7 +164,11 @@ class _Front(Served):
         begin = int(query.get("cursor", ["0"])[0])
         end = begin + self.hub.page
         entries = self.hub.entries()
-        more = {"Link": f'<{self.hub.endpoint}{path}?recursive=true&cursor={end}>; rel="next"'} if end < len(entries) else {}
+        more = (
+            {"Link": f'<{self.hub.endpoint}{path}?recursive=true&cursor={end}>; rel="next"'}
+            if end < len(entries)
+            else {}
+        )
         return _json(entries[begin:end], **{"X-Repo-Commit": self.hub.commit}, **more)
 
     def _file(self, handler: Any, path: str) -> Any:
@@ -162,8 +177,13 @@ class _Front(Served):
             return _json({"error": "Entry not found"}, 404, **{"X-Error-Code": "EntryNotFound"})
         if path in hub.lfs:
             place = f"http://{hub.storage.host}/{urllib.parse.quote(path)}?Signature=secret-signature"
-            return 302, {"Location": place, "X-Repo-Commit": hub.commit}, b""
-        return _answer(hub, handler, path)
+            linked = {"X-Linked-Etag": f'"{sha256(hub.files[path])}"', "X-Linked-Size": str(len(hub.files[path]))}
+            return 302, {"Location": place, "X-Repo-Commit": hub.commit, **linked}, b""
+        answer = _answer(hub, handler, path)
+        if callable(answer):
+            return answer
+        status, headers, body = answer
+        return status, {"ETag": f'"{git_sha1(hub.files[path])}"', "X-Repo-Commit": hub.commit, **headers}, body
 
 
 class _Storage(Served):
@@ -179,9 +199,13 @@ class _Storage(Served):
         return _answer(self.hub, handler, urllib.parse.unquote(path.lstrip("/")))
 
 
+def _fail(fault: Any, body: bytes, handler: Any) -> None:
+    fault(handler, body)
+
+
 def _answer(hub: Hub, handler: Any, path: str) -> Any:
     left = hub.faults.get(path)
     if left:
         fault = left.pop(0)
-        return fault(handler, hub.files[path]) if callable(fault) else fault
+        return functools.partial(_fail, fault, hub.files[path]) if callable(fault) else fault
     return part_of(handler, hub.files[path])

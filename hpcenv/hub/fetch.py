@@ -9,6 +9,7 @@ hashed again, because another program may have changed them. The folder appears 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -35,6 +36,7 @@ from hpcenv.records.files import save_record
 
 _CHUNK = 4 << 20
 _WORKERS = 8
+_MOST_RENAMES = 100
 _SECONDS_ABANDONED = 86400.0
 _LIMITS = TransferLimits(most_bytes=1 << 50, resume_from=1 << 20)
 
@@ -185,9 +187,7 @@ class _Counting:
             self._on_event(event)
         elif event.done == event.total:
             self._done += 1
-            self._on_event(
-                Event(phase="fetch", what="small files", done=self._done, total=self._total, unit="entries")
-            )
+            self._on_event(Event(phase="fetch", what="small files", done=self._done, total=self._total, unit="entries"))
 
 
 def _partial(place: Path) -> int:
@@ -238,16 +238,33 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
         tree.record.unlink(missing_ok=True)
-        if os.path.lexists(tree.folder):
-            # Never a moment with half of the old and half of the new files.
-            os.rename(tree.folder, parent / f".{tree.folder.name}.{secrets.token_hex(8)}.old")
-        os.rename(aside, tree.folder)
+        _put_in_place(aside, tree)
         save_record(record, tree.record)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         for old in parent.glob(f".{tree.folder.name}.*.old"):
             shutil.rmtree(old, ignore_errors=True)
     return record
+
+
+def _put_in_place(aside: Path, tree: HubTree) -> None:
+    """Give a complete folder its name; there is never a moment with half of the old and half of the new files.
+
+    Raises:
+        OSError: the file system refuses it.
+    """
+    for _ in range(_MOST_RENAMES):
+        with suppress(FileNotFoundError):
+            os.rename(tree.folder, aside.parent / f".{tree.folder.name}.{secrets.token_hex(8)}.old")
+        try:
+            os.rename(aside, tree.folder)
+        except OSError as error:
+            # Another process has put the same files there in the meantime.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+    raise OSError(errno.EEXIST, "other processes put it there again and again", str(tree.folder))
 
 
 def _link(blob: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
+from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
@@ -41,6 +42,9 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "reproduce": (("reproduce", "a"), "run-not-found"),
     "compare": (("compare", "a", "b"), "run-not-found"),
     "site": (("site", "nosuch"), "spec-invalid"),
+    "data fetch": (("data", "fetch"), "spec-invalid"),
+    "data list": (("data", "list", "--trust", "nosuchuser", "--store", "."), "usage"),
+    "data resolve": (("data", "resolve", "a/b/c"), "usage"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
     "sign": (("sign", "nosuch", "--key", "nosuch"), "file-unusable"),
@@ -74,8 +78,9 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
     return envelope
 
 
-EVERY = [verb for verb in VERBS if verb not in ("bundle", "image", "net")]
+EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "net")]
 EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
+EVERY += [f"data {verb}" for verb in DATA_VERBS]
 EVERY += [f"bundle {verb}" for verb in BUNDLE_VERBS]
 
 

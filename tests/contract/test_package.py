@@ -16,6 +16,7 @@ import hpcenv
 from hpcenv.cli._command_line import cli
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
+from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
@@ -61,10 +62,16 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "verb"), [("net", verb) for verb in NET_VERBS] + [("bundle", verb) for verb in BUNDLE_VERBS]
+    ("group", "verb"),
+    [
+        (group, verb)
+        for group, verbs in (("net", NET_VERBS), ("bundle", BUNDLE_VERBS), ("data", DATA_VERBS))
+        for verb in verbs
+    ],
 )
 def test_every_command_of_a_group_is_a_file_in_cli(group: str, verb: str) -> None:
-    command = importlib.import_module(f"hpcenv.cli.{group}.{verb}").command
+    # `list` is a built-in of Python.
+    command = importlib.import_module(f"hpcenv.cli.{group}.{'listing' if verb == 'list' else verb}").command
     assert command.name == verb
     assert command.help
     assert "--json" in [word for option in command.params for word in option.opts]
@@ -76,7 +83,7 @@ def command_of(verb: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "image", "net")])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "data", "image", "net")])
 def test_every_command_is_a_file_in_cli(verb: str) -> None:
     command = command_of(verb)
     assert command.name == verb

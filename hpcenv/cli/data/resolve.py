@@ -29,7 +29,7 @@ def command(repository: str, as_json: bool) -> None:
     try:
         wanted = parse_repository(repository)
     except ValueError as error:
-        raise UsageError(str(error), hint="hpcenv data resolve ORG/NAME") from error
+        raise UsageError(str(error), hint="ORG/NAME for a model; datasets/ORG/NAME, spaces/ORG/NAME") from error
     access = find_access(os.environ)
     with _progress.shown(as_json=as_json) as on_event:
         commit = resolve(wanted, access, on_event=on_event)

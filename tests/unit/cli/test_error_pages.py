@@ -16,10 +16,12 @@ import pytest
 from hpcenv import errors, process
 from hpcenv.cli import _errors
 from hpcenv.errors import HpcenvError
+from hpcenv.hub import tree
 from hpcenv.image.convert import layer_index
 from hpcenv.node.container import secret
 from hpcenv.node.launch import launch
 from hpcenv.node.this_node import ThisNode
+from hpcenv.project.hub_reference import parse_locked
 from hpcenv.recipes.rebuild import RebuildResult as Rebuild
 from hpcenv.recipes.rebuild_comparison import ComparedField
 from hpcenv.records.manifest import Secret
@@ -184,6 +186,9 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "would-overwrite": lambda s: s.typed("init"),
     "record-invalid": lambda s: with_file(s, "runs/a/submission.json", "{", "status", "a"),
     "file-unusable": lambda s: s.typed("export", "requirements", "-o", "/proc/x/requirements.txt"),
+    "data-unavailable": lambda _: raised(
+        lambda: tree.require_unchanged(tree.locate(Path("/store"), parse_locked(f"lab/tiny@{'0' * 40}"), ()), "list")
+    ),
     "hashes-unproved": lambda s: s.typed("lock", "--require-hashes", "--no-wheels"),
     "pins-differ": lambda s: with_file(s, "requirements.txt", "torch==1.0\n", "lock", "--from", "requirements.txt"),
     "lint-failed": lambda s: with_file(

@@ -1,0 +1,156 @@
+"""Data of a hub in a run: found by the ranks, recorded, compared on the nodes, and refused where they are not as fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from hpcenv.node.container.start_command import build_start_command
+from hpcenv.records.manifest import Environment, Setting
+from hpcenv.submission import hub_cache
+from hpcenv.submission.hub_cache import HubCache
+from tests.hub_server import COMMIT, Hub
+
+OTHER = "f" * 40
+FILES = {"config.json": b'{"hidden": 32}', "w.bin": b"weights" * 1000}
+SCRIPT = """
+import os, pathlib
+assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
+assert "HF_TOKEN" not in os.environ
+cache = pathlib.Path(os.environ["HF_HUB_CACHE"], "models--lab--tiny")
+commit = (cache / "refs" / "main").read_text()
+print("TRAINS", commit, (cache / "snapshots" / commit / "config.json").read_text(), flush=True)
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub(FILES, lfs=("w.bin",))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def environ(project: Path, hub: Hub, tmp_path: Path) -> dict[str, str]:
+    (project / "train.py").write_text(SCRIPT)
+    with open(project / "hpcenv.toml", "a") as file:
+        file.write(f'[[data]]\nhub = "lab/tiny@{COMMIT}"\n')
+    named = hub.environ(HF_TOKEN="hf_secret", HPCENV_STORE=str(tmp_path / "store"))
+    return {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home"), **named}
+
+
+def submit(hpcenv: Any, project: Path, environ: dict[str, str], *words: str) -> Any:
+    return hpcenv(
+        "submit", "train.py", "--cluster", "local", "--nproc", "1", "--wait", *words, cwd=project, environ=environ
+    )
+
+
+def test_a_run_reads_the_fetched_model_and_a_changed_byte_is_named(
+    hpcenv: Any, project: Path, environ: dict[str, str], hub: Hub
+) -> None:
+    done = submit(hpcenv, project, environ, "--name", "none")
+    assert done.status == 48
+    assert f"`lab/tiny@{COMMIT}` is not fetched" in done.stderr
+    assert "hpcenv data fetch" in done.stderr
+    assert hpcenv("data", "fetch", cwd=project, environ=environ).status == 0
+    hub.close()
+    done = submit(hpcenv, project, environ, "--name", "one")
+    run = project / "runs" / "one"
+    assert done.status == 0, done.stderr
+    assert f'TRAINS {COMMIT} {{"hidden": 32}}' in (run / "job.log").read_text()
+    manifest = json.loads((run / "manifest.json").read_text())
+    (data,) = manifest["data"]
+    assert (data["name"], data["hub"]) == ("lab-tiny", f"lab/tiny@{COMMIT}")
+    table = tomlkit.parse((run / "lock.toml").read_text())["data"]["lab-tiny"].unwrap()
+    assert table == {name: data[name] for name in ("path", "compare", "state", "hub")}
+    verdict = (run / "verdict.json").read_text()
+    assert "match" in verdict
+    assert f"data lab/tiny@{COMMIT}: size-and-time compared" in verdict
+    for path in run.rglob("*"):
+        assert not path.is_file() or b"hf_secret" not in path.read_bytes(), path
+
+    changed = Path(data["path"], "config.json")
+    changed.chmod(0o644)
+    changed.write_bytes(b'{"hidden": 33}')
+    done = submit(hpcenv, project, environ, "--name", "two")
+    assert done.status == 48
+    assert "config.json: changed since it was fetched" in done.stderr
+    assert not (project / "runs" / "two").exists()
+
+
+def test_a_change_after_the_submission_is_found_on_the_node(
+    hpcenv: Any, project: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    assert hpcenv("data", "fetch", cwd=project, environ=environ).status == 0
+    exported = tmp_path / "exported"
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--time", "5", "--export", str(exported),
+                  cwd=project, environ=environ)  # fmt: skip
+    assert done.status == 0, done.stderr
+    manifest = json.loads((exported / "manifest.json").read_text())
+    (data,) = manifest["data"]
+    assert f"lab/tiny@{COMMIT}" in (exported / "README.txt").read_text()
+    assert os.readlink(exported / "hub" / "models--lab--tiny" / "snapshots" / COMMIT) == data["path"]
+    Path(data["path"], "more").write_bytes(b"")
+    from hpcenv.node.check.data import read_state
+
+    assert str(read_state(data["path"], data["compare"])) != data["state"]
+
+
+def test_an_exported_folder_has_its_cache_where_it_is_now(tmp_path: Path) -> None:
+    from hpcenv.node.launch.prepare_export_run import moved
+
+    before, now = "/old/exported", str(tmp_path)
+    settings = [{"name": "HF_HUB_CACHE", "value": f"{before}/hub"}, {"name": "A", "value": "/old/exported-not"}]
+    manifest = {"run": "r", "run_folder": before, "environment": {"kind": "host"}, "script": "", "workdir": before,
+                "settings": settings}  # fmt: skip
+    values = [one["value"] for one in moved(manifest, now, f"{now}/runs/7", "7", {})["settings"]]
+    assert values == [f"{now}/hub", "/old/exported-not"]
+
+
+def cache_of(*commits: str) -> tuple[HubCache, list[str]]:
+    from hpcenv.node.check.data import DataState
+    from hpcenv.project.hub_reference import parse_locked
+
+    notes: list[str] = []
+    state = DataState(digest="", files=1, size=1)
+    found = [
+        hub_cache.FetchedData(wanted=parse_locked(f"lab/tiny@{one}"), folder=Path(f"/store/{one}"), state=state)
+        for one in commits
+    ]
+    return hub_cache.plan_cache(found, notes), notes
+
+
+def test_main_is_the_commit_unless_there_are_two() -> None:
+    cache, notes = cache_of(COMMIT)
+    assert cache.refs == {"models--lab--tiny/refs/main": COMMIT}
+    assert notes == []
+    cache, notes = cache_of(COMMIT, OTHER)
+    assert cache.refs == {}
+    assert len(cache.links) == 2
+    assert "has to name the revision" in notes[0]
+
+
+def test_what_the_user_sets_stays_and_is_said() -> None:
+    cache, notes = cache_of(COMMIT)
+    given = (Setting(name="HF_HUB_OFFLINE", value="0", origin="--env"), Setting(name="A", value="b", origin="--env"))
+    found = {one.name: one.value for one in hub_cache.with_variables(given, cache, Path("/run"), notes)}
+    assert found == {"A": "b", "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+                     "HF_HUB_CACHE": "/run/hub"}  # fmt: skip
+    assert "HF_HUB_OFFLINE=0 (--env) replaces 1" in notes[0]
+    assert hub_cache.with_variables(given, HubCache(), Path("/run"), notes) == given
+
+
+def test_a_container_sees_the_folders_of_the_store_read_only() -> None:
+    cache, _ = cache_of(COMMIT)
+    environment = Environment(kind="sif", python="python3", apptainer="/usr/bin/apptainer", sif="/x.sif")
+    seen = hub_cache.with_binds(environment, cache)
+    start = build_start_command(seen, ["true"], workdir="/", variables={}, inherited={})
+    assert any(f"/store/{COMMIT}" in word and "ro" in word for word in start.argv), start.argv
+    host = Environment(kind="host", python="/usr/bin/python3")
+    assert hub_cache.with_binds(host, cache) == host
