@@ -31,7 +31,7 @@ class HubAccess:
         endpoint: address without a slash at the end.
         endpoint_origin: where it comes from, for messages.
         token: empty without one.
-        token_origin: where the token comes from, or why there is none.
+        token_origin: where the token comes from, or why no token is known.
     """
 
     endpoint: str
@@ -65,7 +65,7 @@ def find_access(environ: Mapping[str, str]) -> HubAccess:
 
 
 def _token(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the token, and where it comes from or why there is none."""
+    """Return the token, and where it comes from or why no token is known."""
     if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _TRUE:
         return "", "no token is sent: HF_HUB_DISABLE_IMPLICIT_TOKEN is set"
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):

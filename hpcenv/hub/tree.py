@@ -97,7 +97,7 @@ def hub_folder(root: Path) -> Path:
 
 
 def read_record(tree: HubTree) -> TreeRecord | None:
-    """Return the record of a fetched tree; None if there is none, or not one of this tree."""
+    """Return the record of a fetched tree; None if it is missing, or of another tree."""
     try:
         record = load_record(TreeRecord, tree.record)
     except RecordInvalid:
@@ -118,7 +118,7 @@ def list_trees(store: Store) -> tuple[TreeRecord, ...]:
 
 
 def expected_state(record: TreeRecord, compare: DataCompare) -> DataState:
-    """Return the state of a tree that nobody has changed. Pure."""
+    """Return the state of an unchanged tree. Pure."""
     return data.state_of(_entries(record), compare)
 
 
