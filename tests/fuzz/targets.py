@@ -426,6 +426,9 @@ packages:
   version: '1'
   sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 """
+_PIXI_7 = _PIXI.replace(b"version: 6", b"version: 7\nplatforms:\n- {name: mine, subdir: linux-64}").replace(
+    b"linux-64:", b"mine:"
+)
 _CONDA_LOCK = b"""version: 1
 metadata: {platforms: [linux-64]}
 package:
@@ -467,7 +470,7 @@ TARGETS: dict[str, Target] = {
     ),
     "pylock": Target(run=read_pinned("pylock.toml"), seeds=_PYLOCK, words=_TOML),
     "uv": Target(run=read_pinned("uv.lock"), seeds=_UV, words=_TOML),
-    "pixi": Target(run=read_pinned("pixi.lock"), seeds=(*_pin_files("pixi-7*"), _PIXI), words=_YAML),
+    "pixi": Target(run=read_pinned("pixi.lock"), seeds=(*_pin_files("pixi-4*"), _PIXI, _PIXI_7), words=_YAML),
     "conda-lock": Target(run=read_pinned("conda-lock.yml"), seeds=(_CONDA_LOCK,), words=_YAML),
     "report": Target(run=read_a_report, seeds=(_REPORT,), words=_JSON, allowed=(LockfileInvalid,)),
     "hostlist": Target(
