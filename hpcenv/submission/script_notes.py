@@ -26,7 +26,7 @@ class LaunchShape(Frozen):
 
 # Most scripts have none of these words; then the tree is not walked.
 _WORDS = re.compile(
-    rb"\bDataParallel\b|\bspawn\b|\bstart_processes\b|\bMASTER_(?:ADDR|PORT)\b|tcp://|--local[_-]rank\b"
+    rb"\bDataParallel\b|\bspawn\b|\bstart_processes\b|\bMASTER_(?:ADDR|PORT)\b|tcp://|\bTCPStore\b|--local[_-]rank\b"
 )
 
 
@@ -66,25 +66,52 @@ def _spawn(nodes: list[Any], shape: LaunchShape) -> Found:
     for call in _calls(nodes, "spawn", "start_processes"):
         if _name(call.func).split(".")[0] in ("mp", "torch", "multiprocessing", "spawn", "start_processes"):
             what = f"the script starts processes itself ({_name(call.func)})"
-            ranks = f"each of the {shape.nproc_per_node} ranks of a node would start processes again"
+            count = shape.nproc_per_node
+            whose = "the rank of each node" if count == 1 else f"each of the {count} ranks of a node"
+            ranks = f"{whose} would start processes again"
             yield call.lineno, f"{what}: {ranks}; --launcher none is for that"
 
 
 def _own_address(nodes: list[Any], shape: LaunchShape) -> Found:
-    """MASTER_ADDR and MASTER_PORT, or tcp://, with a fixed value ("Environment variable initialization", 2.13)."""
-    for node in nodes:
-        if _kind(node) == "Assign":
-            names = [_environ_key(target) for target in node.targets]
-            for name in ("MASTER_ADDR", "MASTER_PORT"):
-                value = _text(node.value)
-                if name in names and value is not None:
-                    yield node.lineno, f"{name} is set to {value!r}, although the launch sets it: {_harm(name, shape)}"
+    """MASTER_ADDR and MASTER_PORT, tcp:// or TCPStore, with a fixed value (torch.distributed's page, torch 2.13)."""
+    for line, name, value in _environment_values(nodes):
+        if name in ("MASTER_ADDR", "MASTER_PORT"):
+            yield line, f"{name} is set to {value!r}, although the launch sets it: {_harm(name, shape)}"
     for call in _calls(nodes, "init_process_group"):
-        for word in call.keywords:
-            value = _text(word.value)
-            if word.arg == "init_method" and value is not None and value.startswith("tcp://"):
-                what = f"init_method is {value!r}, although the launch chooses host and port"
-                yield call.lineno, f"{what}: {_harm('MASTER_PORT', shape)}; init_method='env://' uses them"
+        fixed = _argument(call, "init_method", 1)
+        if fixed is not None and fixed.startswith("tcp://"):
+            what = f"init_method is {fixed!r}, although the launch chooses host and port"
+            yield call.lineno, f"{what}: {_harm('MASTER_PORT', shape)}; init_method='env://' uses them"
+    for call in _calls(nodes, "TCPStore"):
+        fixed = _argument(call, "port", 1)
+        if fixed is not None and fixed != "0":
+            yield call.lineno, f"TCPStore has the fixed port {fixed}: {_harm('MASTER_PORT', shape)}"
+
+
+def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and fixed value of `os.environ[...] = ...` and `os.environ.update(...)`."""
+    for node in nodes:
+        pairs: list[tuple[str | None, Any]] = []
+        if _kind(node) == "Assign":
+            pairs = [(_environ_key(target), node.value) for target in node.targets]
+        elif _kind(node) == "Call" and f".{_name(node.func)}".endswith(".environ.update"):
+            pairs = [(word.arg, word.value) for word in node.keywords]
+            for given in node.args:
+                if _kind(given) == "Dict":
+                    # `{**other}` has a value without a key.
+                    keys = [None if key is None else _text(key) for key in given.keys]
+                    pairs += zip(keys, given.values, strict=True)
+        for name, value in pairs:
+            text = _text(value)
+            if name is not None and text is not None:
+                yield node.lineno, name, text
+
+
+def _argument(call: Any, name: str, position: int) -> str | None:
+    """Return the text of a literal argument, given by name or by position."""
+    named = [word.value for word in call.keywords if word.arg == name]
+    given = named or call.args[position : position + 1]
+    return _text(given[0]) if given else None
 
 
 def _harm(name: str, shape: LaunchShape) -> str:

@@ -30,6 +30,11 @@ def notes(text: str, shape: LaunchShape = TWO) -> list[str]:
         ('os.environ["MASTER_PORT"] = str(12355)', "MASTER_PORT is set to '12355'"),
         ('os.environ["MASTER_ADDR"] = "localhost"', "MASTER_ADDR is set to 'localhost', although the launch sets it: the nodes may not"),
         ('dist.init_process_group("nccl", init_method="tcp://10.0.0.1:23456")', "init_method is 'tcp://10.0.0.1:23456'"),
+        ('dist.init_process_group("nccl", "tcp://10.0.0.1:23456")', "init_method is 'tcp://10.0.0.1:23456'"),
+        ('os.environ.update({"MASTER_PORT": "29500", **more})', "MASTER_PORT is set to '29500'"),
+        ('environ.update(MASTER_PORT="29500")', "MASTER_PORT is set to '29500'"),
+        ('store = dist.TCPStore("localhost", 29500, 2)', "TCPStore has the fixed port 29500: another job on the node may have"),
+        ("store = TCPStore(host, port=29500)", "TCPStore has the fixed port 29500"),
         ('p.add_argument("--local_rank", type=int, default=0)', "the ranks do not get --local_rank, so all would take its default"),
         ('p.add_argument("-l", "--local-rank")', "read int(os.environ['LOCAL_RANK'])"),
     ],
@@ -51,6 +56,8 @@ def test_what_does_not_fit_is_named_with_its_line(text: str, said: str) -> None:
         'p.add_argument("--local-rank", default=int(os.environ.get("LOCAL_RANK", 0)))',
         'dist.init_process_group("nccl", init_method="env://")',
         "process.spawn(main)",
+        'os.environ.update({"MASTER_PORT": free_port(), "OTHER": "1"}); os.environ.update(settings)',
+        "store = dist.TCPStore(host, 0, 2); other = dist.TCPStore(host, port=free_port())",
         'data.start_processes = 3; url = "tcp://x"',
     ],
 )
@@ -63,6 +70,7 @@ def test_a_program_that_starts_its_ranks_may_do_all_of_it() -> None:
     assert len(notes(text)) == 3
     assert notes(text, LaunchShape(launcher="none", nodes=1, nproc_per_node=1)) == []
     one = notes(text, LaunchShape(launcher="torchrun", nodes=1, nproc_per_node=1))
+    assert "(mp.spawn): the rank of each node would start processes again" in "".join(one)
     assert not [note for note in one if "DataParallel" in note]
 
 
