@@ -9,6 +9,7 @@ it, what that needs, and accelerate (tried with 1.15).
 import argparse
 import contextlib
 import os
+import time
 
 import torch
 from accelerate import Accelerator
@@ -42,9 +43,13 @@ def train(args, accelerator):
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=args.lr))
     global_batch = args.batch_size * args.accumulate * accelerator.num_processes
     step, stop = resume(accelerator, global_batch), False
+    # DistributedDataParallel orders its sums by the first backward pass that it sees, see train.py.
+    accelerator.backward(model(draw(args, accelerator, text, 0, 0)[:, :-1]).sum())
+    model.zero_grad()
     while step < args.steps and not stop:
         step += 1
         loss = take_step(args, accelerator, text, model, optimizer, step)
+        time.sleep(args.sleep_per_step)
         mean = accelerator.reduce(loss, reduction="mean").item()
         if accelerator.is_main_process and (step == 1 or step % args.log_every == 0 or step == args.steps):
             say(f"step {step}  loss {mean:.9g}  global batch {global_batch}")
@@ -64,6 +69,7 @@ def parse_arguments():
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add("--log-every", type=positive_int, default=20, help="steps between lines (default 20)")
     add("--save-every", type=positive_int, default=20, help="steps between checkpoints, in a run (default 20)")
+    add("--sleep-per-step", type=float, default=0.0, help="seconds, to try preemption (default 0)")
     return parser.parse_args()
 
 
@@ -71,10 +77,7 @@ def take_step(args, accelerator, text, model, optimizer, step):
     """One step over the batches that are added up; return this rank's mean loss."""
     total = torch.zeros((), device=accelerator.device)
     for number in range(args.accumulate):
-        among_all = (step * args.accumulate + number) * accelerator.num_processes + accelerator.process_index
-        generator = torch.Generator().manual_seed((args.seed * 1_000_003 + among_all) % 2**63)
-        starts = torch.randint(len(text) - CONTEXT, (args.batch_size, 1), generator=generator)
-        excerpts = text[starts + torch.arange(CONTEXT + 1)].to(accelerator.device)
+        excerpts = draw(args, accelerator, text, step, number)
         with accelerator.accumulate(model):
             logits = model(excerpts[:, :-1])
             loss = cross_entropy(logits.float().flatten(0, 1), excerpts[:, 1:].flatten())
@@ -83,6 +86,14 @@ def take_step(args, accelerator, text, model, optimizer, step):
             optimizer.zero_grad()
         total += loss.detach() / args.accumulate
     return total
+
+
+def draw(args, accelerator, text, step, number):
+    """One batch: it depends on seed, step and its number among the batches of all ranks."""
+    among_all = (step * args.accumulate + number) * accelerator.num_processes + accelerator.process_index
+    generator = torch.Generator().manual_seed((args.seed * 1_000_003 + among_all) % 2**63)
+    starts = torch.randint(len(text) - CONTEXT, (args.batch_size, 1), generator=generator)
+    return text[starts + torch.arange(CONTEXT + 1)].to(accelerator.device)
 
 
 def save(accelerator, step, global_batch):

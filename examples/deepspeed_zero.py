@@ -1,8 +1,8 @@
 """The model of train.py with DeepSpeed's ZeRO: optimizer state and gradients (stage 2) are divided among the ranks.
 
 Runs on: every rank of a job, under torchrun (hpcenv starts it), not under the `deepspeed` command. Needs
-train.py beside it, what that needs, and deepspeed (tried with 0.19 on CPU; on GPUs it was not run). On CPU, DeepSpeed
-compiles its communication at the first start: the environment needs a C++ compiler.
+train.py beside it, what that needs, and deepspeed (tried with 0.19 on CPU; on GPUs it was not run). It compiles
+nothing, so the nodes need no compiler.
 
     hpcenv submit examples/deepspeed_zero.py --nodes 2 --gpus 8 -- --stage 2
 """
@@ -10,6 +10,7 @@ compiles its communication at the first start: the environment needs a C++ compi
 import argparse
 import contextlib
 import os
+import time
 
 import deepspeed
 import torch
@@ -27,6 +28,9 @@ def main():
     args = parse_arguments()
     place = find_place(os.environ)
     join_ranks(place)
+    if place.device.type == "cpu":
+        # Without this line, DeepSpeed compiles an operator at its first start. It is for inference only.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     train(args, place)
     # What holds the process group is gone by now; a group that is kept alive cannot stop its threads.
     dist.destroy_process_group()
@@ -57,6 +61,7 @@ def train(args, place):
         loss = cross_entropy(engine(excerpts[:, :-1]).flatten(0, 1), excerpts[:, 1:].flatten())
         engine.backward(loss)
         engine.step()
+        time.sleep(args.sleep_per_step)
         mean = loss.detach()
         dist.all_reduce(mean)
         if place.rank == 0 and (step == 1 or step % args.log_every == 0 or step == args.steps):
@@ -77,6 +82,7 @@ def parse_arguments():
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add("--log-every", type=positive_int, default=20, help="steps between lines (default 20)")
     add("--save-every", type=positive_int, default=20, help="steps between checkpoints, in a run (default 20)")
+    add("--sleep-per-step", type=float, default=0.0, help="seconds, to try preemption (default 0)")
     return parser.parse_args()
 
 

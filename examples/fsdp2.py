@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 import warnings
 
 import torch
@@ -62,6 +63,7 @@ def train(args, place):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        time.sleep(args.sleep_per_step)
         mean = loss.detach()
         dist.all_reduce(mean)
         if place.rank == 0 and (step == 1 or step % args.log_every == 0 or step == args.steps):
@@ -80,6 +82,7 @@ def parse_arguments():
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add("--log-every", type=positive_int, default=20, help="steps between lines (default 20)")
     add("--save-every", type=positive_int, default=20, help="steps between checkpoints, in a run (default 20)")
+    add("--sleep-per-step", type=float, default=0.0, help="seconds, to try preemption (default 0)")
     return parser.parse_args()
 
 

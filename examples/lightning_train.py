@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import time
 
 import lightning
 import torch
@@ -53,6 +54,7 @@ def parse_arguments():
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add("--log-every", type=positive_int, default=20, help="steps between lines (default 20)")
     add("--save-every", type=positive_int, default=20, help="steps between checkpoints, in a run (default 20)")
+    add("--sleep-per-step", type=float, default=0.0, help="seconds, to try preemption (default 0)")
     return parser.parse_args()
 
 
@@ -90,14 +92,19 @@ class Keep(lightning.Callback):
     def __init__(self, args, global_batch):
         self.args, self.global_batch, self.last = args, global_batch, 0
 
-    def on_train_start(self, trainer, _module):
+    def on_train_start(self, trainer, module):
         self.last = trainer.global_step  # after a resume, not 0
+        # DistributedDataParallel orders its sums by the first backward pass that it sees, see train.py.
+        trainer.strategy.training_step(0).backward()
+        module.zero_grad()
+        module.number = 0
 
     def on_train_batch_end(self, trainer, _module, outputs, _batch, _index):
         step, args = trainer.global_step, self.args
         if step == self.last:  # the step goes on: batches are added up
             return
         self.last = step
+        time.sleep(args.sleep_per_step)
         if trainer.is_global_zero and (step == 1 or step % args.log_every == 0 or step == args.steps):
             say(f"step {step}  loss {outputs['loss'].item() * args.accumulate:.9g}  global batch {self.global_batch}")
         stop = training is not None and training.stop_requested()

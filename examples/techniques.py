@@ -14,6 +14,7 @@ that did not accumulate on fewer ranks.
 import argparse
 import contextlib
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,7 @@ def train(args, place):
     while step < args.steps and not stop:
         step += 1
         loss = take_step(args, place, text, parallel, optimizer, scaler, step)
+        time.sleep(args.sleep_per_step)
         dist.all_reduce(loss)
         if place.rank == 0 and (step == 1 or step % args.log_every == 0 or step == args.steps):
             say(f"step {step}  loss {loss.item() / place.world_size:.9g}  global batch {global_batch}")
@@ -81,6 +83,7 @@ def parse_arguments():
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add("--log-every", type=positive_int, default=20, help="steps between lines (default 20)")
     add("--save-every", type=positive_int, default=20, help="steps between checkpoints, in a run (default 20)")
+    add("--sleep-per-step", type=float, default=0.0, help="seconds, to try preemption (default 0)")
     return parser.parse_args()
 
 

@@ -11,7 +11,8 @@ Same seed, world size and machine: same losses, bit for bit on CPU, resumed or n
 With --checkpoint-dir, SIGTERM or SIGUSR1 to any rank makes all ranks finish the same step,
 write a checkpoint and exit with status 0. Without it those signals just end the process.
 In a run of hpcenv the checkpoints are in its folder, a warning of Slurm does the same as
-those signals, and the job that is queued again goes on by itself.
+those signals, and the job that is queued again goes on by itself; so does a run with
+`hpcenv submit --resume-from`.
 """
 
 import argparse
@@ -290,9 +291,12 @@ def save_checkpoint(run):
 def read_checkpoint(args, vocabulary):
     """The latest checkpoint or None; without --resume, refuse to mix the files of two runs."""
     path = None if args.checkpoint_dir is None else latest_checkpoint(args.checkpoint_dir)
+    own = path is not None
+    if not own and training is not None:
+        path = training.resume_path()  # of another run: `hpcenv submit --resume-from`
     if path is None:
         return None
-    if not args.resume:
+    if own and not args.resume:
         sys.exit(f"train.py: found {path}: add --resume, or choose an empty --checkpoint-dir")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if checkpoint["vocabulary"] != vocabulary:

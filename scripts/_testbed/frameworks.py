@@ -1,4 +1,4 @@
-"""A second environment of jobs without a container: the same torch, and Lightning and accelerate beside it.
+"""A second environment of jobs without a container: the same torch, with Lightning, accelerate and DeepSpeed beside it.
 
 On demand only (`scripts/testbed frameworks`): most tests need no framework, and CI has little
 time. It is installed like any other, so that every file is where its package's RECORD says
@@ -19,9 +19,11 @@ from .instance import Layout
 from .rootfs import Workshop
 
 FRAMEWORKS = "/shared/frameworks"
-REQUIREMENTS = ("lightning", "accelerate")
-_IMPORTS = "import torch, lightning, accelerate"
-_REVISION = 2
+REQUIREMENTS = ("lightning", "accelerate", "deepspeed")
+# It has no wheels. Nothing is compiled: with torch's Gloo, training on CPU needs none of its operators.
+_FROM_SOURCE = ("deepspeed",)
+_IMPORTS = "import torch, lightning, accelerate, deepspeed"
+_REVISION = 3
 _WORTH_IT = 1 << 16
 
 
@@ -52,10 +54,10 @@ def _frameworks(shop: Workshop, hostenv: Path) -> Path:
         wheels, made = target / "wheels", target / "frameworks"
         wheels.mkdir()
         made.mkdir()
+        image.build_wheels(shop, wheels, _FROM_SOURCE, {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
         # torch is named too, so that what is chosen fits to it; it comes from where it lies.
-        image.download_wheels(
-            shop, wheels, image.PYTHON, ["--find-links", str(torch), *image.REQUIREMENTS, *REQUIREMENTS]
-        )
+        lie = ["--find-links", str(torch), "--find-links", str(wheels)]
+        image.download_wheels(shop, wheels, image.PYTHON, [*lie, *image.REQUIREMENTS, *REQUIREMENTS])
         binds = {hostenv / "python3.11": PYTHON_HOME, made: FRAMEWORKS, wheels: "/mnt"}
         python = f"{FRAMEWORKS}/bin/python"
         venv = [f"{PYTHON_HOME}/bin/python3.11", "-m", "venv", "--without-pip", FRAMEWORKS]

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -65,6 +66,12 @@ def download_wheels(shop: Workshop, target: Path, python: str, requirements: lis
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(target)]
     argv += ["--only-binary=:all:", "--python-version", python, *requirements]
     shop.runner.run(argv, timeout=1800)
+
+
+def build_wheels(shop: Workshop, target: Path, requirements: tuple[str, ...], extra: Mapping[str, str]) -> None:
+    """Wheels of packages that are there as sources only, for any Python: by this machine's pip, too."""
+    argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target), *requirements]
+    shop.runner.run(argv, timeout=600, extra=extra)
 
 
 def layout(shop: Workshop, base: Path, wheels: Path) -> Path:

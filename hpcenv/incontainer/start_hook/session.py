@@ -68,9 +68,10 @@ class Place:
         self.attempt = int(environ["HPCENV_ATTEMPT"])
         self.folder = environ["HPCENV_RUN_FOLDER"]
         # Of `--resume-from`: a script may ask for the checkpoint in one rank, and tell the others.
-        given = _CHECKPOINT.search(environ.get("HPCENV_RESUME_FROM", ""))
         first = self.attempt == 0 and self.restart == 0
-        self.given_step = int(given.group(1)) if given is not None and first else None  # type: Optional[int]
+        self.given_checkpoint = environ.get("HPCENV_RESUME_FROM", "") if first else ""
+        given = _CHECKPOINT.search(self.given_checkpoint)
+        self.given_step = int(given.group(1)) if given is not None else None  # type: Optional[int]
 
     def file(self, kind: str, suffix: str) -> str:
         return os.path.join(self.folder, kind, "attempt-%d" % self.attempt, "rank-%d%s" % (self.rank, suffix))
@@ -386,6 +387,16 @@ class Session:
         if self.trace is not None and step and self.is_rank():
             self.trace.resumes(step)
 
+    def _tell_of_checkpoint(self) -> None:
+        """Say that a step was made, and nobody asked for the checkpoint that `--resume-from` names."""
+        if not self.place.given_checkpoint or self.place.rank != 0 or self._asked_for_checkpoint:
+            return
+        sys.stderr.write(
+            "hpcenv: --resume-from: rank 0 made its first optimizer step, and did not call "
+            "hpcenv.training.resume_path(): the training begins anew, unless the script found %s in another way\n"
+            % os.path.basename(self.place.given_checkpoint)
+        )
+
     def counted(self, watch: Any) -> None:
         """Look at the training after a counted step."""
         if not self.is_rank():
@@ -394,6 +405,7 @@ class Session:
         if every and watch.counted % every == 0:
             self.hash_parameters("interval")
         if watch.steps == 1:
+            self._tell_of_checkpoint()
             self._read("after_first_step")
             self._save("first-step")
         if self._writer is not None:

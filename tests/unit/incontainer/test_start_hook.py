@@ -187,6 +187,32 @@ def test_what_is_no_loss_is_a_note_and_values_that_json_has_not_are_kept(rank: R
     assert len(metrics.notes) == 1 and "a tensor with 2 elements" in metrics.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("asks", "rank_number", "attempt", "told"),
+    [(False, "0", "0", True), (True, "0", "0", False), (False, "1", "0", False), (False, "0", "1", False)],
+    ids=["never-asked", "asked", "another-rank", "second-attempt"],
+)
+def test_a_script_that_never_asks_for_the_checkpoint_of_resume_from_is_told_at_its_first_step(
+    rank: Rank, tmp_path: Path, asks: bool, rank_number: str, attempt: str, told: bool
+) -> None:
+    given = tmp_path / "step-00000020.pt"
+    given.write_bytes(b"")
+    variables = {"HPCENV_RESUME_FROM": str(given), "HPCENV_CHECKPOINTS": str(tmp_path / "own")}
+    script = f"""
+        from hpcenv import training
+        path = training.resume_path() if {asks} else None
+        model, optimizer = made()
+        for n in range(3):
+            loss_of(model).backward()
+            optimizer.step()
+        """
+    environ = {**variables, "RANK": rank_number, "HPCENV_ATTEMPT": attempt}
+    done = rank.start(HEAD + textwrap.dedent(script), environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("did not call hpcenv.training.resume_path(): the training begins anew") == told
+    assert ("step-00000020.pt in another way" in done.stderr) == told
+
+
 def test_a_resumed_optimizer_continues_to_count(rank: Rank) -> None:
     metrics = rank.run(
         """

@@ -1,0 +1,51 @@
+"""How each script of examples/ is trained on the testbed: tests/cluster/test_examples.py runs each case.
+
+tests/contract/test_examples.py compares the scripts here with the files there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEPS, SAVED_EVERY = 40, 10
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example with its arguments.
+
+    Attributes:
+        needs: `torch` runs in the test image, `frameworks` with the Python that `scripts/testbed frameworks` makes.
+        arguments: of the script, beside those for steps and checkpoints.
+        checkpoint_option: what the script calls the number of steps between checkpoints.
+    """
+
+    script: str
+    needs: str
+    arguments: tuple[str, ...] = ()
+    checkpoint_option: str = "--save-every"
+
+    @property
+    def name(self) -> str:
+        """For the names of its runs."""
+        return "-".join((self.script.removesuffix(".py").replace("_", "-"), *self.arguments[1:2]))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments of all its runs; the pauses leave time to stop it, and cost no CPU."""
+        return (
+            "--steps", str(STEPS), self.checkpoint_option, str(SAVED_EVERY), "--log-every", "5",
+            "--sleep-per-step", "0.4", *self.arguments,
+        )  # fmt: skip
+
+
+EXAMPLES = (
+    Example("train.py", "torch", checkpoint_option="--checkpoint-every"),
+    Example("techniques.py", "torch", ("--precision", "bfloat16", "--accumulate", "2", "--recompute")),
+    Example("fsdp2.py", "torch"),
+    Example("accelerate_train.py", "frameworks", ("--precision", "bf16", "--accumulate", "2")),
+    Example("lightning_train.py", "frameworks", ("--precision", "bf16-mixed", "--accumulate", "2")),
+    Example("deepspeed_zero.py", "frameworks", ("--stage", "1")),
+    Example("deepspeed_zero.py", "frameworks", ("--stage", "2")),
+    Example("deepspeed_zero.py", "frameworks", ("--stage", "3")),
+)
