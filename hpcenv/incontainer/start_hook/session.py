@@ -388,7 +388,7 @@ class Session:
             self.trace.resumes(step)
 
     def _tell_of_checkpoint(self) -> None:
-        """Say that a step was made, and nobody asked for the checkpoint that `--resume-from` names."""
+        """Say that a step was made, and the script did not ask for the checkpoint that `--resume-from` names."""
         if not self.place.given_checkpoint or self.place.rank != 0 or self._asked_for_checkpoint:
             return
         sys.stderr.write(
