@@ -15,7 +15,7 @@ from tests.example_cases import EXAMPLES, SAVED_EVERY, STEPS, Example
 
 from .conftest import Project, copy_examples
 from .test_kinds import frameworks
-from .test_stop import is_there, log, wait_for_line
+from .test_stop import is_there, log, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
 assert frameworks  # the fixture
@@ -41,7 +41,7 @@ def submit(project: Project, case: Example, run: str, *words: str) -> str:
 
 def has_completed(project: Project, run: str) -> str:
     """Wait for its end; return its log."""
-    done = project.hpcenv("wait", run, timeout=400)
+    done = project.hpcenv("wait", run, timeout=900)
     text = log(project, run)
     assert done.status == 0, done.text + text[-4000:]
     return text
@@ -75,7 +75,8 @@ def test_trained_stopped_continued_and_compared(case: Example, project: Project)
     whole, stopped, onward = (f"{name}-{word}" for word in ("whole", "stopped", "onward"))
     submit(project, case, whole)
     job = submit(project, case, stopped)
-    wait_for_line(project, stopped, "step 15  loss")
+    # Long: other jobs may have the nodes.
+    wait_until("step 15 of the run to stop", lambda: "step 15  loss" in log(project, stopped), seconds=600)
     project.cluster.must("scancel", "--signal=USR2", job)
 
     has_completed(project, whole)
