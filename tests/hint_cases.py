@@ -367,6 +367,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "runs/lost.py: hpcenv cancel *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
     "runs/lost.py: hpcenv status *": "the run folder of a running job must be gone: tests/cluster/test_run_folder.py",
     "submission/locked_container.py: hpcenv * *": "it makes a SIF, which takes a minute; `hpcenv lock` is followed elsewhere",
+    "submission/locked_container.py: hpcenv lock *": "it makes a SIF, which takes a minute; `hpcenv lock` is followed elsewhere",
     "submission/module_file.py: hpcenv submit *": "for a module whose file has no name in Python: train-it.py",
     "submission/module_file.py: hpcenv submit -m *": "for callers in Python, whose command line hpcenv does not know",
     "submission/submit.py: hpcenv status *": _FAULT,
