@@ -20,7 +20,7 @@ SHAPE = ("--gpus", "0", "--nproc", "1", "--time", "5")
 MODULES = {
     "lumi-aif-singularity-bindings": "setenv SINGULARITY_BIND @/pfs:/pfs",
     "apptainer-enable-mpi": "append-path -d , APPTAINER_BIND @/cray:/opt/cray:ro\n"
-    "prepend-path APPTAINERENV_LD_LIBRARY_PATH /opt/cray/lib64\n"
+    "prepend-path APPTAINER_WRAPPER_LD_LIBRARY_PATH /opt/cray/lib64\n"
     "setenv APPTAINERENV_SITE_WORD {of the module}",
     "brics/nccl": "setenv NCCL_MIN_NCHANNELS 4\nsetenv FI_MR_CACHE_MONITOR userfaultfd\nsetenv NCCL_NET_PLUGIN @/libnet.so",
 }

@@ -7,6 +7,9 @@ Sites deliver their fabric in this way: modules set APPTAINER_BIND, APPTAINERENV
 hpcenv starts containers with a cleaned environment, so it takes these values over, each with the module as its origin.
 Apptainer 1.4 reads the names with SINGULARITY too; where both are set, APPTAINER's wins (its documentation,
 "Environment and Metadata", 2026-11).
+OLCF's modules set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell script, appends to APPTAINER_* and
+APPTAINERENV_* (OLCF, container training of 2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu
+modules").
 """
 
 from __future__ import annotations
@@ -21,9 +24,14 @@ from hpcenv.records.modules import ModuleEffects
 from hpcenv.records.variables import is_left_alone, is_tuning, looks_like_credential
 
 # Programs write the beginning of a list of binds in one of these; a bind is SOURCE[:TARGET[:ro|rw]].
-_BINDS = ("SINGULARITY_BINDPATH", "SINGULARITY_BIND", "APPTAINER_BINDPATH", "APPTAINER_BIND")
+_BINDS = (
+    "APPTAINER_WRAPPER_BINDPATH", "APPTAINER_WRAPPER_BIND",
+    "SINGULARITY_BINDPATH", "SINGULARITY_BIND", "APPTAINER_BINDPATH", "APPTAINER_BIND",
+)  # fmt: skip
 _FOR_CONTAINER = ("SINGULARITYENV_", "APPTAINERENV_")
-_LIBRARIES = ("SINGULARITY_CONTAINLIBS", "APPTAINER_CONTAINLIBS")
+_LIBRARIES = ("APPTAINER_WRAPPER_CONTAINLIBS", "SINGULARITY_CONTAINLIBS", "APPTAINER_CONTAINLIBS")
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
+_WRAPPED_LIBRARY_PATH = "APPTAINER_WRAPPER_LD_LIBRARY_PATH"
 # Where Apptainer and SingularityCE show the libraries of CONTAINLIBS; the folder is on the container's library path.
 _LIBRARY_FOLDER = "/.singularity.d/libs"
 # Of GPU and network libraries beside those of `is_tuning`.
@@ -87,7 +95,7 @@ def effects_of(loaded: Sequence[Loaded], unseen: Sequence[str], *, in_container:
     for module in loaded:
         origin = f"module {module.name}"
         changed = module.changed
-        for name, value in _variables(changed, in_container=in_container).items():
+        for name, value in _variables(module, changed, in_container=in_container).items():
             if looks_like_credential(name):
                 notes.append(f"{origin}: {name} looks like a credential; to pass it on: --secret {name}=file:PATH")
             else:
@@ -96,7 +104,8 @@ def effects_of(loaded: Sequence[Loaded], unseen: Sequence[str], *, in_container:
             continue
         for bind in _binds(module, origin, notes):
             binds[bind.target] = bind
-        ignored = [n for n in changed if _OF_RUNTIME.match(n) and n not in (*_BINDS, *_LIBRARIES)]
+        used = (*_BINDS, *_LIBRARIES, _WRAPPED_LIBRARY_PATH)
+        ignored = [n for n in changed if _OF_RUNTIME.match(n) and n not in used]
         notes += [f"{origin}: {name} is not used; hpcenv sets what it decides" for name in sorted(ignored)]
     known = "what it sets for the ranks is not known: it was loaded before the job, and cannot be unloaded"
     notes += [f"module {name}: {known}" for name in unseen]
@@ -109,13 +118,17 @@ def effects_of(loaded: Sequence[Loaded], unseen: Sequence[str], *, in_container:
     )
 
 
-def _variables(changed: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
+def _variables(module: Loaded, changed: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
     """Return the variables of a module that the ranks get; those for containers win."""
     found = {n: v for n, v in changed.items() if is_tuning(n) or _OF_LIBRARIES.match(n)}
     if in_container:
         for prefix in _FOR_CONTAINER:
             inner = {n.removeprefix(prefix): v for n, v in changed.items() if n.startswith(prefix)}
             found |= {name: value for name, value in inner.items() if _NAME.match(name)}
+        if _WRAPPED_LIBRARY_PATH in changed or _LIBRARY_PATH in found:
+            folders = [module.after.get(f"{prefix}{_LIBRARY_PATH}", "") for prefix in reversed(_FOR_CONTAINER)]
+            own = next(filter(None, folders), "")
+            found[_LIBRARY_PATH] = ":".join(filter(None, (own, module.after.get(_WRAPPED_LIBRARY_PATH, ""))))
     return found
 
 

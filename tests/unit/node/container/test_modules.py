@@ -35,6 +35,27 @@ def test_variables_for_the_container_and_for_communication_are_taken() -> None:
     assert {setting.origin for setting in found.settings} == {"module fabric/1"}
 
 
+def test_what_olcfs_own_apptainer_would_append() -> None:
+    """Its modules set APPTAINER_WRAPPER_*; the other variables of that kind are told."""
+    mpi = {"APPTAINER_WRAPPER_LD_LIBRARY_PATH": "/opt/cray/lib64", "APPTAINER_WRAPPER_BINDPATH": "/opt/cray"}
+    gpu = {**mpi, "APPTAINER_WRAPPER_LD_LIBRARY_PATH": "/opt/rocm/lib:/opt/cray/lib64", "APPTAINER_WRAPPER_OTHER": "1"}
+    own = {**gpu, "APPTAINERENV_LD_LIBRARY_PATH": "/mine"}
+    loaded = [
+        Loaded(name=name, before=before, after=after)
+        for name, before, after in (("mpi", {}, mpi), ("gpu", mpi, gpu), ("own", gpu, own))
+    ]
+    found = effects_of(loaded[:2], [], in_container=True)
+    assert [(s.name, s.value, s.origin) for s in found.settings] == [
+        ("LD_LIBRARY_PATH", "/opt/rocm/lib:/opt/cray/lib64", "module gpu")
+    ]
+    assert [(b.source, b.origin) for b in found.binds] == [("/opt/cray", "module mpi")]
+    assert found.notes == ("module gpu: APPTAINER_WRAPPER_OTHER is not used; hpcenv sets what it decides",)
+    assert shown(effects_of(loaded, [], in_container=True)) == {
+        "LD_LIBRARY_PATH": "/mine:/opt/rocm/lib:/opt/cray/lib64"
+    }
+    assert shown(effects_of(loaded, [], in_container=False)) == {}
+
+
 def test_on_the_host_nothing_for_containers_is_taken() -> None:
     found = effects({}, {"NCCL_NET": "OFI", "APPTAINERENV_A": "1", "APPTAINER_BIND": "/a"}, in_container=False)
     assert (shown(found), found.binds, found.notes) == ({"NCCL_NET": "OFI"}, (), ())
