@@ -307,6 +307,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/convert/layer_index.py: hpcenv image build --limit *": _DAMAGED_IMAGE,
     "image/convert/layer_index.py: hpcenv image pull REFERENCE": _DAMAGED_IMAGE,
     "image/convert/tar_stream.py: hpcenv image build": _DAMAGED_IMAGE,
+    "image/reference.py: hpcenv image build * --translate image.def": "the registry of its base is asked; tests/unit/recipes translates Dockerfiles",
     "image/reference.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
     "image/registry/manifests.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
     "image/registry/sif_manifest.py: hpcenv image pull *": "a pull of an image: followed for image_path.py",

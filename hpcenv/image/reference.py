@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn, TypedDict
 
-from hpcenv.errors import Command, SpecError
+from hpcenv.errors import Command, Hint, SpecError
 
 __all__ = [
     "DIGEST",
@@ -171,6 +171,7 @@ _ELSEWHERE = {
     "oras": f"the form is {_FORM.replace('docker', 'oras', 1)}",
     "docker": f"the form is {_FORM}",
 }
+_DOCKERFILE = re.compile(r"(?:Dockerfile|Containerfile)(?:\..+)?|.+\.(?:dockerfile|containerfile)", re.IGNORECASE)
 _LONGEST = 4096
 
 
@@ -199,6 +200,10 @@ def parse_source(text: str) -> Source:
         return SifFile(path=text)
     if text.endswith(".def") and text != ".def":
         return DefinitionFile(path=text)
+    if _DOCKERFILE.fullmatch(text.rpartition("/")[2]):
+        why = "it has the name of a Dockerfile; `image` takes an image or a definition file"
+        translate = Command("hpcenv", "image", "build", text, "--translate", "image.def")
+        return _bad_source(text, why, ("translate it (", translate, "), then write image.def in its place"))
     return _bad_source(text, "it has no scheme and does not end in .sif or .def", _guess(text))
 
 
@@ -266,7 +271,7 @@ def _local(text: str, kind: str, rest: str) -> LocalImage:
     )
 
 
-def _bad_source(text: str, why: str, hint: str | None = None) -> NoReturn:
+def _bad_source(text: str, why: str, hint: Hint | None = None) -> NoReturn:
     raise SpecError(f"`{_shown(text)}` does not name an image", why=why, hint=hint or f"the forms are {_FORMS}")
 
 

@@ -334,3 +334,18 @@ def test_an_image_that_is_none_is_not_answered_with_another_lock(project: Path, 
     assert done.status == 3
     assert "`ubuntu` does not name an image" in done.stderr
     assert "docker://docker.io/library/ubuntu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["Dockerfile", "docker/Dockerfile", "Dockerfile.gpu", "Containerfile", "gpu.dockerfile"]
+)
+def test_a_dockerfile_as_image_is_refused_with_the_command_that_translates_it(
+    hpcenv: Any, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(f"FROM docker.io/library/debian@sha256:{'0' * 64}\nRUN true\n")
+    (tmp_path / "hpcenv.toml").write_text(f'image = "{name}"\n')
+    done = hpcenv("lock", cwd=tmp_path)
+    assert done.status == 3
+    assert "it has the name of a Dockerfile" in done.stderr
+    assert f"`hpcenv image build {name} --translate image.def`" in done.stderr
