@@ -11,7 +11,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, version_of
-from hpcenv.errors import Status
+from hpcenv.errors import Status, UsageError
 from hpcenv.project import compatibility
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 
@@ -37,6 +37,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
     `compat-file`, or the one in hpcenv. Ends with 43 when the combination does not run,
     with 44 when the table does not know it.
     """
+    _refuse_empty(click.get_current_context(), parts)
     question = CompatQuestion(**parts, packages=tuple(version_of(text) for text in packages))
     table = compatibility.table(_table_of_project(_render.cwd()))
     answer = ask(table, question, today=dt.datetime.now(tz=dt.timezone.utc).date())
@@ -48,6 +49,13 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
         _render.tell(f"note: {note}")
     _show(answer, asked=question != CompatQuestion())
     return status
+
+
+def _refuse_empty(context: click.Context, parts: dict[str, str]) -> None:
+    """Refuse an option without a value, which a script's empty variable gives: it would be taken for no question."""
+    for name, value in parts.items():
+        if not value and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"`--{name.replace('_', '-')}` is empty", hint="give its value, or leave it out")
 
 
 def _table_of_project(here: Path) -> Path | None:

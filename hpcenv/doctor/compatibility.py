@@ -169,15 +169,38 @@ def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, Tor
         raise UsageError(
             f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"
         )
+    _require_versions(question)
     version, _, build = question.torch.partition("+")
     cuda = _cuda_of(build, question)
     notes = []
+    if question.driver.isdigit():
+        first = f"driver {question.driver} is read as the first one of its branch"
+        notes.append(f"{first}; exact is the whole version, as nvidia-smi shows it")
     release = compat.torch(version)
     if release is None and re.fullmatch(r"\d+\.\d+", version):
         release = next((one for one in compat.torches if minor(one.version) == version), None)
         notes += [f"torch {version} is read as {release.version}, its newest patch release"] if release else []
     torch = version if release is None else release.version
     return replace(question, torch=torch, cuda=cuda), release, notes
+
+
+# The form of each version, and an example. A free-threaded Python is 3.13t.
+_FORMS = {
+    "driver": (r"\d{3,4}(\.\d+){0,2}", "535.183.06"),
+    "torch": (r"\d+(\.\d+)*[\w.+-]*", "2.9.1"),
+    "cuda": (r"\d+\.\d+|cpu", "12.6"),
+    "python": (r"\d\.\d+(\.\d+)?t?", "3.13"),
+    "cuda_compat": (r"\d+\.\d+", "12.8"),
+}
+
+
+def _require_versions(question: CompatQuestion) -> None:
+    """Refuse what is no version: nothing in the table can answer it."""
+    for part, (form, example) in _FORMS.items():
+        value = getattr(question, part)
+        if value and not re.fullmatch(form, value):
+            option = f"--{part.replace('_', '-')}"
+            raise UsageError(f"`{value[:60]}` is no version for {option}", hint=f"for example: {option} {example}")
 
 
 def _cuda_of(build: str, question: CompatQuestion) -> str:
@@ -314,8 +337,6 @@ def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) 
     cuda = "" if asked.cuda == "cpu" else asked.cuda
     if asked.driver and cuda:
         yield _check("driver", _judge_driver(compat, asked, cuda, gpu))
-    elif asked.driver and numbers(asked.driver) is None:
-        yield CompatCheck(part="driver", result="unknown", what=f"`{asked.driver}` is not a driver version")
     elif asked.driver and gpu is not None:
         yield _check("driver", check_last_driver(compat, asked.driver, gpu.compute_capability, gpu=gpu.name))
     if gpu is not None and cuda:

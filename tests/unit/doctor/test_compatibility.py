@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcenv.cli._command_line import cli
 from hpcenv.doctor.compatibility import CompatQuestion, ask, version_of
 from hpcenv.errors import SpecError, UsageError
 from hpcenv.project import compatibility, toml_files
@@ -113,6 +115,13 @@ def test_an_old_table_says_so():
     [
         CompatQuestion(torch="2.7.1+cu118", cuda="12.6"),
         CompatQuestion(torch="2.7.1+rocm6"),
+        CompatQuestion(driver="banana"),
+        CompatQuestion(gpu="A100", driver="v535"),
+        CompatQuestion(torch="newest"),
+        CompatQuestion(cuda="12"),
+        CompatQuestion(cuda="cu126"),
+        CompatQuestion(python="3"),
+        CompatQuestion(driver="535.183.06", cuda_compat="newest"),
         CompatQuestion(torch="2.7.1", machine="ppc64"),
     ],
 )
@@ -129,14 +138,36 @@ def test_packages_are_named_with_their_version():
 
 
 TEXTS = st.text(max_size=12)
+NUMBERS = st.just("") | st.from_regex(r"[0-9]{1,2}\.[0-9]{1,2}", fullmatch=True)
+DRIVERS = NUMBERS | st.from_regex(r"[0-9]{3,4}(\.[0-9]{1,3}){0,2}", fullmatch=True)
 
 
-@given(st.builds(CompatQuestion, gpu=TEXTS, driver=TEXTS, python=TEXTS, cuda=TEXTS, cuda_compat=TEXTS))
+@given(
+    st.builds(CompatQuestion, gpu=TEXTS, driver=TEXTS, python=TEXTS, cuda=TEXTS, cuda_compat=TEXTS)
+    | st.builds(CompatQuestion, gpu=TEXTS, driver=DRIVERS, python=NUMBERS, cuda=NUMBERS, cuda_compat=NUMBERS)
+)
 def test_any_question_is_answered_and_never_fine_by_chance(question):
-    answer = ask(TABLE, question, today=TODAY)
+    try:
+        answer = ask(TABLE, question, today=TODAY)
+    except UsageError:
+        return  # it is no version
     if question.driver and any(check.part == "driver" and check.result == "match" for check in answer.checks):
         assert question.driver[0].isdigit()
     if question.gpu and answer.result == "match":
         assert any(
             name in question.gpu.lower().replace(" ", "") for name in ("a", "b", "h", "l", "t", "v", "p", "k", "m", "0")
         )
+
+
+def test_a_branch_of_drivers_is_read_as_its_first_driver_and_this_is_said() -> None:
+    (note,) = ask(TABLE, CompatQuestion(torch="2.13.0", driver="580"), today=TODAY).notes
+    assert note == (
+        "driver 580 is read as the first one of its branch; exact is the whole version, as nvidia-smi shows it"
+    )
+    assert ask(TABLE, CompatQuestion(torch="2.13.0", driver="580.65.06"), today=TODAY).notes == ()
+
+
+def test_an_empty_option_is_no_missing_one() -> None:
+    done = CliRunner().invoke(cli, ["compat", "--torch", ""])
+    assert isinstance(done.exception, UsageError), done.output
+    assert "`--torch` is empty" in str(done.exception)
