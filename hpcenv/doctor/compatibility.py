@@ -195,7 +195,7 @@ _FORMS = {
 
 
 def _require_versions(question: CompatQuestion) -> None:
-    """Refuse what is no version: nothing in the table can answer it."""
+    """Refuse a value that is not a version: the table has no answer to it."""
     for part, (form, example) in _FORMS.items():
         value = getattr(question, part)
         if value and not re.fullmatch(form, value):
