@@ -259,9 +259,10 @@ def require_locked(
     try:
         digest, identity = current(overlay, cache)
     except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         raise ImageMismatch(
             f"the overlay `{overlay.source}` cannot be read",
-            why=f"{error}; the lockfile has its digest, and {_KEY} says where it is",
+            why=f"{reason}; the lockfile has its digest, and {_KEY} says where it is",
             hint="get the file or folder that was locked, or name its place there",
         ) from error
     if digest == locked.digest:

@@ -129,7 +129,7 @@ def build_start_command(
         argv=tuple(argv),
         env=apptainer.start_environment(inherited),
         cwd=None,
-        variables=apptainer.env_file(_with_packages(environment, {**kept, **variables})),
+        variables=apptainer.env_file(_of_overlay(environment, {**kept, **variables})),
     )
 
 
@@ -141,14 +141,19 @@ def overlay_binds(environment: Environment) -> tuple[Bind, ...]:
     return (Bind(source=overlay.source, target=overlay.target, read_only=True),)
 
 
-def _with_packages(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a container in which Python finds the packages of an overlay.
+def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a container with those by which programs find what is in an overlay.
 
-    PYTHONPATH of the user or the project comes before the overlay; that of the image after it.
+    A virtual environment is as if it were active. PYTHONPATH of the user or the project comes before the packages of an
+    overlay; that of the image after them.
     """
     overlay = environment.overlay
-    if overlay is None or overlay.use != "packages":
+    if overlay is None or overlay.use == "layer":
         return dict(variables)
+    if overlay.use == "venv":
+        programs, first = f"{overlay.target}/bin", variables.get("PREPEND_PATH")
+        own = {"VIRTUAL_ENV": overlay.target, "PREPEND_PATH": f"{first}:{programs}" if first else programs}
+        return {**variables, **own}
     given = variables.get("PYTHONPATH")
     return {**variables, "PYTHONPATH": f"{given}:{overlay.target}" if given else overlay.python_path or overlay.target}
 

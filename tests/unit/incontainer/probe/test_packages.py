@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_world import SITE, Venv, b64, package, probe, unlisted
+from probe_world import SITE, Venv, b64, package, parse, probe, run, unlisted
 
 
 def recomputed(dists: dict[tuple[str, str], list[tuple[str, str, str]]]) -> str:
@@ -249,3 +249,22 @@ def test_pip_and_uv_and_virtualenv_make_one_and_the_same_environment(tools: Path
         installers = {entry.pop("installer") for entry in report["packages"]}
         assert installers <= {"pip", "uv"} and len(report["packages"]) == 3
     assert reports[0] == reports[1] == reports[2]
+
+
+def test_a_named_folder_outside_of_the_prefix_counts_as_a_folder_of_packages(env: Venv, tmp_path: Path) -> None:
+    other = tmp_path / "target"
+    info = other / "extra-1.0.dist-info"
+    info.mkdir(parents=True)
+    (other / "extra.py").write_text("X = 1\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f"extra.py,{b64(b'X = 1' + bytes([10]))},6\nextra-1.0.dist-info/RECORD,,\n")
+
+    def extra(*words: str) -> dict[str, Any]:
+        answer = parse(run(env.path / "bin" / "python3", ["--level", "full", *words], PYTHONPATH=str(other)).stdout)
+        return next(entry for entry in answer["packages"] if entry["name"] == "extra")
+
+    assert extra()["scanned"] is False
+    found = extra("--site", str(other))
+    assert "scanned" not in found
+    (other / "extra.py").write_text("X = 2\n")
+    assert extra("--site", str(other))["content-sha256"] != found["content-sha256"]

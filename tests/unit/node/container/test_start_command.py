@@ -188,11 +188,14 @@ def test_its_packages_come_after_the_users_pythonpath_and_before_that_of_the_ima
     assert inside(with_packages("/opt/extra:/image", PYTHONPATH="/mine"))["PYTHONPATH"] == "/mine:/opt/extra"
 
 
-def test_a_virtual_environment_sets_no_pythonpath():
+def test_a_virtual_environment_is_as_if_it_were_active():
     overlay = Overlay(source="/p/venv", form="folder", use="venv", target="/p/venv")
     environment = dataclasses.replace(SIF, overlay=overlay)
     start = build_start_command(environment, ["x"], workdir="/w", variables={}, inherited={"PATH": "/usr/bin"})
-    assert "PYTHONPATH" not in inside(start)
+    found = inside(start)
+    assert "PYTHONPATH" not in found
+    # Both runtimes put it before the image's PATH.
+    assert (found["VIRTUAL_ENV"], found["PREPEND_PATH"]) == ("/p/venv", "/p/venv/bin")
 
 
 def test_on_the_host_there_is_no_file_of_variables():

@@ -172,3 +172,32 @@ def test_a_container_that_never_comes_leaves_the_gate_closed(at_gate):
     child.wait()
     there.attend()
     assert (there.is_open, there.refused) == (False, False)
+
+
+@pytest.mark.parametrize("when", ["before it may load", "after it has loaded"])
+def test_an_overlay_that_changes_after_the_check_keeps_the_training_out(tmp_path, image, when):
+    overlay = tmp_path / "overlay.sqsh"
+    overlay.write_bytes(b"hsqs" + bytes(4092))
+    descriptors = [os.open(path, os.O_RDONLY) for path in (image, overlay)]
+    checks = [
+        sif_check.check(descriptor, path=str(path), staged=False, known=None, records=None)
+        for descriptor, path in zip(descriptors, (image, overlay), strict=True)
+    ]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    there = StartGate(outside, (descriptors[0], checks[0]), overlay=checks[1])
+    assert there.is_same()
+    argv = [sys.executable, "-S", str(AGENT), str(tmp_path / "agent.json"), start_gate.OPTION, str(outside)]
+    child = subprocess.Popen(argv, env={}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if when == "after it has loaded":
+        there.load_when(lambda _report: (), {"torch": False})
+        attend(there, lambda: there.loaded is not None)
+    changed = tmp_path / "new.sqsh"
+    changed.write_bytes(b"hsqs" + bytes(4091) + b"X")
+    changed.rename(overlay)
+    lets_in(there)
+    assert (there.refused, there.is_open) == (True, False)
+    assert "TRAINS" not in child.communicate(timeout=60)[0]
+    there.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
