@@ -84,10 +84,12 @@ def test_a_run_reads_the_fetched_model_and_a_changed_byte_is_named(
     assert not (project / "runs" / "two").exists()
 
 
-def test_a_change_after_the_submission_is_found_on_the_node(
+def test_an_exported_folder_has_the_cache_and_its_nodes_would_see_a_change(
     hpcenv: Any, project: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
     assert hpcenv("data", "fetch", cwd=project, environ=environ).status == 0
+    with open(project / "hpcenv.toml", "a") as file:
+        file.write("[submit]\nassume-shared = true\n")
     exported = tmp_path / "exported"
     done = hpcenv("submit", "train.py", "--nproc", "1", "--time", "5", "--export", str(exported),
                   cwd=project, environ=environ)  # fmt: skip
