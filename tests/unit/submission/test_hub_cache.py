@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,38 @@ def test_a_container_sees_the_folders_of_the_store_read_only() -> None:
     assert any(f"/store/{COMMIT}" in word and "ro" in word for word in start.argv), start.argv
     host = Environment(kind="host", python="/usr/bin/python3")
     assert hub_cache.with_binds(host, cache) == host
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_byte_that_changes_while_the_job_waits_stops_it_on_every_node(
+    hpcenv: Any, project: Path, environ: dict[str, str], fake_slurm: Any, changed: bool
+) -> None:
+    fake_slurm.answers("sbatch", "Submitted batch job 7\n")
+    with open(project / "hpcenv.toml", "a") as file:
+        file.write("[submit]\nassume-shared = true\n")
+    environ = {**environ, **fake_slurm.environ, "HOME": environ["HOME"]}
+    assert hpcenv("data", "fetch", cwd=project, environ=environ).status == 0
+    words = ("submit", "train.py", "--nodes", "2", "--nproc", "1", "--time", "5", "--name", "waits")
+    done = hpcenv(*words, cwd=project, environ=environ)
+    assert done.status == 0, done.stderr
+    run = project / "runs" / "waits"
+    manifest = json.loads((run / "manifest.json").read_text())
+    (data,) = manifest["data"]
+    # Here its steps run on two emulated nodes of this machine.
+    (run / "manifest.json").write_text(json.dumps({**manifest, "cluster": "local"}))
+    if changed:
+        weights = Path(data["path"], "w.bin")
+        weights.chmod(0o644)
+        weights.write_bytes(b"W" + FILES["w.bin"][1:])
+    step = [sys.executable, "-I", str(run / "code" / "step.py"), "local", str(run)]
+    job = subprocess.run(step, env={"PATH": "/usr/bin:/bin", "HOME": environ["HOME"]}, capture_output=True, timeout=100)
+    log = job.stdout.decode() + job.stderr.decode()
+    assert job.returncode == (90 if changed else 0), log
+    assert log.count(f"TRAINS {COMMIT}") == (0 if changed else 2)
+    if changed:
+        rows = [line for line in log.splitlines() if "data.lab-tiny" in line]
+        assert rows, log
+        assert "MISMATCH: 2 of 2 nodes" in log
+        done = hpcenv("data", "fetch", cwd=project, environ=environ)
+        assert "w.bin: changed since it was fetched" in done.stderr
+        assert Path(data["path"], "w.bin").read_bytes() == FILES["w.bin"]
