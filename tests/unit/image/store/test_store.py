@@ -122,7 +122,9 @@ def test_a_store_of_a_newer_hpcenv_is_refused(store: Store) -> None:
         open_store(store.root)
 
 
-@pytest.mark.parametrize("place", ["", "blobs", "blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "roots"])
+@pytest.mark.parametrize(
+    "place", ["", "blobs", "blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "roots", "hub"]
+)
 def test_a_folder_that_everybody_may_write_to_is_refused(store: Store, place: str) -> None:
     folder = store.root / place
     os.chmod(folder, 0o757)
