@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. Loads `requests` (0.1 s), so import it only where a hub is contacted.
 
 The interface is the one that huggingface_hub 2.4 uses (hf_api.py: `repo_info`, `list_repo_tree`; file_download.py:
-`hf_hub_url`). Why not the library itself: docs/decisions/0035.
+`hf_hub_url`). Why not the library itself: docs/decisions/0036.
 
 The token goes to the hub's own host only. A hub redirects large files to a storage on another host, whose address is
 signed; that request carries no token.
