@@ -322,7 +322,7 @@ image = "{image}"
 
 # A model or data set of a hub at a commit; `hpcenv data fetch` brings it here, for nodes without network.
 # [[data]]
-# hub = "ORG/NAME@COMMIT"    # or datasets/ORG/NAME@COMMIT; `hpcenv data resolve ORG/NAME` prints the commit
+# hub = "ORG/NAME@0000000000000000000000000000000000000000" # or datasets/...; see `hpcenv data resolve ORG/NAME`
 # files = ["*.json", "*.safetensors"] # only these files
 
 # What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
