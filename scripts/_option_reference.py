@@ -15,12 +15,12 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypedDict
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
-from hpcenv.records.frozen import Frozen
 
 '''
 
@@ -30,9 +30,9 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from hpcenv.frozen import frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import @names
 
@@ -79,8 +79,8 @@ _KEYWORDS = {
 def option_types() -> str:
     """Return the text of hpcenv/project/option_types.py."""
     classes = (
-        _class("OptionValues(Frozen)", _OF_ALL, _value, OPTIONS, methods=_INHERITED),
-        _class("WrittenOptions(Frozen)", _OF_SBATCH, _value, WRITTEN, methods=_INHERITED),
+        _class("OptionValues(Frozen)", _OF_ALL, _value, OPTIONS),
+        _class("WrittenOptions(Frozen)", _OF_SBATCH, _value, WRITTEN),
         _class("SubmitTable(Document)", "[submit] of hpcenv.toml: defaults for submissions.", _key, _keys("project")),
         _keywords(),
     )
@@ -97,10 +97,6 @@ def site_option_types() -> str:
 
 _OF_ALL = "The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."
 _OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."
-# Python compiles the methods of a dataclass from text. Nobody uses those of a base class: its subclasses have others.
-_INHERITED = "init=False, eq=False, repr=False"
-# `Document` inherits from `Frozen`, which compares and shows all tables.
-_OF_A_TABLE = "eq=False, repr=False"
 
 
 def _keys(place: str) -> list[Option]:
@@ -108,12 +104,9 @@ def _keys(place: str) -> list[Option]:
     return [option for option in OPTIONS if place in option.places and option.kind != "native"]
 
 
-def _class(
-    head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option], *, methods: str = _OF_A_TABLE
-) -> str:
+def _class(head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option]) -> str:
     lines = [f"    {option.name}: {line(option)}" for option in rows]
-    decorator = f"@dataclass(frozen=True, kw_only=True, {methods})"
-    return "\n".join(("", decorator, f"class {head}:", f'    """{text}"""', "", *lines, ""))
+    return "\n".join(("", "@frozen_dataclass", f"class {head}:", f'    """{text}"""', "", *lines, ""))
 
 
 def _keywords() -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.cluster.node_types import QUICK_SECONDS, parse_configuration, parse_gpus, parse_partition_rules
 from hpcenv.errors import ToolFailed
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 _COMMANDS = "show config\nshow partition\nshow node\n"
 # A node takes about 800 bytes.
@@ -25,7 +25,7 @@ _LONGEST = 64 * 1024 * 1024
 _PROMPT = "scontrol: "
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class NodeResources(Frozen):
     """What one node has for jobs.
 
@@ -45,7 +45,7 @@ class NodeResources(Frozen):
     features: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PartitionShares(Frozen):
     """What a partition gives to jobs.
 
@@ -70,7 +70,7 @@ class PartitionShares(Frozen):
     select: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class ClusterResources(Frozen):
     """All nodes, and all partitions by their names."""
 

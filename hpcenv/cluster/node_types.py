@@ -15,15 +15,15 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.duration import time_minutes
 from hpcenv.records.files import write_text
-from hpcenv.records.frozen import Frozen
 
 # A check before submission does not wait longer for a busy slurmctld; its answer is then unknown.
 QUICK_SECONDS = 5.0
@@ -37,7 +37,7 @@ _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE
 # -- its name -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SourcedValue(Frozen):
     """A value and its source; if the value is unknown, it is empty and `how` is the reason."""
 
@@ -134,7 +134,7 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 # -- its nodes ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Offer(Frozen):
     """Equal nodes of one partition; None is a value that could not be read.
 

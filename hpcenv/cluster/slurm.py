@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from hpcenv import process
 from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 State = Literal[
     "pending", "running", "completing", "suspended", "completed", "failed", "cancelled", "timeout",
@@ -63,7 +63,7 @@ ENDED: frozenset[State] = frozenset(
 _SECONDS = 30.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class JobState(Frozen):
     """The state of a job as Slurm reports it.
 
@@ -372,7 +372,7 @@ def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[
     return [srun, *where, *(("--pty",) if tty else ()), *command]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Found(Frozen):
     """A job that waits or runs, found by its name and working directory.
 
@@ -413,7 +413,7 @@ def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str
     }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class OwnJob(Frozen):
     """A job of this user that squeue still knows.
 

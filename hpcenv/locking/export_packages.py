@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from hpcenv.project.lockfile import DistTable, Lockfile
@@ -170,7 +169,7 @@ def package_url(dist: DistTable) -> PackageURL | None:
     filename = dist.wheel.filename if dist.wheel and proved else None
     return PackageURL(
         type="pypi",
-        name=canonicalize_name(dist.name),
+        name=canonical(dist.name),
         version=dist.version,
         qualifiers={"file_name": filename} if filename else None,
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import Command, ImageMismatch, SpecError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
@@ -22,7 +23,6 @@ from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay
 from hpcenv.project.stale import locked_target
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Environment, Overlay, OverlayForm, OverlayUse, SifIdentity
 
 _KEY = "`overlay` in hpcenv.toml"
@@ -32,7 +32,7 @@ _LONGEST_CFG = 1 << 16
 _NAMED = 10
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class FoundOverlay(Frozen):
     """An overlay as it is now.
 
@@ -327,7 +327,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
     return "" if answer is None else str(answer["values"].get("python.path-variable") or "")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Origin(Frozen):
     """That a package is from the overlay, and which version the image has of it; empty if it has none."""
 

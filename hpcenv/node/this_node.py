@@ -9,14 +9,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.errors import Command, NodesUnknown
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThisNode:
+@frozen_dataclass
+class ThisNode(Frozen):
     """This node among the nodes of the allocation.
 
     Attributes:

@@ -14,11 +14,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hpcenv.errors import FileUnusable, Hint, HpcenvError, NotAccepted
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
@@ -27,7 +27,6 @@ from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
-from hpcenv.records.frozen import Frozen
 
 if TYPE_CHECKING:
     from hpcenv.project.site import SiteFile
@@ -47,7 +46,7 @@ _LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PY
 _Row: TypeAlias = tuple[str, str, str]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Asked(Frozen):
     """One value of a project that reaches outside the project.
 
@@ -281,7 +280,7 @@ def _sha256(path: Path) -> str:
 # -- what is accepted -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Review(Frozen):
     """What a project asks, and whether the user has accepted it, for a dry run.
 

@@ -16,14 +16,14 @@ import difflib
 import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
 from pydantic_core import SchemaValidator, ValidationError
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import toml_lines
 from hpcenv.project.table_schema import table_schema
-from hpcenv.records.frozen import Frozen
 
 
 def kebab(name: str) -> str:
@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Document(Frozen):
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 

@@ -10,11 +10,10 @@ judge by that result. `hpcenv explain` and docs/reference/fields.md show this ta
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Literal
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import CHECKS
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
 
@@ -51,7 +50,7 @@ UNKNOWN_WHEN_LOCKED: Severity = "warn"
 WITHOUT_GPUS: Severity = "info"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Field(Frozen):
     """One field, or a family of fields (`*` stands for one part of the name).
 

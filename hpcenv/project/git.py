@@ -11,14 +11,13 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv import process
 from hpcenv.errors import ToolFailed
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.incontainer.probe import git_folder
-from hpcenv.records.frozen import Frozen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Unfiltered(Frozen):
     """A changed file whose filter was not started, because only the repository's own configuration names it."""
 
@@ -35,7 +34,7 @@ class Unfiltered(Frozen):
     filter: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Submodule(Frozen):
     """An initialised submodule.
 
@@ -48,7 +47,7 @@ class Submodule(Frozen):
     commit: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class WorkTree(Frozen):
     """A work tree as it was when git looked at it. Paths are relative to `root`, undecodable bytes escaped.
 
@@ -70,7 +69,7 @@ class WorkTree(Frozen):
     submodules: tuple[Submodule, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Tracked(Frozen):
     """The tracked files of a work tree, those of its initialised submodules among them.
 
@@ -320,7 +319,7 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
         return repository.ask("cat-file", "blob", "--", blob)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Status(Frozen):
     commit: str
     changed: tuple[str, ...]

@@ -4,15 +4,15 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypedDict
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
-from hpcenv.records.frozen import Frozen
 
 
-@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
+@frozen_dataclass
 class OptionValues(Frozen):
     """The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."""
 
@@ -93,7 +93,7 @@ class OptionValues(Frozen):
     template: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
+@frozen_dataclass
 class WrittenOptions(Frozen):
     """The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."""
 
@@ -110,7 +110,7 @@ class WrittenOptions(Frozen):
     licenses: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SubmitTable(Document):
     """[submit] of hpcenv.toml: defaults for submissions."""
 

@@ -19,10 +19,9 @@ itself also needs that code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import CPU_BINDINGS, DETERMINISM_PROFILES, LAUNCHERS
 
 Kind = Literal[
@@ -60,7 +59,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Option(Frozen):
     """One row of the table.
 

@@ -8,9 +8,10 @@ What it means for a run is in site_profile.py.
 import datetime as dt
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
+from hpcenv.frozen import frozen_dataclass
 from hpcenv.project import native_options
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, SbatchTable, SrunTable, Text, Word
@@ -92,7 +93,7 @@ def _by_digest(value: str) -> str:
 AbsolutePath = Annotated[Text, After(_absolute)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class MatchTable(Document):
     """[match]: which cluster the profile is for.
 
@@ -103,7 +104,7 @@ class MatchTable(Document):
     cluster: Word
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SourceTable(Document):
     """[source.ID]: where values come from.
 
@@ -120,7 +121,7 @@ class SourceTable(Document):
     checked: dt.date | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SourcedTable(Document):
     """What each value of a profile can say of itself.
 
@@ -150,7 +151,7 @@ class SourcedTable(Document):
         return self.source
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SiteBindTable(SourcedTable):
     """[[bind]] of a site: a folder or file of the nodes that containers see.
 
@@ -173,7 +174,7 @@ class SiteBindTable(SourcedTable):
         return self.cites
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: what becomes of a variable for the ranks.
 
@@ -202,7 +203,7 @@ def _as_tuple(value: object) -> object:
 Variables = Annotated[tuple[VariableTable, ...], Before(_as_tuple)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class ModuleTable(SourcedTable):
     """[[module]]: an environment module that the batch script loads, after those in `modules`.
 
@@ -218,7 +219,7 @@ class ModuleTable(SourcedTable):
 OWN_OPTIONS = ("constraint", "exclude", "licenses", "qos", "reservation")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class OptionTable(SourcedTable):
     """[[option]]: an option of sbatch, or of the srun that starts the training."""
 
@@ -242,7 +243,7 @@ def _check_option(option: OptionTable) -> None:
     native_options.check(option.program, option.name, None if option.value is True else str(option.value))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RuntimeTable(SourcedTable):
     """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does.
 
@@ -255,7 +256,7 @@ class RuntimeTable(SourcedTable):
     program: Annotated[Text, After(_program)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class StoreTable(SourcedTable):
     """[store]: where images are kept on this system, if neither the user nor the project names a folder.
 
@@ -266,14 +267,14 @@ class StoreTable(SourcedTable):
     folder: Annotated[Text, After(_store_folder)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RendezvousTable(SourcedTable):
     """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
 
     host: Annotated[Text, After(_host_pattern)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class EntryWrapperTable(SourcedTable):
     """[entry-wrapper]: what starts every program in a container, for the check as for the ranks.
 
@@ -284,14 +285,14 @@ class EntryWrapperTable(SourcedTable):
     command: Annotated[tuple[Text, ...], After(_wrapper)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class BaseImageTable(SourcedTable):
     """[[base-image]]: an image that the site recommends, by digest."""
 
     image: Annotated[Text, After(_by_digest)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PartitionTable(Document):
     """[[slurm.partition]]: what `doctor` reports about a partition. Times as Slurm writes them."""
 
@@ -309,7 +310,7 @@ class PartitionTable(Document):
     grace_time: CountOrNone | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SlurmTable(Document):
     """[slurm]: what `doctor` found; a key that is not there is unknown.
 
@@ -340,7 +341,7 @@ class SlurmTable(Document):
     partition: tuple[PartitionTable, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SiteFile(Document):
     """The content of a site profile's file.
 

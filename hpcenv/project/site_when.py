@@ -5,13 +5,12 @@ Runs on: LOGIN NODE. Pure.
 
 import fnmatch
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Text, Word
 from hpcenv.project.table_schema import After, Before
-from hpcenv.records.frozen import Frozen
 
 GpuVendor = Literal["nvidia", "amd", "none"]
 
@@ -33,7 +32,7 @@ Bounds = Annotated[Text, After(_bounds)]
 Words = Annotated[tuple[Word, ...], Before(_listed)]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class WhenTable(Document):
     """`when` of a value: all its keys must hold. A key that is not there holds for every run.
 
@@ -53,7 +52,7 @@ class WhenTable(Document):
     rocm: Bounds | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RunFacts(Frozen):
     """What conditions ask about a run. None is unknown.
 

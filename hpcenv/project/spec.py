@@ -5,9 +5,10 @@ Runs on: LOGIN NODE.
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated
 
+from hpcenv.frozen import frozen_dataclass
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile, renew_profile
@@ -55,7 +56,7 @@ def split_overlay(value: str) -> tuple[str, str | None]:
     return (path, f"/{target}") if colon else (value, None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class BindTable(Document):
     """[[bind]]: a host folder that the container sees."""
 
@@ -71,7 +72,7 @@ def _inside(value: str) -> str:
     return "/".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CodeFilesTable(Document):
     """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
 
@@ -88,7 +89,7 @@ def _hub(value: str) -> str:
     return str(hub_reference.parse_locked(value))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class DataTable(Document):
     """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
 
@@ -115,7 +116,7 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
     return value
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class HostTable(Document):
     """[host]: what the nodes have. With it, a mismatch is found before the job waits.
 
@@ -128,7 +129,7 @@ class HostTable(Document):
     gpu_memory: Annotated[str, After(memory)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
@@ -142,7 +143,7 @@ class DeterminismTable(Document):
     hash_parameters_every: CountOrNone = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class ReproduceTable(Document):
     """[reproduce]: how somebody else repeats a run with less hardware.
 
@@ -154,7 +155,7 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -169,7 +170,7 @@ class PathsTable(Document):
     lockfiles: Text = "lockfiles"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
@@ -202,7 +203,7 @@ def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, Environm
     return value
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Project(Document):
     """hpcenv.toml as a whole.
 

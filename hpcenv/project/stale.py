@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcenv.errors import Command, Hint
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
 from hpcenv.project.spec import DEFAULT_LOCK, Project, split_overlay
 from hpcenv.project.workspace import to_restore
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.variables import recorded_value
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ Name = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class StaleReason(Frozen):
     """One reason: the locked value, and the value now."""
 

@@ -9,15 +9,15 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, Hint, LockfileInvalid, LockfileMissing, LockfileNewer, SpecError, UsageError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.spec import DEFAULT_LOCK, LOCKFILE_NAME, Project
 from hpcenv.project.store_config import StorePlace
-from hpcenv.records.frozen import Frozen
 
 SPEC_NAME = "hpcenv.toml"
 
@@ -25,7 +25,7 @@ FindStore = Callable[[], StorePlace]
 DefaultStore = Callable[[Path, str | None], tuple[Path, str]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Workspace(Frozen):
     """A project folder with its parsed hpcenv.toml.
 

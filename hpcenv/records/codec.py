@@ -20,8 +20,29 @@ Record = TypeVar("Record")
 
 
 def encode_record(record: object) -> str:
-    """Return `record` (a dataclass of this module) as JSON text, keys sorted, one final newline."""
-    return json.dumps(_parts(record), default=_parts, indent=1, sort_keys=True) + "\n"
+    """Return `record` (a dataclass) as JSON text: keys sorted, a line for each, and for each item of a list or object.
+
+    Not with `indent` of json: Python then uses its slow encoder, a tenth of `hpcenv submit` (docs/decisions/0021).
+    """
+    parts = _parts(record)
+    lines = (f" {_one_line(name)}: {_item_lines(parts[name])}" for name in sorted(parts))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _item_lines(value: Any) -> str:
+    """Return the JSON text of a field's value; the items of a list or object are on lines of their own."""
+    items = _parts(value) if is_dataclass(value) else value
+    if isinstance(items, dict) and items:
+        inner = ",\n".join(f"  {_one_line(name)}: {_one_line(items[name])}" for name in sorted(items))
+        return f"{{\n{inner}\n }}"
+    if isinstance(items, (list, tuple)) and items:
+        inner = ",\n".join(f"  {_one_line(item)}" for item in items)
+        return f"[\n{inner}\n ]"
+    return _one_line(items)
+
+
+def _one_line(value: Any) -> str:
+    return _ENCODER.encode(value)
 
 
 def _parts(record: object) -> dict[str, Any]:
@@ -29,6 +50,9 @@ def _parts(record: object) -> dict[str, Any]:
         raise TypeError(f"{type(record).__name__} is not a record")
     kind: Any = type(record)
     return {one.name: getattr(record, one.name) for one in _fields(kind)}
+
+
+_ENCODER = json.JSONEncoder(default=_parts, sort_keys=True)
 
 
 def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
@@ -22,7 +22,7 @@ BYTECODE = "__pycache__"
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Listing(Frozen):
     """What the copy held when it was made (`source.json`).
 
@@ -36,7 +36,7 @@ class Listing(Frozen):
     live: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CopyAfterAttempt(Frozen):
     """How the copy differed from its listing when an attempt of the job ended (`source-after.json`).
 

@@ -5,10 +5,10 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
@@ -20,7 +20,7 @@ LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none")
 Value = str | int | float | bool | tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Setting(Frozen):
     """One environment variable for the ranks, with where it comes from and why it is set.
 
@@ -35,7 +35,7 @@ class Setting(Frozen):
     expands: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Bind(Frozen):
     """A host folder that the container sees.
 
@@ -56,7 +56,7 @@ OverlayForm = Literal["squashfs", "folder"]
 OverlayUse = Literal["layer", "venv", "packages"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Overlay(Frozen):
     """What is mounted over an image, always read-only (docs/decisions/0035).
 
@@ -75,7 +75,7 @@ class Overlay(Frozen):
     python_path: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Environment(Frozen):
     """What the ranks run in: a SIF, or an environment of the host.
 
@@ -104,7 +104,7 @@ class Environment(Frozen):
     overlay: Overlay | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class FieldSeverity(Frozen):
     """The severity of one field in this run, or of a family of fields.
 
@@ -121,7 +121,7 @@ class FieldSeverity(Frozen):
     between_nodes: Severity | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Expectation(Frozen):
     """What one field must be on every node.
 
@@ -138,7 +138,7 @@ class Expectation(Frozen):
     if_unknown: Severity | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PackageExpectation(Frozen):
     """One installed distribution as locked; empty digests were unknown at lock time.
 
@@ -152,7 +152,7 @@ class PackageExpectation(Frozen):
     programs_sha256: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class GpuNeeds(Frozen):
     """What a CUDA build of torch needs from every node's driver and GPUs.
 
@@ -175,7 +175,7 @@ class GpuNeeds(Frozen):
     built: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SifIdentity(Frozen):
     """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
@@ -200,7 +200,7 @@ class SifIdentity(Frozen):
     partition_size: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class DataFolder(Frozen):
     """A folder of data that the nodes get a copy of, packed into one file.
 
@@ -220,7 +220,7 @@ class DataFolder(Frozen):
     unpacked: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class StageRequest(Frozen):
     """What is copied to the disk of every node before it is used.
 
@@ -238,7 +238,7 @@ class StageRequest(Frozen):
     data: tuple[DataFolder, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class LaunchOptions(Frozen):
     """How the ranks are started, beyond the shape of the run.
 
@@ -265,7 +265,7 @@ class LaunchOptions(Frozen):
 PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PreflightOptions(Frozen):
     """Which checks of the nodes run before the training (node/preflight/table.py).
 
@@ -279,7 +279,7 @@ class PreflightOptions(Frozen):
     skipped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SmokeOptions(Frozen):
     """The smoke test over all nodes, after the verdict.
 
@@ -292,7 +292,7 @@ class SmokeOptions(Frozen):
     kept: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class StopOptions(Frozen):
     """What happens when the job must end before the training does.
 
@@ -310,7 +310,7 @@ class StopOptions(Frozen):
     max_requeues: int = 20
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Secret(Frozen):
     """A variable whose value is read on the node, and written into no file of the run.
 
@@ -327,7 +327,7 @@ class Secret(Frozen):
     kept: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Source(Frozen):
     """The copy of the code that a run uses and works in.
 
@@ -359,7 +359,7 @@ class Source(Frozen):
 DataCompare = Literal["sha256", "size-and-time", "list"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RecordedData(Frozen):
     """Data that the run reads, as they were at submission: one `[[data]]` of hpcenv.toml.
 
@@ -378,7 +378,7 @@ class RecordedData(Frozen):
     hub: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class DeterminismOptions(Frozen):
     """How strictly the run must repeat.
 
@@ -393,7 +393,7 @@ class DeterminismOptions(Frozen):
     variables: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RecordingOptions(Frozen):
     """What the ranks record about the training.
 
@@ -411,7 +411,7 @@ class RecordingOptions(Frozen):
     trace_last: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Manifest(Frozen):
     """Everything the nodes need to check, decide and launch one run.
 

@@ -5,13 +5,11 @@ Runs on: COMPUTE NODE, LOGIN NODE. Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Bind, Setting
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class ModuleEffects(Frozen):
     """What the modules of one attempt set, as the batch script saw it before and after each `module load`.
 

@@ -5,12 +5,10 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class RequestRecord(Frozen):
     """One submission (`request.json`): written once, by the login node.
 

@@ -75,6 +75,9 @@ def fits(pattern: str, name: str) -> bool:
     """Return whether a name fits a pattern: `*` stands for exactly one part, `**` for any name."""
     if pattern == ANY_NAME:
         return True
+    # Most names differ from most patterns at their beginning.
+    if not name.startswith(pattern.partition("*")[0]):
+        return False
     own, parts = pattern.split("."), name.split(".")
     return len(own) == len(parts) and all(
         word == part or (word == "*" and part != "") for word, part in zip(own, parts, strict=True)

@@ -9,19 +9,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import SubmitRejected
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.this_node import expand_hostlist
-from hpcenv.records.frozen import Frozen
 from hpcenv.submission.plan import Request
 
 # How many partitions or nodes an error lists.
 _LISTED = 12
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Fault(Frozen):
     """Why one partition cannot run the job, as the parts of an error."""
 

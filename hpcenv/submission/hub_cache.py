@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.hub_reference import HubReference, parse_locked
 from hpcenv.project.spec import DataTable
 from hpcenv.project.store_config import StorePlace
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Bind, Environment, Setting
 from hpcenv.records.run_folder import RunFolder
 
@@ -35,7 +35,7 @@ _WHY_OFFLINE = "the libraries read the fetched files and do not ask the hub"
 _WHY_CACHE = "the fetched repositories of this run"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class HubCache(Frozen):
     """The cache of one run, as `submit` will write it.
 
@@ -52,7 +52,7 @@ class HubCache(Frozen):
         return tuple(Bind(source=path, target=path, read_only=True) for path in sorted(set(self.links.values())))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class FetchedData(Frozen):
     """A repository of [[data]] in the store, unchanged since it was fetched."""
 

@@ -10,19 +10,19 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import Command, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.local import node_names
 from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, expand_hostlist
 from hpcenv.project import native_options
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import load_record, read_file, read_json
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
@@ -33,7 +33,7 @@ from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CurrentAllocation(Frozen):
     """The allocation in which this process runs (salloc, srun or sbatch).
 
@@ -71,7 +71,7 @@ def find_allocation(environ: Mapping[str, str]) -> CurrentAllocation | None:
     return CurrentAllocation(job_id=job_id, nodes=nodes, gpus=gpus)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CheckedPlace(Frozen):
     """Nodes, or this machine, that the gate has passed.
 

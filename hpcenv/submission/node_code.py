@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcenv import node
+from hpcenv import node, process
+from hpcenv.errors import FileUnusable, ToolFailed
 from hpcenv.records import listing
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import file_copies
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# A file system that hangs. Usually it takes 50 ms.
+_SECONDS = 600.0
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = ("incontainer", "node", "records")
@@ -56,37 +66,59 @@ def _files_of(folder: str) -> list[str]:
     return modules
 
 
-def copy_node_code(run: RunFolder) -> None:
-    """Copy what the nodes run, and what the ranks can import.
+class NodeCodeCopy:
+    """Copies what the nodes run, and what the ranks can import, while its caller goes on; use it in a `with`.
 
     Files that Python has compiled are copied too: the steps on the nodes then compile nothing if their
     Python has this version. Python accepts such a file only with the time and size of its source.
+
+    Raises:
+        ToolMissing, ToolFailed: Python cannot be started.
     """
-    package, target = str(package_folder()), str(run.code / "hpcenv")
-    names = node_files()
-    for folder in dict.fromkeys(os.path.dirname(name) for name in names):
-        os.makedirs(os.path.join(target, folder), exist_ok=True)
-    for name in names:
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        pairs = [path for pair in _copies(run) for path in pair]
+        argv = [sys.executable, "-I", "-S", file_copies.__file__, *pairs]
+        self._program = process.BackgroundProcess(argv, timeout=_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.__exit__()
+
+    def finish(self) -> None:
+        """Wait until the files are there.
+
+        Raises:
+            FileUnusable: a file cannot be copied.
+        """
         try:
-            _copy(f"{package}/{name}", f"{target}/{name}")
-        except (FileNotFoundError, PermissionError):
-            if not name.endswith(".pyc"):  # the nodes can compile it themselves
-                raise
-    _copy(f"{package}/node/step.py", str(run.step))
+            self._program.finish()
+        except ToolFailed as error:
+            what = f"cannot copy the code of the nodes to `{self._run.code}`"
+            raise FileUnusable(what, why=error.stderr or error.why) from error
+
+
+def copy_node_code(run: RunFolder) -> None:
+    """Copy what the nodes run, and what the ranks can import, and wait for it.
+
+    Raises:
+        ToolMissing, ToolFailed, FileUnusable: as for `NodeCodeCopy`.
+    """
+    with NodeCodeCopy(run) as copy:
+        copy.finish()
+
+
+def _copies(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Yield each file and its place in the run folder."""
+    package = package_folder()
+    yield from ((f"{package}/{name}", f"{run.code}/hpcenv/{name}") for name in node_files())
+    yield f"{package}/node/step.py", str(run.step)
     hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
-    for name in (*RANK_MODULES, *hook):
-        inside = run.inside / "hpcenv" / name
-        inside.parent.mkdir(parents=True, exist_ok=True)
-        _copy(f"{package}/{name}", str(inside))
-    copy_start_hook(run)
-
-
-def copy_start_hook(run: RunFolder) -> None:
-    """Copy what Python runs at the start of every rank."""
-    for name, source in start_hook_files().items():
-        place = run.start_hook / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _copy(source, str(place))
+    yield from ((f"{package}/{name}", f"{run.inside}/hpcenv/{name}") for name in (*RANK_MODULES, *hook))
+    yield from ((source, f"{run.start_hook}/{name}") for name, source in start_hook_files().items())
 
 
 def start_hook_files() -> dict[str, str]:
@@ -103,13 +135,3 @@ def start_hook_digest() -> str:
         OSError: a file cannot be read.
     """
     return listing.digest_of({name: listing.content_of(path) for name, path in start_hook_files().items()})
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a file with its time, not with its mode: a read-only installation must not make a read-only copy."""
-    with open(source, "rb", buffering=0) as file:
-        content, status = file.readall(), os.fstat(file.fileno())
-    with open(target, "wb", buffering=0) as copy:
-        while content:
-            content = content[copy.write(content) :]
-        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -6,17 +6,17 @@ Runs on: LOGIN NODE. Pure: `--dry-run` prints the plan that `submit` consumes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import UsageError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
 from hpcenv.project.options import WRITTEN
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
@@ -25,7 +25,7 @@ from hpcenv.submission import batch_script
 from hpcenv.submission.hub_cache import HubCache
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Request(WrittenOptions):
     """What Slurm is asked for. With None, Slurm decides.
 
@@ -73,7 +73,7 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class EarlierRuns(Frozen):
     """The runs of `--after`: they must complete before this one starts.
 
@@ -90,7 +90,7 @@ class EarlierRuns(Frozen):
     waited_for: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Plan(Frozen):
     """A run that can be submitted.
 
@@ -129,7 +129,7 @@ class Plan(Frozen):
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class PlannedSource(Frozen):
     """The copy of the code that `submit` will make.
 
@@ -158,7 +158,7 @@ class PlannedSource(Frozen):
     has_submodules: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Call(Frozen):
     """A Python function that every rank or task calls, instead of a script.
 

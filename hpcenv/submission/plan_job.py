@@ -13,11 +13,12 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import UsageError, WouldOverwrite
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.locking import same_tree
 from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.node.container.start_command import build_start_command, own_folders
@@ -31,7 +32,6 @@ from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_
 from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import read_file
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import (
     Bind,
     DataCompare,
@@ -105,7 +105,7 @@ _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Wanted(Frozen):
     """What is requested, merged from all places, for which project and where."""
 
@@ -115,7 +115,7 @@ class _Wanted(Frozen):
     cluster: Cluster
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Shape(Frozen):
     """What Slurm is asked for, with the origin of every value, and the site profile that had a part in it."""
 
@@ -125,7 +125,7 @@ class _Shape(Frozen):
     share: NodeShare = field(default_factory=NodeShare)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Locked(Frozen):
     """The lockfile of a run as it was read."""
 
@@ -134,7 +134,7 @@ class _Locked(Frozen):
     lockfile: Lockfile
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Started(Frozen):
     """What torchrun will start. `place` is its path for the ranks; None if it is `script`."""
 
@@ -146,7 +146,7 @@ class _Started(Frozen):
     environment: Environment
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Gate(Frozen):
     """What the check compares on the nodes."""
 

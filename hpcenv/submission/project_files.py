@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpcenv import size
 from hpcenv.errors import UsageError
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.listing import BYTECODE, LINK, is_importable
 
 # Text up to this size is a configuration or a note, and is copied.
@@ -48,7 +48,7 @@ _CREDENTIALS = (
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CopyRules(Frozen):
     """What is special in a project.
 

@@ -10,11 +10,12 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcenv.errors import Command, UsageError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import option_values
@@ -24,7 +25,6 @@ from hpcenv.project.option_values import OptionValue
 from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Cluster = Literal["slurm", "local"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SubmitOptions(OptionValues):
     """The input of a submission: the options of the table, and what torchrun starts.
 
@@ -167,7 +167,7 @@ def detect_cluster(environ: Mapping[str, str]) -> Cluster:
     return "slurm" if shutil.which("sbatch", path=environ.get("PATH")) else "local"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class MergedOptions(Frozen):
     """The values of all options after command line, project, site profile and defaults were merged.
 

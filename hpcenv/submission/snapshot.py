@@ -13,11 +13,11 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcenv.errors import FileUnusable, HpcenvError, ScriptUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import git
 from hpcenv.project.context import Context
 from hpcenv.project.git import WorkTree
@@ -26,7 +26,6 @@ from hpcenv.project.spec import split_overlay
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
@@ -42,7 +41,7 @@ _SHOWN = 3
 LIVE: Literal["live"] = "live"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Code(Frozen):
     """What is known about the code of a run.
 
@@ -110,7 +109,7 @@ class CodeQuery:
         return tree, None if self._git is None or tree is None or not tree.commit else self._git.files()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class CodePlace(Frozen):
     """Where a submission takes its code from, and where its run will be.
 
@@ -131,7 +130,7 @@ class CodePlace(Frozen):
     skipped: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Committed(Frozen):
     """The state of the code in git.
 
@@ -251,7 +250,7 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 # -- what is copied -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _CopiedFolder(Frozen):
     """One folder that is copied.
 
@@ -452,7 +451,7 @@ def make(
             os.makedirs(folder, exist_ok=True)
         if source.diff:
             run.source_diff.write_bytes(source.diff)
-        save_record(source.listing, run.listing)
+        save_record(source.listing, run.listing, durable=False)
     except OSError as error:
         raise FileUnusable(f"cannot copy the code to `{run.source}`", why=str(error)) from error
     if changed:

@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv import process
@@ -28,20 +28,20 @@ from hpcenv.errors import (
     ToolMissing,
     WouldOverwrite,
 )
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.submission import hub_cache, kept_secrets, snapshot
-from hpcenv.submission.node_code import copy_node_code
+from hpcenv.submission.node_code import NodeCodeCopy
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class SubmitResult(Frozen):
     """A submitted run."""
 
@@ -66,7 +66,8 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
         WouldOverwrite: a folder of that name was made in the meantime.
     """
     run = RunFolder(Path(plan.manifest.run_folder))
-    if plan.manifest.cluster == "slurm":
+    on_slurm = plan.manifest.cluster == "slurm"
+    if on_slurm:
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     wait_for_earlier(plan, context)
     plan = pack_data(plan)
@@ -75,7 +76,7 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     job_ids: list[str] = []
     warnings: list[str] = []
     try:
-        materialize(plan, run, context)
+        materialize(plan, run, context, while_copying=_import_submitit if on_slurm else lambda: None)
         kept_secrets.write(plan.manifest, plan.secret_values, own)
         for _ in range(max(1, plan.manifest.chain)):
             job_id, said = _start(plan, run, context, after=job_ids[-1] if job_ids else None)
@@ -216,17 +217,30 @@ def _stop_local(job_id: str | None) -> None:
             os.kill(int(job_id.rpartition("-")[2]), signal.SIGTERM)
 
 
-def materialize(plan: Plan, run: RunFolder, context: Context) -> None:
-    """Write everything the nodes need, the manifest last."""
+def materialize(
+    plan: Plan, run: RunFolder, context: Context, *, while_copying: Callable[[], object] = lambda: None
+) -> None:
+    """Write everything the nodes need, the manifest last.
+
+    Args:
+        while_copying: called while another process copies the code of the nodes.
+    """
     with contextlib.ExitStack() as stack:
+        node_code = stack.enter_context(NodeCodeCopy(run))
         copied = None if plan.source is None else stack.enter_context(snapshot.make(plan.source, run, context.environ))
-        copy_node_code(run)
         _write_records(plan, run)
+        while_copying()
         if plan.source is not None and copied is not None:
             # The check compares the script, or the module of the function.
             sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
             snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
+        node_code.finish()
     save_record(plan.manifest, run.manifest)
+
+
+def _import_submitit() -> None:
+    """Import what gives the job to Slurm. It takes as long as the copies."""
+    from hpcenv.submission import submitit_executor  # noqa: F401
 
 
 def _write_records(plan: Plan, run: RunFolder) -> None:
@@ -235,12 +249,13 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    write_text(plan.lockfile_text, run.lockfile)
-    write_text(plan.requirements, run.requirements)
+    # Not waited for until they are on the disk, as the copied code is not: the manifest is, and it comes last.
+    write_text(plan.lockfile_text, run.lockfile, durable=False)
+    write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:
-        save_record(plan.record, run.request)
+        save_record(plan.record, run.request, durable=False)
     if plan.script:
-        write_text(plan.script, run.script, mode=0o755)
+        write_text(plan.script, run.script, mode=0o755, durable=False)
 
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from hpcenv.errors import Command, Hint, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, UsageError
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Overlay
 
 __all__ = [
@@ -343,7 +342,7 @@ def _seconds(moment: str | None) -> int | None:
 # --- errors ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Sign(Frozen):
     """A pattern in Apptainer's output, and the error for the user.
 

@@ -14,12 +14,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.container import apptainer
 from hpcenv.node.container.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
 from hpcenv.records.variables import WITHHELD, recorded_value
 
@@ -46,7 +45,7 @@ _BY_NAME_ONLY = re.compile(
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class StartCommand(Frozen):
     """A command as data: argv, complete environment, working directory. `opened` makes it ready to be started.
 

@@ -9,10 +9,9 @@ functions that measure are beside this file; docs/reference/checks.md is written
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcenv.records.frozen import Frozen
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, Severity
 
 LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full", "deep")
@@ -28,7 +27,7 @@ Owner = Literal["node", "user"]
 CheckPlace = Literal["host", "nodes", "container", "smoke", "run"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class Check(Frozen):
     """One check.
 

@@ -16,7 +16,7 @@ import pytest
 import tomlkit
 
 from hpcenv.api.submit import plan_job as plan_job_in_python
-from hpcenv.errors import HpcenvError, ToolMissing
+from hpcenv.errors import FileUnusable, HpcenvError, ToolMissing
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
@@ -25,6 +25,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities
 from hpcenv.runs.find import find_run
+from hpcenv.submission import file_copies
 from hpcenv.submission.node_code import copy_node_code, package_folder
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
@@ -582,6 +583,24 @@ def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -
     assert [line for line in loaded(run.code) if line.startswith("# created")] == []
     (run.code / "hpcenv" / "version.py").write_text("VERSION = 'of another file'\n")
     assert [line for line in loaded(run.code) if line.startswith("# created")] != []
+
+
+def test_a_file_of_the_nodes_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    (run.code / "hpcenv").mkdir(parents=True)
+    (run.code / "hpcenv" / "node").write_text("a file where a folder is needed")
+    with pytest.raises(FileUnusable, match="cannot copy the code of the nodes") as caught:
+        copy_node_code(run)
+    assert f"{run.code}/hpcenv/node" in str(caught.value.why)
+
+
+def test_what_is_compiled_may_be_unreadable(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.pyc", tmp_path / "copy" / "b.py"
+    (tmp_path / "b.py").write_text("1")
+    assert file_copies.main([str(source), str(tmp_path / "copy" / "a.pyc"), str(tmp_path / "b.py"), str(target)]) == 0
+    assert [path.name for path in target.parent.iterdir()] == ["b.py"]
+    (tmp_path / "b.py").unlink()
+    assert file_copies.main([str(tmp_path / "b.py"), str(target)]) == 1
 
 
 # -- CPUs and memory ----------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """`Frozen` does what `dataclass` would have written for each class."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+
+import pytest
 
 import hpcenv.submission.submit  # noqa: F401  (with it come the classes that a submission loads)
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
-from hpcenv.records.frozen import Frozen
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.submission.plan import Plan, Request
 
@@ -18,7 +20,7 @@ class _Written:
     unhashed: list[int] = field(default_factory=list, hash=False)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@frozen_dataclass
 class _Inherited(Frozen):
     name: str
     hidden: str = field(default="x", repr=False)
@@ -35,7 +37,7 @@ def classes(kind: type = Frozen) -> Iterator[type]:
 def test_no_class_has_methods_that_python_compiled_beside_these() -> None:
     found = list(classes())
     assert {Document, Manifest, Plan, Request} <= set(found)
-    own = {"__eq__", "__hash__", "__repr__"}
+    own = {"__eq__", "__hash__", "__repr__", "__setattr__", "__delattr__"}
     assert [one.__name__ for one in found if own & vars(one).keys()] == []
 
 
@@ -48,6 +50,23 @@ def test_equality_is_that_of_dataclass() -> None:
         assert one != replace(one, unhashed=[2])
         assert one != ("a", "x", 0, [1])
     assert _Written(name="a") != _Inherited(name="a")
+
+
+def test_nothing_can_be_assigned_or_deleted() -> None:
+    for kind in (_Written, _Inherited):
+        one = kind(name="a")
+        for name in ("name", "ignored", "unknown"):
+            with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
+                setattr(one, name, "b")
+        with pytest.raises(FrozenInstanceError, match="cannot delete field 'name'"):
+            del one.name  # type: ignore[misc]
+        assert one == kind(name="a")
+        with pytest.raises(TypeError, match="argument .nam."):
+            kind(name="a", nam="a")
+        with pytest.raises(TypeError, match="argument:? .name."):
+            kind()
+        with pytest.raises(TypeError, match="positional argument"):
+            kind("a")
 
 
 def test_hash_and_text_are_those_of_dataclass() -> None:
