@@ -30,7 +30,7 @@ def encode_record(record: object) -> str:
 
 
 def _item_lines(value: Any) -> str:
-    """Return the JSON text of a field's value; the items of a list or object are on lines of their own."""
+    """Return the JSON text of a field's value; the items of a list or object are each on a line."""
     items = _parts(value) if is_dataclass(value) else value
     if isinstance(items, dict) and items:
         inner = ",\n".join(f"  {_one_line(name)}: {_one_line(items[name])}" for name in sorted(items))
