@@ -110,6 +110,7 @@ def test_errors_of_other_programs_are_no_refused_arguments(tmp_path: Path, line:
 # Log of a failure that was provoked on the testbed (tests/cluster/test_diagnose.py), read without the records of its run
 # -> pattern, rank, line of code.
 PROVOKED = {
+    "arguments": ("script-arguments", 0, ""),
     "cut": ("slurm-node-failure", None, ""),
     "disk": ("checkpoint-not-written", 1, "provoked.py:28"),
     "exception": ("python-exception", 3, "provoked.py:18"),
