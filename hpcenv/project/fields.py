@@ -320,9 +320,9 @@ FIELDS: tuple[Field, ...] = (
         "info",
         "note",
         what="whether the squashfs over the image was made again: other bytes, the same tree",
-        source="the tree digest of the overlay, against the locked one",
+        source="`hpcenv diff`: the tree digests of both overlays",
         why="the files inside are the same; only the packing differs",
-        judged_by=("rule",),
+        judged_by=(),
     ),
     _field(
         "container.overlay.*",

@@ -12,7 +12,7 @@ from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.node.preflight.table import BY_ID
 from hpcenv.project import lockfile, severities, toml_files
 from hpcenv.project.fields import FIELDS, Field
-from hpcenv.project.lockfile import DirectUrlTable, Lockfile
+from hpcenv.project.lockfile import DirectUrlTable, Lockfile, OverlayTable
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.checks import CheckOutcome, NodeChecks
 from hpcenv.records.facts import Difference, Facts
@@ -51,11 +51,17 @@ def locked(field: Field, policy: dict[str, str]) -> Lockfile:
     packages = dataclasses.replace(
         base.packages, dist=(dist,), count=1, content_digest="sha256:0", conda_digest="c", conda_content_digest="c"
     )
+    container = base.container
+    if container is not None and field.name.startswith("container.overlay."):
+        form = "folder" if field.name.endswith(".content") else "squashfs"
+        overlay = OverlayTable(form=form, use="packages", target="/opt/site", sha256="0" * 64, content="0" * 64)
+        container = dataclasses.replace(container, overlay=overlay)
     memory = "80 GB" if field.name == "host.gpu-memory" else None
     host = dataclasses.replace(
         base.host, gpu="h100", gpu_memory=memory, nvidia_require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8"}
     )
-    return dataclasses.replace(base, facts=facts, packages=packages, host=host, policy=policy, unknown={})
+    changed = {"facts": facts, "packages": packages, "container": container, "host": host}
+    return dataclasses.replace(base, **changed, policy=policy, unknown={})
 
 
 GPUS = {
@@ -178,7 +184,7 @@ def test_a_key_changes_what_diff_decides(field):
 @pytest.mark.parametrize("field", FIXED, ids=lambda field: field.name)
 def test_a_fixed_field_is_refused_with_the_reason(field):
     for key in keys_of(field):
-        if key == "container.sif.*":  # as a pattern, it names fields that are free, too
+        if key in ("container.sif.*", "container.overlay.*"):  # as patterns, they name fields that are free, too
             continue
         assert severities.problems([key]) == (f'`policy."{key}"` cannot be changed: {field.fixed}',)
         # A lockfile of somebody else that has such a key loosens nothing.
