@@ -61,11 +61,14 @@ class HostLibraries:
 def check_glibc(manifest: Manifest, environ: Mapping[str, str]) -> Iterator[CheckOutcome]:
     """Yield the outcomes of the checks `glibc.*` on this node."""
     environment = manifest.environment
-    if environment.kind != "sif":
-        for name in ("glibc.driver", "glibc.binds"):
-            yield CheckOutcome(id=name, state="not-run", found="the ranks run in an environment of the host")
-        return
     locked = next((one.value for one in manifest.expectations if one.field == IMAGE_GLIBC), None)
+    if environment.kind != "sif" or locked is None:
+        # Without Python in the image, or with another C library, nothing of it is locked.
+        on_host = "the ranks run in an environment of the host"
+        why = on_host if environment.kind != "sif" else "the lockfile does not say which glibc the image has"
+        for name in ("glibc.driver", "glibc.binds"):
+            yield CheckOutcome(id=name, state="not-run", found=why)
+        return
     image = parse_glibc(locked)
     yield _outcome(
         "glibc.driver", image, read_driver(nvidia=environment.gpus, amd=environment.rocm, path=environ.get("PATH", ""))
@@ -75,8 +78,10 @@ def check_glibc(manifest: Manifest, environ: Mapping[str, str]) -> Iterator[Chec
 
 
 def _outcome(name: str, image: _Glibc | None, found: HostLibraries) -> CheckOutcome:
+    if not found.needs and not found.problem:
+        return CheckOutcome(id=name, state="not-run", found="this machine has no library that comes into the container")
     if image is None:
-        return CheckOutcome(id=name, state="unknown", found="the lockfile does not say which glibc the image has")
+        return CheckOutcome(id=name, state="unknown", found="the locked version of the image's glibc is none")
     limit = f"at most glibc {_words(image)}, which the image has"
     bad = found.too_new(image)
     if bad:
@@ -84,8 +89,6 @@ def _outcome(name: str, image: _Glibc | None, found: HostLibraries) -> CheckOutc
         return CheckOutcome(id=name, state="failed", found=f"{bad[0]}{more}", limit=limit)
     if found.problem:
         return CheckOutcome(id=name, state="unknown", found=found.problem, limit=limit)
-    if not found.needs:
-        return CheckOutcome(id=name, state="not-run", found="this machine has no library that comes into the container")
     newest = max(found.needs.values())
     return CheckOutcome(
         id=name, state="fine", found=f"{len(found.needs)} libraries need glibc {_words(newest)} or less"
