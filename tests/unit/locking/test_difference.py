@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpcenv.locking import difference
 from hpcenv.locking.difference import Change
 from hpcenv.project import fields
@@ -170,3 +172,13 @@ def test_a_sif_that_was_tampered_with_is_not_one_that_was_made_again() -> None:
     made_again = difference.compare(*sides, severities=table)
     tampered = difference.compare(*sides, severities=table, sifs_fit=False)
     assert [[c.severity for c in changes] for changes in (made_again, tampered)] == [["info"], ["must"]]
+
+
+@pytest.mark.parametrize(("policy", "severity"), [({}, "info"), ({"container.overlay.made-again": "must"}, "must")])
+def test_an_overlay_that_was_packed_again_is_the_same_tree(policy: dict[str, Severity], severity: str) -> None:
+    sides = [{"container.overlay.tree-sha256": "sha256:1", "container.overlay.sha256": value} for value in ("a", "b")]
+    (change,) = difference.compare(*sides, severities=[severities(policy)] * 2)
+    assert (change.field, change.severity) == ("container.overlay.sha256", severity)
+    sides[1]["container.overlay.tree-sha256"] = "sha256:2"
+    found = difference.compare(*sides, severities=[severities(policy)] * 2)
+    assert next(one.severity for one in found if one.field == "container.overlay.sha256") == "must"
