@@ -5,7 +5,8 @@ around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` ca
 wrapper sees both.
 
 A step is counted when the first optimizer that was seen steps again; other optimizers (of a GAN, or Muon beside AdamW)
-belong to the step of that one. An optimizer that forwards to an inner one counts once. Not seen: `torch.autograd.grad`,
+belong to the step of that one. An optimizer that forwards to an inner one counts once. Not counted is the step by which
+torch.distributed.checkpoint makes the state of an optimizer before it loads a checkpoint. Not seen: `torch.autograd.grad`,
 optimizers without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's Python functions.
 """
 
@@ -68,6 +69,7 @@ class StepWatch:
         self._index = 0
         self._in_backward = 0
         self._stack = []  # type: List[int]
+        self._makes_state = False
         self._leader = None  # type: Any
         self._since_leader = set()  # type: Any
         self._optimizers = []  # type: List[Tuple[Any, Any]]
@@ -218,7 +220,9 @@ class StepWatch:
         if id(optimizer) in self._stack:  # an earlier step of it raised an exception
             del self._stack[self._stack.index(id(optimizer)) :]
         self._stack.append(id(optimizer))
-        if self.steps == 0 and not self._before_from:
+        if len(self._stack) == 1:
+            self._makes_state = self.steps == 0 and not self._pending and _only_makes_state(optimizer)
+        if self.steps == 0 and not self._before_from and not self._makes_state:
             self.before, self._before_from = self._session.steps_before(
                 _step_in_state(optimizer), bool(optimizer.state)
             )
@@ -233,8 +237,8 @@ class StepWatch:
     def _count(self, optimizer: Any) -> None:
         if id(optimizer) in self._stack:
             del self._stack[self._stack.index(id(optimizer)) :]
-        if self._stack:
-            return  # inside the step of a wrapper
+        if self._stack or self._makes_state:
+            return  # inside the step of a wrapper, or no step of the training
         if all(reference() is not optimizer for reference, _ in self._optimizers):
             # The groups live as long as the optimizer, so nothing is kept in memory that would not be there.
             self._optimizers.append((weakref.ref(optimizer, self._gone), optimizer.param_groups))
@@ -289,6 +293,15 @@ class StepWatch:
         if text not in self._noted and len(self._noted) < 20:
             self._noted.add(text)
             self._session.add({"kind": "note", "step": self.counted + 1, "text": text[:400]})
+
+
+def _only_makes_state(optimizer: Any) -> bool:
+    """Whether a step changes nothing and makes the state: `get_state_dict` does so (_init_optim_state, torch 2.2 to 2.13).
+
+    It sets all learning rates to 0. A first step of a training whose learning rate begins at 0 has a loss before it.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    return bool(rates) and not optimizer.state and all(float(rate) == 0.0 for rate in rates)
 
 
 def _step_in_state(optimizer: Any) -> Optional[int]:

@@ -187,6 +187,40 @@ def test_what_is_no_loss_is_a_note_and_values_that_json_has_not_are_kept(rank: R
     assert len(metrics.notes) == 1 and "a tensor with 2 elements" in metrics.notes[0]
 
 
+def test_the_step_by_which_get_state_dict_makes_the_state_is_not_counted(rank: Rank) -> None:
+    metrics = rank.run(
+        """
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        def adam(model):
+            return torch.optim.AdamW(model.parameters(), lr=0.01)
+        model, _ = made()
+        optimizer = adam(model)
+        weights, state = get_state_dict(model, optimizer)
+        for one in state["state"].values():
+            one["step"] = torch.tensor(10.0)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+        for n in range(2):
+            optimizer.zero_grad(); loss_of(model).backward(); optimizer.step()
+        """,
+        environ={"HPCENV_ATTEMPT": "0"},
+    )
+    assert [step for step, _, _ in used(metrics)] == [11, 12]
+    (process,) = metrics.processes
+    assert (process.before, process.before_from, process.steps) == (10, "optimizer", 12)
+
+
+def test_a_first_step_with_learning_rate_0_is_counted(rank: Rank) -> None:
+    metrics = rank.run(
+        """
+        model, _ = made()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        for n in range(2):
+            optimizer.zero_grad(); loss_of(model).backward(); optimizer.step()
+        """
+    )
+    assert [step for step, _, _ in used(metrics)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("asks", "rank_number", "attempt", "told"),
     [(False, "0", "0", True), (True, "0", "0", False), (False, "1", "0", False), (False, "0", "1", False)],
