@@ -127,7 +127,7 @@ ENV TITLE="hello $NAME" EMPTY= \\
     # a comment inside
     WHERE=/srv/${NAME}
 LABEL org.opencontainers.image.title="greeter of $NAME"
-RUN useradd --create-home greeter
+RUN useradd --create-home greeter && mkdir -m 777 $WHERE
 WORKDIR $WHERE
 USER greeter
 COPY app.py link.py* ./
@@ -155,11 +155,12 @@ print("app filelock", importlib.util.find_spec("filelock") is not None, *sys.arg
 """
 
 
-def conda_layer(passwd: str) -> bytes:
+def conda_layer(passwd: str, group: str) -> bytes:
     files = {
         "usr/local/bin/_dockerfile_shell.sh": (CONDA_SHELL, 0o755),
         "usr/local/bin/_entrypoint.sh": (CONDA_ENTRY, 0o755),
         "etc/passwd": (passwd, 0o644),
+        "etc/group": (group, 0o644),
     }
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
@@ -167,9 +168,10 @@ def conda_layer(passwd: str) -> bytes:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(text.encode()), mode
             archive.addfile(member, io.BytesIO(text.encode()))
-        home = tarfile.TarInfo("home/mambauser")
-        home.type, home.mode, home.uid = tarfile.DIRTYPE, 0o700, 57439
-        archive.addfile(home)
+        for name in ("home/mambauser", "opt/conda"):
+            place = tarfile.TarInfo(name)
+            place.type, place.mode, place.uid, place.gid = tarfile.DIRTYPE, 0o755, 57439, 57439
+            archive.addfile(place)
     return held.getvalue()
 
 
@@ -177,10 +179,9 @@ def conda_layer(passwd: str) -> bytes:
 def bases(cluster: Cluster) -> dict[str, str]:
     name = IMAGE.removeprefix("docker://").split("/", 1)[1]
     plain = cluster.must("python3", "-", HOST, name, stdin=PUSH).strip()
-    passwd = cluster.must(
-        "apptainer", "exec", "--no-https", f"docker://{HOST}/hpcenv/base@{plain}", "cat", "/etc/passwd"
-    )
-    layer = conda_layer(passwd + "mambauser:x:57439:57439::/home/mambauser:/bin/bash\n")
+    execute = ("apptainer", "exec", "--no-https", f"docker://{HOST}/hpcenv/base@{plain}")
+    passwd, group = (cluster.must(*execute, "cat", path) for path in ("/etc/passwd", "/etc/group"))
+    layer = conda_layer(f"{passwd}mambauser:x:57439:57439::/home/mambauser:/bin/bash\n", f"{group}mambauser:x:57439:\n")
     held = f"/home/alice/hpcenv-tests/conda-{uuid.uuid4().hex[:6]}.tar"
     cluster.write(held, os.fsdecode(layer))
     conda = cluster.must("python3", "-", HOST, plain, held, json.dumps(CONDA_CONFIG), stdin=PUSH_LAYER).strip()
