@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from hpcenv.errors import UsageError
 from hpcenv.records.files import read_file
@@ -20,6 +20,7 @@ from hpcenv.records.files import read_file
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_PRINTABLE = re.compile(r"[\x21-\x7e]+")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
@@ -48,11 +49,7 @@ def find_access(environ: Mapping[str, str]) -> HubAccess:
     """
     named = environ.get("HF_ENDPOINT", "").rstrip("/")
     endpoint = named or DEFAULT_ENDPOINT
-    address = urlsplit(endpoint)
-    if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
-        # The value is not quoted: it may hold a password.
-        why = "it is not an address of the form https://HOST[:PORT]; a password does not belong there"
-        raise UsageError("the variable HF_ENDPOINT cannot be used", why=why, hint="export HF_ENDPOINT=https://HOST")
+    address = _address(endpoint)
     token, origin = _token(environ)
     if token and address.scheme == "http" and address.hostname not in _LOOPBACK:
         token, origin = "", f"the token ({origin}) is not sent: {address.netloc} is used without encryption"
@@ -62,6 +59,26 @@ def find_access(environ: Mapping[str, str]) -> HubAccess:
         token=token,
         token_origin=origin,
     )
+
+
+def _address(endpoint: str) -> SplitResult:
+    """Return the parts of a hub's address.
+
+    Raises:
+        UsageError: it is not an address, or has more than scheme, host, port and path.
+    """
+    # `urlsplit` removes line ends and tabs, and the requests would not.
+    usable = _PRINTABLE.fullmatch(endpoint) is not None and not {"@", "?", "#", "\\"}.intersection(endpoint)
+    try:
+        address = urlsplit(endpoint)
+        usable = usable and address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # `[` without `]`, or a port that is no number
+        usable = False
+    if not usable:
+        # The value is not quoted: it may hold a password.
+        why = "it is not an address of the form https://HOST[:PORT]; a password does not belong there"
+        raise UsageError("the variable HF_ENDPOINT cannot be used", why=why, hint="export HF_ENDPOINT=https://HOST")
+    return address
 
 
 def _token(environ: Mapping[str, str]) -> tuple[str, str]:

@@ -18,12 +18,26 @@ def test_the_endpoint_is_the_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["hub.example", "ftp://h", "https://", "https://user:geheim@h", "https://h?token=geheim"]
-)
+    "value",
+    [
+        "hub.example", "ftp://h", "https://", "https://user:geheim@h", "https://:geheim@h", "https://@h",
+        "https://h?token=geheim", "https://h?", "https://h#geheim", "https://h#", "https://[geheim", "https://[::1",
+        "https://h:geheim", "http://127.0.0.1:70000", "http://127.0.0.1:0", "https://h\ngeheim", "https://h geheim",
+        "https://h\\@geheim", "https://h\u00e9",
+    ],
+    ids=ascii,
+)  # fmt: skip
 def test_an_endpoint_that_is_no_address_is_refused_without_its_value(value: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_access({"HF_ENDPOINT": value})
-    assert "geheim" not in str(caught.value)
+    assert "geheim" not in f"{caught.value}{caught.value.why}{caught.value.hint}"
+    assert caught.value.why
+    assert caught.value.hint == "export HF_ENDPOINT=https://HOST"
+
+
+@pytest.mark.parametrize("value", ["https://[::1]:8443", "http://127.0.0.1:8080/mirror/hub"])
+def test_an_endpoint_may_be_a_number_and_have_a_path(value: str) -> None:
+    assert find_access({"HF_ENDPOINT": value}).endpoint == value
 
 
 def test_the_token_is_found_where_the_library_finds_it(tmp_path: Path) -> None:
