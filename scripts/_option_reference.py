@@ -95,8 +95,8 @@ def site_option_types() -> str:
     return _SITE_TYPES_HEAD.replace("@names", ", ".join(names)) + written
 
 
-_OF_ALL = "The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."
-_OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."
+_OF_ALL = "The values of all options, as hpcenv keeps them. A base class."
+_OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class."
 
 
 def _keys(place: str) -> list[Option]:

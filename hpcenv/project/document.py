@@ -35,8 +35,8 @@ def kebab(name: str) -> str:
 class Document(Frozen):
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
-    The constructor checks nothing. `parse` does, where bytes enter. Each table is a dataclass with
-    `eq=False, repr=False`: `Frozen` has these methods.
+    The constructor checks nothing. `parse` does, where bytes enter. Each table is a
+    `@frozen_dataclass`: `Frozen` has the methods.
     """
 
     def check(self) -> None:

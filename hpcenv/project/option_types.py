@@ -14,7 +14,7 @@ from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text
 
 @frozen_dataclass
 class OptionValues(Frozen):
-    """The values of all options, as hpcenv keeps them. A base class: it cannot be created itself."""
+    """The values of all options, as hpcenv keeps them. A base class."""
 
     nodes: int | None = None
     gpus: int | None = None
@@ -95,7 +95,7 @@ class OptionValues(Frozen):
 
 @frozen_dataclass
 class WrittenOptions(Frozen):
-    """The options whose values are `#SBATCH` lines as they are. A base class: it cannot be created itself."""
+    """The options whose values are `#SBATCH` lines as they are. A base class."""
 
     mem: str | None = None
     time: str | None = None

@@ -129,7 +129,8 @@ def write_text(text: str, path: Path, *, mode: int | None = None, durable: bool 
 
     Args:
         durable: wait until it is on the disk: some milliseconds for each file. Not needed for what is of no use after
-            this machine has failed. Other nodes see the file in both cases: closing it sends it to a file server.
+            this machine has failed. Other nodes see the file in both cases: NFS sends it when it is closed, and Lustre
+            and GPFS when another node asks for it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcenv import node, process
+from hpcenv import filesystem, node, process
 from hpcenv.errors import FileUnusable, ToolFailed
 from hpcenv.records import listing
 from hpcenv.records.run_folder import RunFolder
@@ -78,9 +78,10 @@ class NodeCodeCopy:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
+        # Sources are named from the folder of the package: the command line stays short.
         pairs = [path for pair in _copies(run) for path in pair]
         argv = [sys.executable, "-I", "-S", file_copies.__file__, *pairs]
-        self._program = process.BackgroundProcess(argv, timeout=_SECONDS)
+        self._program = process.BackgroundProcess(argv, timeout=_SECONDS, cwd=package_folder())
 
     def __enter__(self) -> Self:
         return self
@@ -95,10 +96,22 @@ class NodeCodeCopy:
             FileUnusable: a file cannot be copied.
         """
         try:
-            self._program.finish()
+            printed = self._program.finish().stdout
         except ToolFailed as error:
-            what = f"cannot copy the code of the nodes to `{self._run.code}`"
-            raise FileUnusable(what, why=error.stderr or error.why) from error
+            raise self._failed(error.stderr, error.what) from error
+        # Where the caller ignores SIGCHLD, Python takes each status for 0.
+        if printed != file_copies.DONE:
+            raise self._failed("", "the program that copies it did not come to its end")
+
+    def _failed(self, written: str, otherwise: str) -> FileUnusable:
+        """Return the error that the program wrote, with the hint for a full file system."""
+        what = f"cannot copy the code of the nodes to `{self._run.code}`"
+        number, _, path = written.strip().partition(" ")
+        if not number.isdigit() or not path:
+            return FileUnusable(what, why=written or otherwise)
+        reason = os.strerror(int(number))
+        full = filesystem.refused(Path(path), OSError(int(number), reason))
+        return FileUnusable(what, why=f"{reason}: {path}", hint=full.hint)
 
 
 def copy_node_code(run: RunFolder) -> None:
@@ -112,12 +125,11 @@ def copy_node_code(run: RunFolder) -> None:
 
 
 def _copies(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Yield each file and its place in the run folder."""
-    package = package_folder()
-    yield from ((f"{package}/{name}", f"{run.code}/hpcenv/{name}") for name in node_files())
-    yield f"{package}/node/step.py", str(run.step)
+    """Yield each file, relative to the package, and its place in the run folder."""
+    yield from ((name, f"{run.code}/hpcenv/{name}") for name in node_files())
+    yield "node/step.py", str(run.step)
     hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
-    yield from ((f"{package}/{name}", f"{run.inside}/hpcenv/{name}") for name in (*RANK_MODULES, *hook))
+    yield from ((name, f"{run.inside}/hpcenv/{name}") for name in (*RANK_MODULES, *hook))
     yield from ((source, f"{run.start_hook}/{name}") for name, source in start_hook_files().items())
 
 

@@ -6,8 +6,6 @@ the folder of the sweep; the elements have links to them, and copy the source wh
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
 import time
@@ -15,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpcenv import process
 from hpcenv.cluster import slurm
@@ -265,7 +262,6 @@ _SHARED = ("code", "inside", "start-hook", "lock.toml", "requirements.txt")
 def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
     submit_step.materialize(replace(sweep.plan, script=sweep.script), run, context)
     run.manifest.unlink()  # the sweep itself is not a run
-    common = dataclasses.asdict(sweep.plan.manifest)
     # A copy for each: records of a run are not read through links.
     request = run.request.read_text(encoding="utf-8") if run.request.exists() else None
     for element in sweep.record.elements:
@@ -278,7 +274,7 @@ def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
             _add_call(sweep, run.path, own.path)
         _write(own.script, plan.script)
         own.script.chmod(0o755)
-        _write(own.manifest, _dumps(common, plan.manifest))
+        _write(own.manifest, encode_record(plan.manifest))
         if request is not None:
             _write(own.request, request)
     save_record(sweep.record, run.sweep)
@@ -290,27 +286,6 @@ def _add_call(sweep: SweepPlan, shared: Path, folder: Path) -> None:
     (folder / place).mkdir()
     for path in (shared / place).iterdir():
         os.symlink(os.path.join("..", "..", place, path.name), folder / place / path.name)
-
-
-def _dumps(common: Mapping[str, Any], manifest: Manifest) -> str:
-    """Return a manifest as JSON text, like `encode_record`.
-
-    Args:
-        common: the parts that all elements share, converted once for all.
-    """
-    own = {
-        "run": manifest.run,
-        "run_folder": manifest.run_folder,
-        "args": manifest.args,
-        "script": manifest.script,
-        "workdir": manifest.workdir,
-        "source": None if manifest.source is None else dataclasses.asdict(manifest.source),
-        "settings": [dataclasses.asdict(setting) for setting in manifest.settings],
-        "element": manifest.element,
-        "environment": dataclasses.asdict(manifest.environment),
-        "secret_values": manifest.secret_values,
-    }
-    return json.dumps({**common, **own}, indent=1, sort_keys=True) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """`Frozen` does what `dataclass` would have written for each class."""
 
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
 
@@ -39,6 +39,12 @@ def test_no_class_has_methods_that_python_compiled_beside_these() -> None:
     assert {Document, Manifest, Plan, Request} <= set(found)
     own = {"__eq__", "__hash__", "__repr__", "__setattr__", "__delattr__"}
     assert [one.__name__ for one in found if own & vars(one).keys()] == []
+    # Without the decorator, or with a method that only the constructor of `dataclass` calls, values would be ignored.
+    ignored = [
+        one.__name__ for one in found if "__dataclass_fields__" not in vars(one) or hasattr(one, "__post_init__")
+    ]
+    assert ignored == []
+    assert [one.name for kind in found for one in fields(kind) if not one.init] == []
 
 
 def test_equality_is_that_of_dataclass() -> None:

@@ -594,6 +594,27 @@ def test_a_file_of_the_nodes_that_cannot_be_copied_is_named(tmp_path: Path) -> N
     assert f"{run.code}/hpcenv/node" in str(caught.value.why)
 
 
+def test_a_copy_that_is_killed_or_not_finished_is_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "python"
+    tool.write_text("#!/bin/sh\nkill -9 $$\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tool))
+    with pytest.raises(FileUnusable) as caught:
+        copy_node_code(RunFolder(tmp_path / "run"))
+    assert caught.value.why == "`python` ended with status -9"
+    tool.write_text("#!/bin/sh\nexit 0\n")  # as it looks to a caller that ignores SIGCHLD
+    with pytest.raises(FileUnusable, match="cannot copy the code of the nodes") as caught:
+        copy_node_code(RunFolder(tmp_path / "run"))
+    assert caught.value.why == "the program that copies it did not come to its end"
+    tool.write_text("#!/bin/sh\necho 28 /full/a.py >&2\nexit 1\n")
+    with pytest.raises(FileUnusable) as caught:
+        copy_node_code(RunFolder(tmp_path / "run"))
+    assert caught.value.why == "No space left on device: /full/a.py"
+    assert "prune" in str(caught.value.hint)
+
+
 def test_what_is_compiled_may_be_unreadable(tmp_path: Path) -> None:
     source, target = tmp_path / "a.pyc", tmp_path / "copy" / "b.py"
     (tmp_path / "b.py").write_text("1")
