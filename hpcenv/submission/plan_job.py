@@ -319,8 +319,11 @@ def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
     if options.frozen and stale.edited_content(locked) is not None:
         name = workspace.shown(path)
         notes.append(f"`{name}` was edited: its fingerprint {locked.fingerprint} is not that of its content (--frozen)")
-    if not options.frozen:
-        reasons = stale.compare_spec(workspace.project, locked)
+    reasons = stale.compare_spec(workspace.project, locked)
+    if options.frozen:
+        # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
+        notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
+    else:
         preflight.refuse_stale(workspace, options, wanted.context.environ, reasons)
     return _Locked(path=path, content=content, lockfile=locked)
 

@@ -119,11 +119,10 @@ def refuse_stale(
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
-def require_shared(
+def places_of_nodes(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
-) -> list[str]:
-    """Refuse folders that nodes cannot see; return notes about folders where that is not known."""
-    home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
+) -> dict[str, Path]:
+    """Return the folders that every node must see, by what they are."""
     places = {
         "the run folder": run_folder,
         "the working directory": context.cwd,
@@ -132,10 +131,22 @@ def require_shared(
             environment.sif or environment.python
         ).parent,
     }
+    if environment.overlay is not None:
+        over = environment.overlay
+        places["the overlay"] = Path(over.source) if over.form == "folder" else Path(over.source).parent
     if options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     if checkpoint is not None:
         places["the folder of the checkpoint"] = checkpoint.parent
+    return places
+
+
+def require_shared(
+    run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
+) -> list[str]:
+    """Refuse folders that nodes cannot see; return notes about folders where that is not known."""
+    home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
+    places = places_of_nodes(run_folder, options, context, environment, checkpoint)
     notes = []
     for what, place in places.items():
         seen = filesystem.visibility(place, home=home)

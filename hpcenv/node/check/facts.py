@@ -489,11 +489,19 @@ def _read_mounts(
     overlay = environment.overlay
     own = (*overlay_binds(environment), *data_binds(manifest, staged), *environment.binds)
     asked = needed_binds((*own, *own_folders(manifest)))
-    others = mounts.unexplained(inside, asked, on_node, gpus=environment.gpus or environment.rocm, overlay=overlay)
-    shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in others}
+    gpus = environment.gpus or environment.rocm
+    others = mounts.unexplained(inside, asked, on_node, gpus=gpus, overlay=overlay)
+    over = mounts.over_overlay(inside, overlay, on_node, gpus=gpus)
+    shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in (*others, *over)}
     shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
-    counted = bare_image.paths_with_code(
-        environment, tuple(shown), environ, image=f"/proc/self/fd/{image_fd}", pass_fds=(image_fd,)
+    # The look at the image does not have the overlay, so it cannot tell what is hidden there.
+    hiding = [target for target in shown if mounts.is_over_overlay(target, overlay)]
+    shown |= {target: f"{shown[target]}, hides a part of the overlay" for target in hiding}
+    others_at = tuple(target for target in shown if target not in hiding)
+    counted = hiding + list(
+        bare_image.paths_with_code(
+            environment, others_at, environ, image=f"/proc/self/fd/{image_fd}", pass_fds=(image_fd,)
+        )
     )
     absent = [f"{target} (asked for, not mounted)" for target in mounts.missing(inside, asked, on_node)]
     if overlay is not None and not mounts.shows_overlay(inside, overlay):

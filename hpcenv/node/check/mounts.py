@@ -158,6 +158,40 @@ def shows_overlay(mounts: Sequence[MountLine], overlay: Overlay) -> bool:
     return any(_shows(mount, overlay) for mount in last)
 
 
+def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
+    """Return whether something at this path hides an overlay or a part of it. A layer has no target."""
+    if overlay is None or not overlay.target:
+        return False
+    place = os.path.normpath(overlay.target)
+    return os.path.normpath(target) == place or os.path.normpath(target).startswith(place + "/")
+
+
+def over_overlay(
+    mounts: Sequence[MountLine], overlay: Overlay | None, on_node: Sequence[MountLine], *, gpus: bool
+) -> tuple[MountLine, ...]:
+    """Return the mounts at the target of an overlay or below it that are not the overlay, asked for or not.
+
+    What they hide was locked. What is mounted below a folder on the node is a part of that folder.
+
+    Args:
+        mounts: of a process in the container.
+        overlay: what hpcenv mounted over the image; None for nothing.
+        on_node: the mounts of a process of the node.
+        gpus: the container was started with --nv or --rocm.
+    """
+    if overlay is None:
+        return ()
+    bind = Bind(source=overlay.source, target=overlay.target, read_only=True)
+    expected = {os.path.normpath(overlay.target): _placed(os.path.realpath(overlay.source), on_node)}
+    return tuple(
+        mount
+        for mount in mounts
+        if is_over_overlay(mount.target, overlay)
+        and not is_of_runtime(mount, gpus=gpus)
+        and not (_shows(mount, overlay) if overlay.form == "squashfs" else _is_asked(mount, expected, (bind,), on_node))
+    )
+
+
 def missing(mounts: Sequence[MountLine], asked: Iterable[Bind], on_node: Sequence[MountLine]) -> tuple[str, ...]:
     """Return the targets of asked binds that are not mounted, or below another mount (`user bind control = no`)."""
     shown = {(mount.device, mount.root) for mount in mounts}

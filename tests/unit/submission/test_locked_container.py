@@ -1,16 +1,20 @@
 """The program that starts a container, and what the site's profile adds to its environment."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
 
 from hpcenv.errors import ToolMissing, UsageError
 from hpcenv.project import site_files
+from hpcenv.project.context import Context
 from hpcenv.project.site_profile import Profile, profile
 from hpcenv.project.site_when import RunFacts
-from hpcenv.records.manifest import Environment
+from hpcenv.records.manifest import Environment, Overlay
 from hpcenv.submission.locked_container import program_of, with_wrapper
+from hpcenv.submission.preflight import places_of_nodes
+from hpcenv.submission.request import SubmitOptions
 
 SIF = Environment(kind="sif", python="python3", sif="/a.sif", apptainer="/bin/apptainer")
 
@@ -65,3 +69,18 @@ def test_the_wrapper_of_the_site_says_who_asks_for_it(tmp_path: Path) -> None:
     assert found.wrapper_origin == "site profile jura, the host's fabric (ticket 7)"
     assert with_wrapper(SIF, site(tmp_path, "")) == with_wrapper(SIF, None) == SIF
     assert dataclasses.replace(found, wrapper=(), wrapper_origin="") == SIF
+
+
+@pytest.mark.parametrize(
+    ("overlay", "place"),
+    [
+        (Overlay(source="/s/x.sqsh", form="squashfs", use="layer"), "/s"),
+        (Overlay(source="/s/venv", form="folder", use="venv", target="/v"), "/s/venv"),
+    ],
+)
+def test_every_node_must_see_the_overlay(tmp_path: Path, overlay: Overlay, place: str) -> None:
+    context = Context(environ={}, cwd=tmp_path, now=time.localtime(0), token="beef", command=("hpcenv", "submit"))
+    options = SubmitOptions(script="train.py", nproc=1)
+    with_it = dataclasses.replace(SIF, overlay=overlay)
+    assert places_of_nodes(tmp_path, options, context, with_it, None)["the overlay"] == Path(place)
+    assert "the overlay" not in places_of_nodes(tmp_path, options, context, SIF, None)

@@ -511,6 +511,14 @@ def test_frozen_takes_a_stale_lockfile(plan: Make, project: Path) -> None:
     assert plan(frozen=True).manifest.lockfile == "lockfiles/default.lock.toml"
 
 
+def test_frozen_says_that_an_overlay_is_not_mounted(plan: Make, project: Path) -> None:
+    named = (project / "hpcenv.toml").read_text()
+    assert not [note for note in plan(frozen=True).notes if "overlay" in note]
+    (project / "hpcenv.toml").write_text(f'overlay = "extra:/opt/extra"\n{named}')
+    found = [note for note in plan(frozen=True).notes if "overlay" in note]
+    assert found == ["overlay-changed: locked no overlay, now extra:/opt/extra: the lockfile counts (--frozen)"]
+
+
 def test_locked_looks_into_the_environment_first(plan: Make, project: Path, python_without_torch: Path) -> None:
     assert plan(locked=True).manifest.run == "a"
     (project / "hpcenv.toml").write_text(f'image = "host"\npython = "{python_without_torch}"\n')

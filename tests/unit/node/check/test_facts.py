@@ -275,6 +275,28 @@ def test_an_overlay_that_is_not_on_this_node_is_unknown(overlay_run):
     assert not (overlay_run.base / "argv").exists()
 
 
+def test_a_bind_below_an_overlay_is_a_mount_that_must_not_be(overlay_run):
+    # Of a module, or an administrator's: neither is known at submission. The image has nothing at either path.
+    root = "1 0 0:1 / / rw - overlay overlay rw"
+    lines = [root, *(f"2 1 0:9 / {path} rw - nfs x rw" for path in ("/opt/extra/lib", "/opt/other"))]
+    overlay_run.probe("cat <<'END'\n" + answer(mountinfo="\n".join(lines)) + "\nEND")
+    overlay_run.save(unlocked_binds=("/opt/extra/bin",))
+    found = gather(overlay_run.manifest).values
+    hides = (
+        "/opt/extra/bin (bind), hides a part of the overlay",
+        "/opt/extra/lib (nfs: /), hides a part of the overlay",
+    )
+    if overlay_run.manifest.environment.overlay.use == "layer":
+        assert found["container.mounts-elsewhere"] == (
+            "/opt/extra/bin (bind)",
+            "/opt/extra/lib (nfs: /)",
+            "/opt/other (nfs: /)",
+        )
+        return
+    assert tuple(one for one in found["container.mounts"] if "not mounted" not in one) == hides
+    assert found["container.mounts-elsewhere"] == ("/opt/other (nfs: /)",)
+
+
 def test_an_overlay_that_policy_lets_differ_is_mounted(overlay_run):
     changed = dataclasses.replace(overlay_run.manifest.expectations[-1], value="other", severity="warn")
     overlay_run.save(expectations=(overlay_run.manifest.expectations[0], changed))

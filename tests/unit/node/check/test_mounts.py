@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcenv.node.check.mounts import MountLine, missing, parse_mountinfo, shows_overlay, unexplained
+from hpcenv.node.check.mounts import MountLine, missing, over_overlay, parse_mountinfo, shows_overlay, unexplained
 from hpcenv.records.manifest import Bind, Overlay
 
 # Recorded in a container of Apptainer 1.4.5 on 2026-11-22; options and host paths are shortened.
@@ -129,3 +129,30 @@ def test_something_else_at_the_target_or_over_it_is_not_the_overlay() -> None:
 
 def test_a_layer_is_mounted_or_the_container_does_not_start() -> None:
     assert shows_overlay(parse_mountinfo(RECORDED), Overlay(source="/x.sqsh", form="squashfs", use="layer"))
+
+
+def over(*more: MountLine, overlay: Overlay = VENV, line: str = SQUASHFS) -> list[str]:
+    found = (*parse_mountinfo(f"{RECORDED}{line}"), *more)
+    return [one.target for one in over_overlay(found, overlay, ON_NODE, gpus=False)]
+
+
+def test_whatever_is_mounted_at_an_overlay_or_below_it_hides_a_part_of_it() -> None:
+    assert over() == []
+    assert over(mount("/user-software"), mount("/user-software/lib"), mount("/user-software2")) == [
+        "/user-software",
+        "/user-software/lib",
+    ]
+
+
+def test_what_the_node_mounts_below_a_folder_is_a_part_of_the_overlay() -> None:
+    folder = Overlay(source="/home/alice/d", form="folder", use="packages", target="/opt/extra")
+    shown = [mount("/opt/extra", root="/srv/home/alice/d"), mount("/opt/extra/nested", device="0:50", root="/")]
+    assert over(*shown, overlay=folder, line="") == []
+    assert over(*shown, mount("/opt/extra/x"), overlay=folder, line="") == ["/opt/extra/x"]
+    # Another folder at the target is not the overlay.
+    assert over(mount("/opt/extra"), overlay=folder, line="") == ["/opt/extra"]
+
+
+def test_a_layer_has_no_target_that_is_hidden() -> None:
+    layer = Overlay(source="/x.sqsh", form="squashfs", use="layer")
+    assert over(mount("/user-software/lib"), overlay=layer) == []
