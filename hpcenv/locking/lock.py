@@ -251,7 +251,8 @@ def _with_overlay(
         base = probe(overlay.base_environment(workspace, image, found), environ, level=level)
     except EnvironmentUnreadable as error:
         why = error.why or error.what
-    overlay.require_interpreter(found, base, why, image)
+    overlay.require_interpreter(found, base, why, environment)
+    overlay.require_python(found.overlay, environment, environ)
     target = split_overlay(workspace.project.overlay or "")[1]
     table = overlay.identify(found.overlay, overlay.python_path_of(base), target=target)
     mounted = overlay.locked_overlay(workspace, table)

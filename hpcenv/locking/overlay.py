@@ -5,6 +5,7 @@ Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcenv.errors import Command, ImageMismatch, SpecError
+from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError
 from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
-from hpcenv.node.check import overlay_check, sif_check
+from hpcenv.node.check import bare_image, overlay_check, sif_check
 from hpcenv.node.container import apptainer
 from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay
@@ -57,6 +58,7 @@ def find(workspace: Workspace) -> FoundOverlay:
         SpecError: it is not there, or is nothing that can be mounted over an image.
     """
     assert workspace.project.overlay is not None
+    written = split_overlay(workspace.project.overlay)[0]
     path, target = _named(workspace)
     form = _form_of(path)
     if workspace.project.on_host:
@@ -71,6 +73,13 @@ def find(workspace: Workspace) -> FoundOverlay:
     _refuse_binds_below(workspace, place)
     names = _names_in(path, form)
     use: OverlayUse = "venv" if {_OF_VENV, _OF_CONDA} & names else "packages"
+    if use == "packages" and target is None:
+        raise SpecError(
+            f"the overlay `{path}` has no target",
+            why=f"it is a folder of packages; its place comes on PYTHONPATH, and that is locked: {_KEY}",
+            hint=f"name a place that is the same everywhere: overlay = {json.dumps(f'{written}:/opt/packages')}",
+        )
+    _require_plain(place)
     overlay = Overlay(source=os.path.realpath(path), form=form, use=use, target=place)
     python = workspace.project.python
     if use == "venv" and python is not None and not python.startswith(f"{place}/"):
@@ -115,6 +124,16 @@ def _named(workspace: Workspace) -> tuple[str, str | None]:
     return os.path.join(workspace.root, os.path.expanduser(path)), target
 
 
+def _require_plain(place: str) -> None:
+    """Refuse a target that PATH or PYTHONPATH would split, or the options of a container runtime."""
+    if not apptainer.can_be_layer(place):
+        raise SpecError(
+            f"nothing can be mounted at `{place}`",
+            why="PATH and PYTHONPATH are split at `:`, and options of container runtimes at `,`",
+            hint="give the overlay a target without them: PATH:TARGET",
+        )
+
+
 def _layer(path: str) -> Overlay:
     source = os.path.realpath(path)
     if not apptainer.can_be_layer(source):
@@ -138,7 +157,7 @@ def _form_of(path: str) -> OverlayForm:
         raise SpecError(
             f"`{path}` is neither a squashfs nor a folder",
             why=f"it is {_KEY}; overlays that can be written to (ext3) have no lasting identity",
-            hint=f"pack the folder with its packages: mksquashfs FOLDER {Path(path).stem}.sqsh",
+            hint=("pack the folder with its packages: ", Command("mksquashfs", "FOLDER", f"{Path(path).stem}.sqsh")),
         )
     return "squashfs"
 
@@ -288,33 +307,70 @@ def base_environment(workspace: Workspace, image: Path, found: FoundOverlay) -> 
     return replace(environment, python=found.interpreter or "python3")
 
 
-def require_interpreter(found: FoundOverlay, answer: Mapping[str, Any] | None, why: str, image: Path) -> None:
+def require_interpreter(
+    found: FoundOverlay, answer: Mapping[str, Any] | None, why: str, environment: Environment
+) -> None:
     """Refuse a virtual environment that the image has no Python for.
 
     Args:
         answer: of the probe in the image alone; None where it could not be started.
         why: the reason for that.
+        environment: of the image.
 
     Raises:
         SpecError: it was made on the host, or for another image.
     """
     if not found.interpreter:
         return
-    folder = found.overlay.target
-    make = f"apptainer exec {image} python3 -m venv --system-site-packages {folder}"
+    make = _making(found.overlay, environment)
     version = None if answer is None else str(answer["values"].get("python.version", ""))
     if version is None:
         raise SpecError(
             f"the virtual environment `{found.overlay.source}` was not made for this image",
             why=f"its {_OF_VENV} names {found.interpreter}, which does not start in the image: {why}",
-            hint=f"make it with the Python of the image: {make}",
+            hint=("make it with the Python of the image, in an empty FOLDER: ", *make),
         )
     if _minor(found.version) and _minor(found.version) != _minor(version):
         raise SpecError(
             f"the virtual environment `{found.overlay.source}` is of another Python than the image",
             why=f"it was made with {found.version}, and {found.interpreter} in the image is {version}",
-            hint=f"make it again: {make}",
+            hint=("make it again, in an empty FOLDER: ", *make),
         )
+
+
+def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, ...]:
+    """Return the commands that make a virtual environment with the Python of the image, as a part of a hint."""
+    # The commands in `bin` name the path at which it is made: it is made where it is mounted.
+    program = os.path.basename(environment.apptainer)
+    start = (program, "exec", "-B", f"FOLDER:{overlay.target}", environment.sif)
+    make = Command(*start, "python3", "-m", "venv", "--system-site-packages", overlay.target)
+    if overlay.form == "folder":
+        return (make,)
+    return make, "; then install into it, and: ", Command("mksquashfs", "FOLDER", os.path.basename(overlay.source))
+
+
+def require_python(overlay: Overlay, environment: Environment, environ: Mapping[str, str]) -> None:
+    """Refuse a virtual environment over an image without `python3`: the nodes look at the image without the overlay.
+
+    Args:
+        overlay: as `find` gives it.
+        environment: of the image.
+        environ: environment of this process.
+
+    Raises:
+        SpecError: it has none.
+    """
+    if overlay.use != "venv":
+        return
+    try:
+        bare_image.paths_with_code(replace(environment, overlay=overlay), ("/",), environ)
+    except (HpcenvError, ValueError) as error:
+        raise SpecError(
+            f"the overlay `{overlay.source}` cannot be used with this image",
+            why=f"the check of the nodes starts `python3` of {environment.sif} without the overlay: "
+            f"{getattr(error, 'why', None) or error}",
+            hint="use an image that has python3 on its PATH",
+        ) from error
 
 
 def _minor(version: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from hpcenv.errors import Command, Hint
 from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile
+from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile, OverlayTable
 from hpcenv.project.spec import DEFAULT_LOCK, Project, split_overlay
 from hpcenv.project.workspace import to_restore
 from hpcenv.records.variables import recorded_value
@@ -123,8 +123,14 @@ def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
     path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
     if (path is None) == (locked is None) and (locked is None or locked.target == locked_target(target)):
         return []
-    was = "no overlay" if locked is None else f"an overlay at {locked.target or 'no target'}"
-    return [StaleReason(name="overlay-changed", locked=was, found=project.overlay or "no overlay")]
+    return [StaleReason(name="overlay-changed", locked=_placed(locked), found=project.overlay or "no overlay")]
+
+
+def _placed(overlay: OverlayTable | None) -> str:
+    if overlay is None:
+        return "no overlay"
+    own = "over the whole image" if overlay.use == "layer" else "at its own path"
+    return f"an overlay at {overlay.target}" if overlay.target else f"an overlay {own}"
 
 
 def locked_target(target: str | None) -> str | None:

@@ -32,11 +32,13 @@ class Workspace(Frozen):
     Attributes:
         find_store: returns the folder of blobs and SIFs, and the users who are trusted to own it. Most commands need no
             images, and it may read a site profile.
+        overlays: of all environments, where `project` is one of several.
     """
 
     root: Path
     project: Project
     find_store: FindStore = field(compare=False, repr=False)
+    overlays: tuple[str, ...] = ()
 
     @functools.cached_property
     def store_place(self) -> StorePlace:
@@ -74,7 +76,11 @@ class Workspace(Frozen):
 
     def for_lock(self, name: str) -> Workspace:
         """Return this project as the lockfile `name` needs it: with the values of [environment.NAME] in hpcenv.toml."""
-        return replace(self, project=self.project.for_lock(name)) if self.project.environment else self
+        if not self.project.environment:
+            return self
+        named = (self.project.overlay, *(one.overlay for one in self.project.environment.values()))
+        overlays = tuple(overlay for overlay in named if overlay is not None)
+        return replace(self, project=self.project.for_lock(name), overlays=overlays)
 
     def shown(self, path: Path) -> str:
         """Return a path relative to the project folder where that is possible."""

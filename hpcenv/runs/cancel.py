@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcenv import process
 from hpcenv.cluster import munge, slurm
-from hpcenv.errors import ToolFailed
+from hpcenv.errors import Command, ToolFailed
 from hpcenv.node.launch import processes
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.runs.entries import Submitted, Sweep, runs_of
@@ -165,5 +165,5 @@ def _not_ended(runs: Sequence[Submitted], statuses: Sequence[RunStatus], seconds
         why="\n".join(
             (*remaining[:20], "Slurm was asked to kill them; a process that waits for a disk cannot be killed")
         ),
-        hint=f"hpcenv status {runs[0].submission.run}; your site's support can check those nodes",
+        hint=(Command("hpcenv", "status", runs[0].submission.run), "; your site's support can check those nodes"),
     )

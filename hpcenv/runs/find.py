@@ -129,7 +129,9 @@ def _require_access(path: Path) -> None:
     try:
         os.lstat(path / "manifest.json")
     except PermissionError as error:
-        raise FileUnusable(f"cannot look into `{path}`", why=error.strerror, hint=f"ls -ld {path}") from error
+        raise FileUnusable(
+            f"cannot look into `{path}`", why=error.strerror, hint=Command("ls", "-ld", str(path))
+        ) from error
     except (OSError, ValueError):
         return
 

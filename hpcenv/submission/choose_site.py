@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from hpcenv import filesystem
@@ -116,7 +117,7 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
     raise SpecError(
         f"there is no site profile `{named}`",
         why=f"{origin} names it; looked in " + ", ".join(str(folder) for folder in places),
-        hint=f"--site {near[0]}" if near else _instead(known),
+        hint=f"--site {quote(near[0])}" if near else _instead(known),
     )
 
 

@@ -200,7 +200,7 @@ def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool,
             raise FileUnusable(
                 what,
                 why=f"{path}: {problem}; requested by {secret.origin}",
-                hint=f"write the file so that only you can read it: chmod 600 {path}",
+                hint=("write the file so that only you can read it: ", Command("chmod", "600", str(path))),
             )
         if problem:
             notes.append(f"not known whether nodes can read the secret {secret.name}: here {path}: {problem}")

@@ -358,8 +358,8 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
             )
     files = (source.partition(":")[2] for source in (*project.secrets.values(), *options.secret.values()))
     own = [place.workspace.runs, *_store(place.workspace), root / ".hpcenv", *place.skipped]
-    if project.overlay is not None:
-        own.append(place.workspace.root / os.path.expanduser(split_overlay(project.overlay)[0]))
+    overlays = (*place.workspace.overlays, *([project.overlay] if project.overlay else []))
+    own += [root / os.path.expanduser(split_overlay(overlay)[0]) for overlay in overlays]
     return CopyRules(
         project=real,
         links=links,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -63,5 +64,7 @@ def run_folder(run: str, runs: str | None) -> Path:
     """
     entry = find_submitted(_render.cwd(), run, runs=runs)
     if isinstance(entry, Sweep):
-        raise UsageError(f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {run}/0000")
+        raise UsageError(
+            f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
+        )
     return entry.folder.path

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hpcenv.errors import LockfileInvalid
@@ -64,7 +65,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is an environment.yml: it asks for packages, and pins no files",
             why="only a lockfile says which builds were meant",
-            hint=f"make one and install from it: conda-lock lock --file {path.name} && conda-lock install",
+            hint=f"make one and install from it: conda-lock lock --file {quote(path.name)} && conda-lock install",
         )
     if "package" not in data:
         raise LockfileInvalid(
@@ -104,7 +105,7 @@ def _categories(path: Path, entries: Sequence[tuple[int, Mapping[str, Any]]], ch
         raise LockfileInvalid(
             f"`{path}` has no category `{unknown[0][:60]}`",
             why=f"it has {', '.join(sorted(present)[:20])}",
-            hint=f"name others behind `#`, with a comma between, or none: --from {path.name}",
+            hint=f"name others behind `#`, with a comma between, or none: --from {quote(path.name)}",
         )
     return wanted | {_MAIN}
 

@@ -132,7 +132,7 @@ class PinFile:
         """What else a hint can say where nothing was chosen: the other environments of the file."""
         others = () if self.chosen else self.format.others(self.data)
         return (
-            f"; or name the environment that is installed: --from {self.path.name}#NAME, of {', '.join(others)}"
+            f"; or name the environment that is installed: --from {quote(self.path.name)}#NAME, of {', '.join(others)}"
             * bool(others)
         )
 
@@ -180,7 +180,7 @@ def open_pins(path: Path) -> PinFile:
         raise LockfileInvalid(
             f"`{path}` has nothing to choose from, and `#{chosen}` stands behind it",
             why=f"it is read as a {found.name}; only {names} have environments or categories",
-            hint=f"name the file alone: --from {path.name}",
+            hint=f"name the file alone: --from {quote(path.name)}",
         )
     found.require_known(path, data, chosen)
     return PinFile(path=path, chosen=chosen, format=found, data=data)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hpcenv.errors import LockfileInvalid
@@ -79,7 +80,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` has no environment `{wanted[:60]}`",
             why=f"it has {', '.join(sorted(found)[:20]) or 'none'}",
-            hint=f"name one behind `#`: --from {path.name}#{min(found, default='NAME')}",
+            hint=f"name one behind `#`: --from {quote(path.name)}#{quote(str(min(found, default='NAME')))}",
         )
 
 
@@ -103,10 +104,12 @@ def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, 
     asked = f"platform `{name}` of {selection.subdir}" if name else f"platform {selection.subdir}"
     if fitting:
         what, why = f"several platforms for {selection.subdir}", f"they are {', '.join(fitting)}"
-        hint = f"name one: --from {path.name}#{environment}@{fitting[0]}"
+        hint = f"name one: --from {quote(path.name)}#{quote(environment)}@{quote(str(fitting[0]))}"
     else:
         what, why = f"no {asked}", f"it has {', '.join(platforms) or 'none'}"
-        hint = f"add it under [workspace] platforms of pixi.toml, then: pixi lock && pixi install -e {environment}"
+        hint = (
+            f"add it under [workspace] platforms of pixi.toml, then: pixi lock && pixi install -e {quote(environment)}"
+        )
     raise LockfileInvalid(f"the environment `{environment}` in `{path}` has {what}", why=why, hint=hint)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from hpcenv.errors import ImageMismatch, SpecError
 from hpcenv.locking import overlay
 from hpcenv.project.workspace import Workspace, open_workspace
-from hpcenv.records.manifest import Overlay
+from hpcenv.records.manifest import Environment, Overlay
 
 CFG = "home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.11.2\n"
 
@@ -74,6 +76,9 @@ def test_anything_else_is_packages_for_pythonpath(tmp_path: Path) -> None:
     [
         ("nowhere", "", "cannot be read"),
         ("file", "", "neither a squashfs nor a folder"),
+        ("x", "", "has no target"),
+        ("x:/opt/a:b", "", "nothing can be mounted at"),
+        ("v:/opt/a,b", "", "nothing can be mounted at"),
         ("v:/opt/v", 'python = "/usr/bin/python3"\n', "would not be used"),
         ("v:/opt/v", '[[bind]]\nsource = "/data"\ntarget = "/opt/v/lib"\n', "would hide a part of the overlay"),
         ("v:/opt/v", '[[bind]]\nsource = "/opt/v"\n', "would hide a part of the overlay"),
@@ -81,6 +86,7 @@ def test_anything_else_is_packages_for_pythonpath(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_mounted_is_refused_with_a_reason(tmp_path: Path, value: str, more: str, what: str) -> None:
     make_folder(tmp_path / "v", "pyvenv.cfg")
+    make_folder(tmp_path / "x", "module.py")
     (tmp_path / "file").write_text("text")
     with pytest.raises(SpecError, match=what) as caught:
         overlay.find(project(tmp_path, value, more))
@@ -104,14 +110,40 @@ def venv(version: str = "3.11.2") -> overlay.FoundOverlay:
     return overlay.FoundOverlay(overlay=mounted, interpreter="/opt/py/bin/python3", version=version)
 
 
+def image(program: str = "/opt/apptainer") -> Environment:
+    return Environment(kind="sif", python="python3", sif="/images/a b.sif", apptainer=program)
+
+
 def test_a_virtual_environment_of_the_host_or_of_another_python_is_refused() -> None:
-    image = Path("/images/a.sif")
-    overlay.require_interpreter(venv(), {"values": {"python.version": "3.11.9"}}, "", image)
+    overlay.require_interpreter(venv(), {"values": {"python.version": "3.11.9"}}, "", image())
     with pytest.raises(SpecError, match="was not made for this image") as caught:
-        overlay.require_interpreter(venv(), None, "no such file", image)
-    assert "python3 -m venv" in str(caught.value.hint)
-    with pytest.raises(SpecError, match="of another Python than the image"):
-        overlay.require_interpreter(venv(), {"values": {"python.version": "3.12.1"}}, "", image)
+        overlay.require_interpreter(venv(), None, "no such file", image("/opt/ce/bin/singularity"))
+    assert str(caught.value.hint) == (
+        "make it with the Python of the image, in an empty FOLDER: `singularity exec -B FOLDER:/p/v '/images/a b.sif' "
+        "python3 -m venv --system-site-packages /p/v`"
+    )
+    with pytest.raises(SpecError, match="of another Python than the image") as caught:
+        overlay.require_interpreter(venv(), {"values": {"python.version": "3.12.1"}}, "", image())
+    assert "apptainer exec -B" in str(caught.value.hint)
+    packed = replace(venv(), overlay=Overlay(source="/p/v.sqsh", form="squashfs", use="venv", target="/user-software"))
+    with pytest.raises(SpecError) as caught:
+        overlay.require_interpreter(packed, None, "no such file", image())
+    assert "-B FOLDER:/user-software " in str(caught.value.hint)
+    assert str(caught.value.hint).endswith("; then install into it, and: `mksquashfs FOLDER v.sqsh`")
+
+
+def test_an_image_without_python3_takes_no_virtual_environment(tmp_path: Path) -> None:
+    program = tmp_path / "apptainer"
+    program.write_text("#!/bin/sh\necho 'FATAL: \"python3\": executable file not found in $PATH' >&2\nexit 255\n")
+    program.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"]}
+    with pytest.raises(SpecError, match="cannot be used with this image") as caught:
+        overlay.require_python(venv().overlay, image(str(program)), environ)
+    assert "executable file not found" in str(caught.value.why)
+    packages = Overlay(source="/p/x", form="folder", use="packages", target="/opt/x")
+    overlay.require_python(packages, image(str(program)), environ)
+    program.write_text("#!/bin/sh\necho '[\"/\"]'\n")
+    overlay.require_python(venv().overlay, image(str(program)), environ)
 
 
 def package(name: str, location: str, version: str = "1", record: str = "r", content: str = "c") -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hpcenv.errors import LockfileStale
 from hpcenv.locking.lock import check_lock
 from hpcenv.project import stale
 from hpcenv.project.context import Context
-from hpcenv.project.workspace import open_workspace
+from hpcenv.project.workspace import open_workspace, read_lockfile
+from hpcenv.records.manifest import OverlayUse
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
@@ -87,3 +89,21 @@ def test_submit_refuses_what_can_be_seen_without_looking_inside(
         else "hpcenv lock"
     )
     assert wanted in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("use", "target", "words"),
+    [
+        ("layer", None, "an overlay over the whole image"),
+        ("venv", None, "an overlay at its own path"),
+        ("packages", "/opt/extra", "an overlay at /opt/extra"),
+    ],
+)
+def test_an_overlay_without_a_target_is_named_by_where_it_is(use: OverlayUse, target: str | None, words: str) -> None:
+    folder = Path(__file__).parents[2] / "stale" / "overlay-changed"
+    workspace = open_workspace(folder)
+    locked = read_lockfile(workspace.lockfile_path("default"))
+    assert locked.container is not None and locked.container.overlay is not None
+    changed = replace(locked.container.overlay, use=use, target=target)
+    found = stale.compare_spec(workspace.project, replace(locked, container=replace(locked.container, overlay=changed)))
+    assert [reason.locked for reason in found if reason.name == "overlay-changed"] == [words]

@@ -428,3 +428,16 @@ def test_data_are_recorded_and_missing_data_are_refused(plan: Any, tree: Path) -
     (tree / "hpcenv.toml").write_text(f'{text}[[data]]\npath = "gone"\n')
     error = refused(lambda: plan(allow_dirty=True), "usage")
     assert error.what == "cannot read the data `gone`"
+
+
+@pytest.mark.parametrize("own", ["", 'overlay = "default-extra:/opt/extra"\n'])
+def test_overlays_of_other_environments_are_not_copied(plan: Any, tree: Path, context: Context, own: str) -> None:
+    for name in ("default-extra", "other-extra"):
+        (tree / name).mkdir()
+        (tree / name / "module.py").write_text("X = 1\n")
+    (tree / "hpcenv.toml").write_text(
+        own + (tree / "hpcenv.toml").read_text() + '[environment.other]\noverlay = "other-extra:/opt/extra"\n'
+    )
+    _, run = copied(plan, context, frozen=True, allow_dirty=True)
+    assert (run.source / "default-extra").exists() == (not own)
+    assert not (run.source / "other-extra").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.errors import LockfileInvalid
+from hpcenv.locking.pins import pixi
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import Pin, marker_environment
 
@@ -208,3 +209,10 @@ def test_a_choice_behind_a_file_without_one(tmp_path):
     written(tmp_path, "a==1\n", "requirements.txt")
     with pytest.raises(LockfileInvalid, match="nothing to choose from"):
         read(tmp_path / "requirements.txt#gpu")
+
+
+def test_names_from_the_file_are_quoted_in_a_command_that_is_suggested():
+    data = {"version": "6", "environments": {"x; rm -r y": {}}}
+    with pytest.raises(LockfileInvalid) as caught:
+        pixi.require_known(Path("a b/pixi lock.yml"), data, "none")
+    assert caught.value.hint == "name one behind `#`: --from 'pixi lock.yml'#'x; rm -r y'"
