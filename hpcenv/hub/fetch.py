@@ -14,13 +14,14 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcenv import filesystem
+from hpcenv import filesystem, size
 from hpcenv.errors import DataUnavailable
 from hpcenv.hub import listing
 from hpcenv.hub import tree as trees
@@ -94,23 +95,24 @@ def fetch(
         FileUnusable: the store cannot be written to, or has too little space.
     """
     tree = trees.locate(store.root, wanted, patterns)
+    judged = _identity(tree.folder)
     record = trees.read_record(tree)
     if record is not None and _is_unchanged(tree, record, check=check, on_event=on_event):
-        size = sum(file.size for file in record.files)
+        total = sum(file.size for file in record.files)
         return FetchedTree(
-            hub=str(wanted), path=str(tree.folder), files=len(record.files), size=size, fetched=0, already=True
+            hub=str(wanted), path=str(tree.folder), files=len(record.files), size=total, fetched=0, already=True
         )
     _require_writable(store)
     files = _list_files(wanted, tree.patterns, access, on_event)
-    fetched = _fetch_blobs(wanted, files, access, store, on_event)
+    fetched = _fetch_blobs(tree, files, access, store, on_event)
     try:
-        made = _assemble(tree, files, store)
+        made = _assemble(tree, files, store, judged)
     except OSError as error:
         raise filesystem.refused(tree.folder, error) from error
-    size = sum(file.size for file in made.files)
-    on_event(Event(phase="publish", what=str(wanted), done=size, total=size, unit="bytes"))
+    total = sum(file.size for file in made.files)
+    on_event(Event(phase="publish", what=str(wanted), done=total, total=total, unit="bytes"))
     return FetchedTree(
-        hub=str(wanted), path=str(tree.folder), files=len(made.files), size=size, fetched=fetched, already=False
+        hub=str(wanted), path=str(tree.folder), files=len(made.files), size=total, fetched=fetched, already=False
     )
 
 
@@ -149,13 +151,13 @@ def _list_files(
     return listing.select(files, patterns, origin=origin)
 
 
-def _fetch_blobs(
-    wanted: HubReference, files: Sequence[HubFile], access: HubAccess, store: Store, on_event: OnEvent
-) -> int:
+def _fetch_blobs(tree: HubTree, files: Sequence[HubFile], access: HubAccess, store: Store, on_event: OnEvent) -> int:
     """Download what is missing; return how many bytes that were."""
     from hpcenv.hub.client import HubFiles
 
+    wanted = tree.wanted
     place = _make_folder(trees.hub_folder(store.root) / "blobs", store)
+    _remove_old_parts(place, on_event)
     paths = {file.blob.digest: file.path for file in files}
     specs = {file.blob.digest: file.blob for file in files}
     words = BlobWords(blob="file", owner="repository", names=paths, error=DataUnavailable)
@@ -165,7 +167,7 @@ def _fetch_blobs(
     if missing:
         text = f"{wanted}: {len(missing)} of {len(specs)} files to fetch, {need / 1e6:.1f} MB, from {access.endpoint}"
         on_event(Event(phase="note", what=text))
-        filesystem.require_space(place, need - _partial(place), purpose=f"fetch `{wanted}`")
+    _require_space(tree, place, need - trees.partial_bytes(place) if missing else 0, files)
     large = [spec for spec in missing if spec.digest.startswith("sha256:")]
     small = [spec for spec in missing if not spec.digest.startswith("sha256:")]
     with closing(HubFiles(access, wanted, paths)) as source:
@@ -190,13 +192,49 @@ class _Counting:
             self._on_event(Event(phase="fetch", what="small files", done=self._done, total=self._total, unit="entries"))
 
 
-def _partial(place: Path) -> int:
-    """Return the bytes of partial downloads, which need no space again."""
-    sizes = [0]
-    for path in place.glob("*/.*.part"):
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return sum(sizes)
+def _remove_old_parts(place: Path, on_event: OnEvent) -> None:
+    """Remove partial downloads that nobody has continued for a week."""
+    freed = blobs.sweep(place)
+    if freed:
+        what = f"removed partial downloads of earlier calls, which nobody continued for a week: {size.shown(freed)}"
+        on_event(Event(phase="note", what=what))
+
+
+def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFile]) -> None:
+    """Check that `need` bytes fit into `place`, and the files of the tree, too, where they cannot be links.
+
+    Raises:
+        FileUnusable: less is free, or the user's quota leaves less.
+    """
+    purpose = f"fetch `{tree.wanted}`"
+    folder = tree.folder.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    if _can_link(place, folder):
+        copies = 0
+    else:
+        copies = sum(file.blob.size for file in files)
+        purpose += " (this file system has no hard links between folders, so each file is there twice)"
+    if copies and os.stat(folder).st_dev != os.stat(place).st_dev:
+        filesystem.require_space(folder, copies, purpose=purpose)
+        copies = 0
+    if need + copies > 0:
+        filesystem.require_space(place, need + copies, purpose=purpose)
+
+
+def _can_link(place: Path, folder: Path) -> bool:
+    """Tell whether a file of `place` can get a second name in `folder`."""
+    name = f".link.{secrets.token_hex(8)}"
+    try:
+        (place / name).touch(exist_ok=False)
+        os.link(place / name, folder / name)
+    except OSError:
+        return False
+    finally:
+        for path in (place / name, folder / name):
+            with suppress(OSError):
+                path.unlink()
+    return True
 
 
 def _require_sound(place: Path, specs: Iterable[BlobSpec], words: BlobWords, on_event: OnEvent) -> None:
@@ -217,8 +255,11 @@ def _require_sound(place: Path, specs: Iterable[BlobSpec], words: BlobWords, on_
             blobs.discard(path)
 
 
-def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeRecord:
+def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store, judged: tuple[int, ...] | None) -> TreeRecord:
     """Make the folder of a tree beside its place, and give it its name; return its record.
+
+    Args:
+        judged: identity of the folder that this call found unusable; None if there was none.
 
     Raises:
         OSError: the file system refuses it.
@@ -237,34 +278,66 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
             _link(blob, target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
-        tree.record.unlink(missing_ok=True)
-        _put_in_place(aside, tree)
+        # Before the folder: a call that begins between both must not take the folder for one without a record. All
+        # calls write the same record, and a folder that does not fit it is fetched again.
         save_record(record, tree.record)
+        _put_in_place(aside, tree, record, judged)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        for old in parent.glob(f".{tree.folder.name}.*.old"):
-            shutil.rmtree(old, ignore_errors=True)
     return record
 
 
-def _put_in_place(aside: Path, tree: HubTree) -> None:
+def _put_in_place(aside: Path, tree: HubTree, record: TreeRecord, judged: tuple[int, ...] | None) -> None:
     """Give a complete folder its name; there is never a moment with half of the old and half of the new files.
+
+    A complete folder that another call has put there in the meantime stays: a container may have bound it already, and
+    would see an empty folder after its removal.
 
     Raises:
         OSError: the file system refuses it.
     """
+    old = aside.parent / f".{tree.folder.name}.{secrets.token_hex(8)}.old"
     for _ in range(_MOST_RENAMES):
-        with suppress(FileNotFoundError):
-            os.rename(tree.folder, aside.parent / f".{tree.folder.name}.{secrets.token_hex(8)}.old")
         try:
             os.rename(aside, tree.folder)
         except OSError as error:
-            # Another process has put the same files there in the meantime.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         else:
             return
+        if _is_of_another_call(tree.folder, tree, record, judged):
+            return
+        with suppress(FileNotFoundError):
+            os.rename(tree.folder, old)
+        if _is_of_another_call(old, tree, record, judged):
+            # It came between the look and the rename: back with it, unless there is a third one already.
+            with suppress(OSError):
+                os.rename(old, tree.folder)
+        elif old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
     raise OSError(errno.EEXIST, "other processes put it there again and again", str(tree.folder))
+
+
+def _is_of_another_call(folder: Path, tree: HubTree, record: TreeRecord, judged: tuple[int, ...] | None) -> bool:
+    """Tell whether a folder has all files of a record, and is not the one that this call found unusable."""
+    identity = _identity(folder)
+    if identity is None or identity == judged:
+        return False
+    try:
+        return not trees.find_changes(replace(tree, folder=folder), record, "size-and-time")
+    except OSError:
+        return False
+
+
+def _identity(folder: Path) -> tuple[int, ...] | None:
+    """Return what tells a folder from one that has its name later; None if it is no folder. A rename keeps it."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _link(blob: Path, target: Path) -> None:

@@ -51,6 +51,7 @@ def parse_entries(entries: Iterable[Any], *, origin: str) -> tuple[HubFile, ...]
         DataUnavailable: an entry is not valid, a name could leave the folder, or there are too many files.
     """
     files: dict[str, HubFile] = {}
+    sizes: dict[str, int] = {}
     for entry in entries:
         if not isinstance(entry, dict):
             raise _refused(origin, "an entry is not an object")
@@ -60,6 +61,8 @@ def parse_entries(entries: Iterable[Any], *, origin: str) -> tuple[HubFile, ...]
         if file.path in files:
             raise _refused(origin, f"two files have the name {file.path!a}")
         files[file.path] = file
+        if sizes.setdefault(file.blob.digest, file.blob.size) != file.blob.size:
+            raise _refused(origin, f"{file.path!a} has the digest of another file and not its size")
         if len(files) > MOST_FILES:
             raise _refused(origin, f"it has more than {MOST_FILES} files")
     _require_tree(files, origin)

@@ -57,3 +57,8 @@ def list_stored(place: StorePlace) -> tuple[StoredTree, ...]:
                 )
             )
     return tuple(found)
+
+
+def partial_bytes(place: StorePlace) -> int:
+    """Return the size of the downloads of hub files in a store that are not complete, in bytes."""
+    return tree.partial_bytes(tree.hub_folder(place.root) / "blobs")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def locate(root: Path, wanted: HubReference, patterns: Sequence[str]) -> HubTree
 def hub_folder(root: Path) -> Path:
     """Return the folder of a store with data of a hub."""
     return root / "hub"
+
+
+def partial_bytes(place: Path) -> int:
+    """Return the size of the partial downloads in a folder of blobs, in bytes."""
+    sizes = [0]
+    for path in place.glob("*/.*.part"):
+        with suppress(OSError):
+            sizes.append(path.lstat().st_size)
+    return sum(sizes)
 
 
 def read_record(tree: HubTree) -> TreeRecord | None:

@@ -10,7 +10,7 @@ import click
 from hpcenv import size
 from hpcenv.cli import _render
 from hpcenv.errors import Command
-from hpcenv.hub.stored import list_stored
+from hpcenv.hub.stored import list_stored, partial_bytes
 
 
 @click.command("list")
@@ -19,15 +19,21 @@ from hpcenv.hub.stored import list_stored
 def command(where: _render.Where, as_json: bool) -> None:
     """List the repositories of a hub that are in the store, with their folders.
 
-    What no project needs any more can be removed: delete the folder and the .json beside
-    it. Its space is free when no other commit has the same files; `hpcenv data fetch`
-    brings it back.
+    To remove one that no project needs any more, delete the folder and the .json beside
+    it. This alone frees no space: STORE/hub/blobs keeps each file. To free it, delete
+    that folder, too; the other repositories stay. `hpcenv data fetch` brings it back.
     """
     place = where.place()
     stored = list_stored(place)
+    partial = partial_bytes(place)
     if as_json:
-        _render.success("data list", {"store": str(place.root), "data": stored})
+        _render.success("data list", {"store": str(place.root), "data": stored, "partial": partial})
         return
+    if partial:
+        what = f"{size.shown(partial)} of downloads that are not complete are in {place.root}/hub/blobs"
+        _render.tell(
+            f"{what}; {Command('hpcenv', 'data', 'fetch')} continues them, and removes those older than a week"
+        )
     if not stored:
         _render.tell(f"{place.root} has no data of a hub; `{Command('hpcenv', 'data', 'fetch')}` brings them")
         return

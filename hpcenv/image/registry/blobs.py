@@ -58,6 +58,7 @@ __all__ = [
     "sweep",
 ]
 
+_ALGORITHMS = ("sha256", "git-sha1")
 _DIGEST = re.compile(r"(?P<algorithm>sha256):(?P<sha256>[0-9a-f]{64})|(?P<git>git-sha1):(?P<sha1>[0-9a-f]{40})")
 _PART = re.compile(
     r"\.(?P<hex>[0-9a-f]{64}|[0-9a-f]{40})\.(?P<owner>free|[0-9a-f]{0,16}-\d{1,10}-\d{1,20})\.[0-9a-f]{16}\.part"
@@ -340,7 +341,10 @@ def discard(path: Path) -> None:
 
 def sweep(folder: Path, *, idle: float = 7 * 86400.0) -> int:
     """Remove part files without writes for `idle` seconds whose owner is not alive here; return the bytes freed."""
-    place = folder / "sha256"
+    return sum(_sweep_place(folder / algorithm, idle) for algorithm in _ALGORITHMS)
+
+
+def _sweep_place(place: Path, idle: float) -> int:
     freed = 0
     with contextlib.suppress(FileNotFoundError):
         now = _file_time(place)

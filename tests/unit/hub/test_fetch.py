@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -302,6 +303,71 @@ def test_several_calls_at_the_same_time_succeed(serve: Any, store: Store, tmp_pa
     assert sorted(path.name for path in Path(again.path).parent.iterdir()) == [COMMIT, f"{COMMIT}.json"], "nothing else"
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_slower_call_keeps_the_folder_of_a_faster_one(serve: Any, store: Store, changed: bool) -> None:
+    hub, inodes = serve(), []
+    if changed:
+        tree = get(hub, store)
+        inodes.append(os.stat(tree.path).st_ino)
+        Path(tree.path, "more").write_bytes(b"")
+
+    def overtake(event: Event) -> None:
+        if event.phase == "resolve":
+            inodes.append(os.stat(get(hub, store).path).st_ino)
+
+    slow = get(hub, store, on_event=overtake)
+    assert len(inodes) == 1 + changed, "the other call began after the slow one had looked, and ended before it"
+    assert os.stat(slow.path).st_ino == inodes[-1]
+    assert content(slow) == FILES
+    assert get(hub, store).already
+    assert sorted(path.name for path in Path(slow.path).parent.iterdir()) == [COMMIT, f"{COMMIT}.json"], "nothing else"
+
+
+@pytest.mark.parametrize("kind", ["changed", "file", "link"])
+def test_what_is_in_the_place_of_a_folder_and_is_not_it_is_replaced(
+    serve: Any, store: Store, tmp_path: Path, kind: str
+) -> None:
+    hub = serve()
+    folder = trees.locate(store.root, parse_locked(WANTED), ()).folder
+
+    def spoil(event: Event) -> None:
+        if event.phase == "resolve" and kind == "changed":
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_bytes(b"{}")
+        elif event.phase == "resolve":
+            folder.parent.mkdir(parents=True)
+            folder.write_bytes(b"") if kind == "file" else folder.symlink_to(tmp_path)
+
+    tree = get(hub, store, on_event=spoil)
+    assert content(tree) == FILES
+    assert not folder.is_symlink()
+    assert sorted(path.name for path in folder.parent.iterdir()) == [COMMIT, f"{COMMIT}.json"], "nothing else"
+    assert tmp_path.is_dir()
+
+
+def test_partial_downloads_of_last_week_are_removed_and_their_size_is_listed(
+    serve: Any, store: Store, tmp_path: Path, hpcenv: Any
+) -> None:
+    old, new = ("0" * 64, "sha256"), ("1" * 40, "git-sha1")
+    paths = []
+    for name, algorithm in (old, new, (old[0][:40], "git-sha1")):
+        path = trees.hub_folder(store.root) / "blobs" / algorithm / f".{name}.free.{'a' * 16}.part"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+        paths.append(path)
+    for path in (paths[0], paths[2]):
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCENV_STORE": str(store.root)}
+    listed = hpcenv("data", "list", "--json", cwd=tmp_path, environ=environ)
+    assert json.loads(listed.stdout)["data"]["partial"] == 3000, listed.stderr
+    shown = hpcenv("data", "list", cwd=tmp_path, environ=environ)
+    assert "not complete" in shown.stderr
+    notes: list[str] = []
+    get(serve(), store, on_event=lambda event: notes.append(event.what))
+    assert [path.exists() for path in paths] == [False, True, False]
+    assert any("removed partial downloads" in note for note in notes)
+
+
 def test_a_file_system_without_hard_links_gets_copies(serve: Any, store: Store) -> None:
     # One file has at most a few thousand links on most file systems; here the limit is that of another device.
     other = Path("/dev/shm")
@@ -314,5 +380,10 @@ def test_a_file_system_without_hard_links_gets_copies(serve: Any, store: Store) 
         tree = get(serve(), store)
         assert content(tree) == FILES
         assert {path.stat().st_mtime for path in Path(tree.path).rglob("*") if path.is_file()} == {trees.FILE_TIME}
+        hub = serve({"w": b"x"}, lfs=("w",), listed=[{**entry("w", b"x"), "lfs": {"oid": "0" * 64, "size": 1 << 49}}])
+        with pytest.raises(FileUnusable) as caught:
+            get(hub, store, "w")
+        assert f"enough space in `{place}" in str(caught.value.what).replace(str(store.root / "hub/trees"), str(place))
+        assert "each file is there twice" in str(caught.value.why)
     finally:
         shutil.rmtree(place, ignore_errors=True)

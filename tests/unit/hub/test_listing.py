@@ -83,6 +83,12 @@ def test_names_that_collide_are_refused() -> None:
     assert "not an object" in refused("a")
 
 
+def test_one_digest_with_two_sizes_is_refused() -> None:
+    lying = {**entry("b", b"abc"), "lfs": {"oid": sha256(b"abc"), "size": 4}}
+    assert "not its size" in refused(entry("a", b"abc", lfs=True), lying)
+    assert len(parsed(entry("a", b"abc", lfs=True), entry("b", b"abc", lfs=True))) == 2
+
+
 def test_too_many_files_are_refused() -> None:
     assert "more than" in refused(*(entry(f"{number}", b"") for number in range(MOST_FILES + 1)))
 
