@@ -32,9 +32,10 @@ from requests import exceptions
 from hpcenv.errors import DataUnavailable, ImageUnavailable
 from hpcenv.hub.access import HubAccess
 from hpcenv.hub.refusals import HubRefusals
+from hpcenv.image.registry import network_faults
 from hpcenv.image.registry.blobs import Broken, Stream
 from hpcenv.image.registry.login import TRANSIENT
-from hpcenv.image.registry.session import RegistrySession, read_in_time, retry_after
+from hpcenv.image.registry.session import RegistrySession, read_in_time, redirect_target, retry_after
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
 from hpcenv.version import VERSION
@@ -103,7 +104,10 @@ class HubClient:
             following = _next_page(headers.get("Link", ""))
             if following is None:
                 return
-            url = urljoin(url, following)
+            try:
+                url = urljoin(url, following)
+            except ValueError:
+                raise self._refusals.unusable(wanted, "the address of the next page is not valid") from None
             if urlsplit(url)[:2] != urlsplit(self._access.endpoint)[:2]:
                 raise self._refusals.unusable(wanted, "the next page of the list is on another host")
         raise self._refusals.unusable(wanted, f"the list of files has more than {_MOST_PAGES} pages")
@@ -193,8 +197,8 @@ class HubClient:
                 response = request()
             except (exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
                 problem = self._refusals.unreachable(error)
-                passing = isinstance(error, exceptions.ConnectionError) and "resolve" not in str(error)
-                if not passing or isinstance(error, exceptions.SSLError):
+                lasting = network_faults.judge(error) in ("unresolved", "tls", "address")
+                if lasting or not isinstance(error, exceptions.ConnectionError):
                     raise problem from None
             else:
                 wait = max(wait, retry_after(response) or 0.0)
@@ -301,7 +305,8 @@ def _refuse_internal(endpoint: str, response: requests.Response, **_: object) ->
     """
     if not response.is_redirect:
         return
-    target = urlsplit(urljoin(response.url, response.headers["location"])).hostname or ""
+    # The session has refused a location that is not an address.
+    target = redirect_target(response).hostname or ""
     own = urlsplit(endpoint).hostname or ""
     if target == own or not _is_internal(target) or _is_internal(own):
         return

@@ -6,15 +6,20 @@ Runs on: LOGIN NODE. No message quotes the token, a request, or the query of an 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import requests
-
-from hpcenv.errors import Command, DataUnavailable
+from hpcenv.errors import Command, DataUnavailable, Hint
 from hpcenv.hub.access import HubAccess
+from hpcenv.image.registry import network_faults
 from hpcenv.image.registry.refusals import one_line
 from hpcenv.image.registry.session import retry_after
 from hpcenv.project.hub_reference import HubReference
+
+if TYPE_CHECKING:
+    import requests
+
+_UNTRUSTED = "name your site's CA file in the variable REQUESTS_CA_BUNDLE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +58,12 @@ class HubRefusals:
             why = told or f"`{self._host}` answered 404"
             if response.headers.get("X-Error-Code") == "RevisionNotFound":
                 why += f"\nthe repository exists, and has no revision `{wanted.revision}`"
-            look = Command("hpcenv", "data", "resolve", wanted.repository)
-            return DataUnavailable(
-                f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=("the newest commit: ", look)
-            )
+            hint: Hint = "check the name: ORG/NAME for a model; datasets/ORG/NAME or spaces/ORG/NAME for the others"
+            if response.headers.get("X-Error-Code") == "RevisionNotFound" and wanted.revision == "main":
+                hint = f"name one of its branches: {wanted.repository}@BRANCH"
+            elif response.headers.get("X-Error-Code") == "RevisionNotFound":
+                hint = ("the newest commit: ", Command("hpcenv", "data", "resolve", wanted.repository))
+            return DataUnavailable(f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=hint)
         if status == 429:
             seconds = retry_after(response)
             wait = "a few minutes" if seconds is None else f"{seconds:.0f} s"
@@ -73,24 +80,28 @@ class HubRefusals:
         url = getattr(request, "url", None)
         host = urlsplit(url).netloc if isinstance(url, str) else self._host
         named = f"the hub `{host}`" if host == self._host else f"`{host}`, which the hub `{self._host}` named,"
-        text, hint = str(error), "try again; check whether a firewall or proxy interferes"
-        if isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in text:
+        fault, hint = network_faults.judge(error), "try again; check whether a firewall or proxy interferes"
+        if fault == "too-slow":
             what, why = f"did not answer within {self.timeout:g} s", "no bytes arrived"
-        elif isinstance(error, requests.exceptions.SSLError):
-            what, why = "cannot be used with https", one_line(text.rpartition("(")[2].rstrip(")'\""))
-            hint = "name your site's CA file in the variable REQUESTS_CA_BUNDLE"
-        elif isinstance(error, requests.exceptions.ProxyError):
+        elif fault == "tls":
+            what, why = "cannot be used with https", one_line(network_faults.tls_words(error)) or "the handshake failed"
+            hint = _UNTRUSTED if "CERTIFICATE_VERIFY_FAILED" in why else "check whether this address is for http only"
+        elif fault == "proxy":
             what, why = "cannot be reached through the proxy", "http_proxy or https_proxy names a proxy"
             hint = "check the proxy, or add the host to no_proxy"
-        elif isinstance(error, requests.TooManyRedirects):
+        elif fault == "circle":
             what, why, hint = "redirects in a circle", "more than five redirects for one request", "try again later"
-        elif "resolve" in text:
+        elif fault == "address":
+            what, why = "cannot be used", "its address, or one that it redirects to, is not valid"
+            hint = "check HF_ENDPOINT, or report this to the administrators of the hub"
+        elif fault == "unresolved":
             what, why = "is not a known host", "its name does not resolve"
             hint = "compute nodes often cannot reach the internet, login nodes can; a mirror: HF_ENDPOINT"
-        elif "refused" in text:
+        elif fault == "refused":
             what, why = "is down", f"no program listens at {host} (connection refused)"
         else:
-            what, why = "closed the connection too early", type(error).__name__
+            said = one_line(network_faults.system_words(error)) or type(error).__name__
+            what, why = "cannot be reached, or closed the connection too early", said
         return DataUnavailable(f"{named} {what}", why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
                                hint=hint)  # fmt: skip
 

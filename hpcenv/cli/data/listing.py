@@ -31,9 +31,8 @@ def command(where: _render.Where, as_json: bool) -> None:
         return
     if partial:
         what = f"{size.shown(partial)} of downloads that are not complete are in {place.root}/hub/blobs"
-        _render.tell(
-            f"{what}; {Command('hpcenv', 'data', 'fetch')} continues them, and removes those older than a week"
-        )
+        then = f"`{Command('hpcenv', 'data', 'fetch')}` continues them, and removes those that are older than a week"
+        _render.tell(f"{what}; {then}")
     if not stored:
         _render.tell(f"{place.root} has no data of a hub; `{Command('hpcenv', 'data', 'fetch')}` brings them")
         return

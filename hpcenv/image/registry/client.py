@@ -29,6 +29,7 @@ from requests import exceptions
 
 from hpcenv.errors import HpcenvError, ImageUnavailable
 from hpcenv.image.reference import RegistryName
+from hpcenv.image.registry import network_faults
 from hpcenv.image.registry.blobs import Broken, Stream
 from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.login import TRANSIENT, Login, LoginRefused
@@ -332,7 +333,7 @@ class Client:
         except (exceptions.SSLError, exceptions.Timeout) as error:
             raise self._refusals.unreachable(error) from None
         except exceptions.ConnectionError as error:
-            if not may_retry or "resolve" in str(error) or time.monotonic() >= deadline:
+            if not may_retry or network_faults.judge(error) == "unresolved" or time.monotonic() >= deadline:
                 raise self._refusals.unreachable(error) from None
         except (exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise self._refusals.unreachable(error) from None

@@ -216,7 +216,10 @@ def _entries(client: Client, digest: str) -> Iterator[Mapping[str, Any]]:
         links = [link["url"] for link in following if link.get("rel") == "next"]
         if not links:
             return
-        path = urljoin(answer.url, links[0])
+        try:
+            path = urljoin(answer.url, links[0])
+        except ValueError:
+            raise _unusable(digest, "the address of the next page of its referrers is not valid") from None
     raise _unusable(digest, f"the list of its referrers has more than {_MOST_PAGES} pages")
 
 

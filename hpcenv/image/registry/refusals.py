@@ -15,6 +15,7 @@ import urllib3.exceptions
 
 from hpcenv.errors import Command, ImageUnavailable
 from hpcenv.image.reference import RegistryName
+from hpcenv.image.registry import network_faults
 from hpcenv.image.registry.credentials import Search
 from hpcenv.image.registry.session import retry_after
 
@@ -88,6 +89,7 @@ class Refusals:
     def unreachable(self, error: Exception) -> ImageUnavailable:
         """Return the error for a network fault."""
         host, text = _asked(error) or self.reference.api_host, str(error)
+        fault = network_faults.judge(error)
         if isinstance(error, (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)):
             return self._too_slow(host)
         if isinstance(error, requests.exceptions.SSLError):
@@ -98,10 +100,10 @@ class Refusals:
         elif isinstance(error, requests.TooManyRedirects):
             what, why = "redirects in a circle", "more than five redirects for one request"
             hint = "its configuration is wrong; check the host in the reference, or ask the registry's administrators"
-        elif "NameResolution" in text or "resolve" in text:
+        elif fault == "unresolved":
             what, why = "is not a known host", "its name does not resolve"
             hint = "check the spelling; compute nodes often cannot reach the internet, login nodes can"
-        elif "refused" in text:
+        elif fault == "refused":
             what, why = "is down", f"no program listens at {host} (connection refused)"
             hint = "start the registry, or check its port"
         else:

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import requests
 import urllib3.exceptions
 
 from hpcenv.errors import ImageUnavailable
 
-__all__ = ["RegistrySession", "read_in_time", "retry_after"]
+__all__ = ["RegistrySession", "read_in_time", "redirect_target", "retry_after"]
 
 _CONNECT_SECONDS = 15.0
 _CHUNK = 64 * 1024
@@ -43,6 +43,7 @@ class RegistrySession(requests.Session):
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._limits = (min(timeout, _CONNECT_SECONDS), timeout)
         self._ca_file = None if ca_file is None else str(ca_file)
+        self.hooks["response"].append(_refuse_broken_redirect)
         if not plain_http:
             self.hooks["response"].append(_refuse_downgrade)
 
@@ -66,8 +67,35 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
+def redirect_target(response: requests.Response) -> SplitResult:
+    """Return the address that a response redirects to. Its port was read, too.
+
+    Raises:
+        ValueError: it is not an address.
+    """
+    target = urlsplit(urljoin(response.url, response.headers["location"]))
+    _ = target.port
+    return target
+
+
+def _refuse_broken_redirect(response: requests.Response, **_: object) -> None:
+    # requests itself would raise a ValueError, which is no RequestException.
+    if not response.is_redirect:
+        return
+    try:
+        redirect_target(response)
+    except ValueError:
+        response.close()
+        host = urlsplit(response.url).netloc
+        raise ImageUnavailable(
+            f"`{host}` redirects to something that is not an address",
+            why=f"{host} answered {response.status_code} with a location that is not valid",
+            hint="report this to the administrators of the registry",
+        ) from None
+
+
 def _refuse_downgrade(response: requests.Response, **_: object) -> None:
-    if response.is_redirect and urlsplit(urljoin(response.url, response.headers["location"])).scheme != "https":
+    if response.is_redirect and redirect_target(response).scheme != "https":
         response.close()
         host = urlsplit(response.url).netloc
         raise ImageUnavailable(

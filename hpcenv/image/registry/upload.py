@@ -115,14 +115,18 @@ def _push(client: Client, spec: BlobSpec, content: Callable[[], Iterator[bytes]]
 def _location(client: Client, spec: BlobSpec) -> str:
     """Begin an upload; return the address for the bytes."""
     answer = client.call("POST", "blobs/uploads/", accept=(202,), headers={"Content-Length": "0"})
-    location = urljoin(answer.url, answer.headers.get("Location", ""))
+    try:
+        location = urljoin(answer.url, answer.headers.get("Location", ""))
+        query = urlsplit(location).query
+    except ValueError:
+        location, query = answer.url, ""
     if location == answer.url:
         raise ImageUnavailable(
-            f"`{urlsplit(answer.url).netloc}` accepted an upload and named no address for it",
+            f"`{urlsplit(answer.url).netloc}` accepted an upload and named no usable address for it",
             hint="check that the host is a registry, and that its proxy keeps the header Location",
         )
     # The digest is added as text: a parsed query would be written anew, and storages sign theirs.
-    return f"{location}{'&' if urlsplit(location).query else '?'}digest={spec.digest}"
+    return f"{location}{'&' if query else '?'}digest={spec.digest}"
 
 
 def _chunks_of(path: Path) -> Iterator[bytes]:

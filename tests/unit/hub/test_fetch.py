@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pytest
 from hpcenv.errors import DataUnavailable, FileUnusable
 from hpcenv.hub import tree as trees
 from hpcenv.hub.access import find_access
+from hpcenv.hub.client import HubClient
 from hpcenv.hub.fetch import FetchedTree, fetch, resolve
+from hpcenv.image.registry.blobs import Broken
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
 from hpcenv.node.check import data
@@ -247,7 +250,11 @@ def test_a_list_that_cannot_be_used_is_refused(serve: Any, store: Store, files: 
         ((200, {}, b"[" * 100_000), "not JSON"),
         ((200, {"X-Repo-Commit": "f" * 40}, b"[]"), "another commit"),
         ((200, {"Link": '<http://other.example/x>; rel="next"'}, b"[]"), "on another host"),
+        ((200, {"Link": '<http://[>; rel="next"'}, b"[]"), "next page is not valid"),
         ((302, {"Location": "http://localhost:9/x"}, b""), None),
+        ((302, {"Location": "https://[x"}, b""), "not valid"),
+        ((302, {"Location": "http://127.0.0.1:abc/x"}, b""), "not valid"),
+        ((302, {"Location": "ftp://127.0.0.1/x"}, b""), "not valid"),
     ],
 )
 def test_an_answer_that_does_not_follow_the_interface_is_refused(
@@ -274,8 +281,10 @@ def test_a_branch_is_resolved(serve: Any) -> None:
     with pytest.raises(DataUnavailable) as caught:
         resolve(parse_repository("lab/tiny@v9"), access)
     assert "has no revision `v9`" in str(caught.value.why)
-    with pytest.raises(DataUnavailable):
+    assert caught.value.hint == "the newest commit: `hpcenv data resolve lab/tiny`"
+    with pytest.raises(DataUnavailable) as caught:
         resolve(parse_repository("lab/other"), access)
+    assert str(caught.value.hint).startswith("check the name")
     hub.api.paths["/api/models/lab/tiny/revision/main"] = (200, {}, b'{"sha": "main"}')
     with pytest.raises(DataUnavailable, match="cannot be used"):
         resolve(parse_repository("lab/tiny"), access)
@@ -283,8 +292,35 @@ def test_a_branch_is_resolved(serve: Any) -> None:
 
 def test_a_hub_that_is_down_is_named() -> None:
     with pytest.raises(DataUnavailable) as caught:
-        resolve(parse_repository("lab/tiny"), find_access({"HF_ENDPOINT": "http://127.0.0.1:1"}))
+        resolve(parse_repository("lab/resolve"), find_access({"HF_ENDPOINT": "http://127.0.0.1:1"}))
     assert caught.value.what == "the hub `127.0.0.1:1` is down"
+
+
+def test_a_host_without_an_address_is_told_from_a_refused_connection() -> None:
+    with pytest.raises(DataUnavailable) as caught:
+        resolve(parse_repository("lab/refused"), find_access({"HF_ENDPOINT": "http://nothing.invalid"}))
+    assert caught.value.what == "the hub `nothing.invalid` is not a known host"
+
+
+def test_a_file_whose_storage_is_down_is_not_taken_for_an_unknown_host(serve: Any) -> None:
+    hub = serve()
+    hub.api.paths[f"/lab/tiny/resolve/{COMMIT}/model.safetensors"] = (
+        302,
+        {"Location": "http://127.0.0.1:1/resolve/x"},
+        b"",
+    )
+    with closing(HubClient(find_access(hub.environ()))) as client, pytest.raises(Broken) as caught:
+        client.open_file(parse_locked(WANTED), "model.safetensors", size=len(BIG), offset=0, stall=5)
+    assert caught.value.error.what == f"`127.0.0.1:1`, which the hub `{hub.api.host}` named, is down"
+
+
+def test_a_hub_without_tls_is_refused_in_the_words_of_the_library(serve: Any) -> None:
+    hub = serve()
+    access = find_access({"HF_ENDPOINT": hub.endpoint.replace("http:", "https:")})
+    with pytest.raises(DataUnavailable, match="cannot be used with https") as caught:
+        resolve(parse_repository("lab/tiny"), access)
+    assert "_ssl.c" not in str(caught.value.why)
+    assert len(str(caught.value.why).splitlines()[0]) > 10, "what the TLS library says"
 
 
 def test_several_calls_at_the_same_time_succeed(serve: Any, store: Store, tmp_path: Path) -> None:
