@@ -58,12 +58,9 @@ class HubRefusals:
             why = told or f"`{self._host}` answered 404"
             if response.headers.get("X-Error-Code") == "RevisionNotFound":
                 why += f"\nthe repository exists, and has no revision `{wanted.revision}`"
-            hint: Hint = "check the name: ORG/NAME for a model; datasets/ORG/NAME or spaces/ORG/NAME for the others"
-            if response.headers.get("X-Error-Code") == "RevisionNotFound" and wanted.revision == "main":
-                hint = f"name one of its branches: {wanted.repository}@BRANCH"
-            elif response.headers.get("X-Error-Code") == "RevisionNotFound":
-                hint = ("the newest commit: ", Command("hpcenv", "data", "resolve", wanted.repository))
-            return DataUnavailable(f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=hint)
+            return DataUnavailable(
+                f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=_when_missing(response, wanted)
+            )
         if status == 429:
             seconds = retry_after(response)
             wait = "a few minutes" if seconds is None else f"{seconds:.0f} s"
@@ -120,3 +117,12 @@ class HubRefusals:
             why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
             hint="check that HF_ENDPOINT names a hub",
         )
+
+
+def _when_missing(response: requests.Response, wanted: HubReference) -> Hint:
+    """Return the hint for a repository or a revision that does not exist."""
+    if response.headers.get("X-Error-Code") != "RevisionNotFound":
+        return "check the name: ORG/NAME for a model; datasets/ORG/NAME or spaces/ORG/NAME for the others"
+    if wanted.revision == "main":
+        return f"name one of its branches: {wanted.repository}@BRANCH"
+    return "the newest commit: ", Command("hpcenv", "data", "resolve", wanted.repository)
