@@ -193,10 +193,10 @@ class _Counting:
 
 
 def _remove_old_parts(place: Path, on_event: OnEvent) -> None:
-    """Remove partial downloads that nobody has continued for a week."""
+    """Remove partial downloads that no call has continued for a week."""
     freed = blobs.sweep(place)
     if freed:
-        what = f"removed partial downloads of earlier calls, which nobody continued for a week: {size.shown(freed)}"
+        what = f"removed partial downloads of earlier calls that were not continued for a week: {size.shown(freed)}"
         on_event(Event(phase="note", what=what))
 
 
