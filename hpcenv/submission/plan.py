@@ -232,6 +232,8 @@ def render_script(
     if manifest.smoke is not None:
         parts.append("smoke")
         values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
+    if "beside-check" in parts and {"inside", "smoke"} & {*parts}:
+        parts.append("between")
     return batch_script.render(template, values, parts=parts)
 
 

@@ -153,7 +153,8 @@ def _failure(
     phase = _earliest(reports.values())
     if not phase:
         for report in failed:
-            found = f"every collective gave the known result; then {report.problem}"
+            where = f"the network is fine; look at smoke/ranks/{report.node}/output.log"
+            found = f"every collective gave the known result; then {report.problem}: {where}"
             yield _row(report.node, "smoke.init", "ranks that end", found, state="unknown")
         return
     wanted = f"an end within {plan.seconds:g} s"

@@ -39,7 +39,11 @@ class RankProcesses:
 
     def have_ended(self) -> bool:
         """Whether all ranks are known, and none of them runs or still gives back what it had."""
-        return len(self._ranks) >= self._count and not any(_is_there(rank) for rank in self._ranks)
+        return len(self._ranks) >= self._count and not self.run()
+
+    def run(self) -> bool:
+        """Whether a rank that is known runs, or still gives back what it had."""
+        return any(_is_there(rank) for rank in self._ranks)
 
 
 def _is_there(pid: int) -> bool:

@@ -127,7 +127,7 @@ class _Test:
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
         self._others = Others(folder.smoke_ended, run=plan.run, attempt=plan.attempt, node=this_node.node)
-        self._next_read = 0.0
+        self._next_read = self._next_done_read = 0.0
 
     @property
     def _per_node(self) -> int:
@@ -211,7 +211,7 @@ class _Test:
                 begun.gate.wait(_SECONDS_BETWEEN_LOOKS)
                 status = begun.child.poll()
                 if status is not None:
-                    return self._ended(status, begun.gate)
+                    return self._ended(status, begun.gate, ranks)
                 end = self._look(ranks, signals, reach)
                 if end is not None:
                     return end
@@ -230,9 +230,17 @@ class _Test:
         elif reach is not None and reach.silent_for() > self._plan.seconds:
             target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
             return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
-        if not self._pairs and ranks.have_ended() and self._all_done():
+        if not self._pairs and ranks.have_ended() and self._read_done():
             return _End(ended="done")
         return self._read(ranks_run=ranks.seen)
+
+    def _read_done(self) -> bool:
+        """Look whether ranks that have ended wrote their last word: at once, then as often as at other shared files."""
+        now = time.monotonic()
+        if now < self._next_done_read:
+            return False
+        self._next_done_read = now + _SECONDS_BETWEEN_READS
+        return self._all_done()
 
     def _read(self, *, ranks_run: bool) -> _End | None:
         """Look at what the ranks and the other nodes have written, not more often than a shared file system likes."""
@@ -246,15 +254,22 @@ class _Test:
             return None if other is None else _End(ended="other-ended", problem=f"{other.node}: {other.problem}")
         if late.phase == "start":
             return _End(ended="not-started", problem=f"rank {late.rank} did not start within {late.seconds:.0f} s")
+        if late.phase == "all":
+            return _End(ended="timeout", problem=f"rank {late.rank} gave its result, but its process did not end")
         return _End(ended="timeout", problem=f"rank {late.rank}: {late.phase} did not end within {late.seconds:.0f} s")
 
     def _all_done(self) -> bool:
         return all(rank.done for rank in self._watch.ranks(nccl=False))
 
-    def _ended(self, status: int, gate: StartGate) -> _End:
+    def _ended(self, status: int, gate: StartGate, ranks: RankProcesses) -> _End:
+        """Return what the end of the agent means.
+
+        One whose ranks are done may fail all the same: the first node keeps the agents' store, and does not keep it for
+        long after its own ranks have ended.
+        """
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
-        if status == 0 and self._all_done():
+        if self._all_done() and (status == 0 or not ranks.run()):
             return _End(ended="done")
         if not self._watch.started():
             return _End(ended="not-started", problem=f"the ranks ended with {status}: {self._said()}")
@@ -296,11 +311,16 @@ class _Test:
     def _diagnostics(self) -> tuple[str, ...]:
         if self._pairs or not nccl_log.has_diagnostics(self._nccl):
             return ()
-        try:
-            text = read_end(self._log, most=_DIAGNOSTICS_BYTES).decode(errors="replace")
-        except OSError:
-            return ()
-        return nccl_log.read_diagnostics(text.splitlines())
+        # The files that the ranks write: torchrun copies them to its own output some 0.1 s later.
+        found = sorted(self._place.glob("*/attempt_*/*/stdout.log"))[: self._per_node]
+        return nccl_log.read_diagnostics(line for path in found for line in _last_lines(path))
+
+
+def _last_lines(path: Path) -> list[str]:
+    try:
+        return read_end(path, most=_DIAGNOSTICS_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _wait_for_torchrun(child: subprocess.Popen[bytes], signals: Signals) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -35,17 +37,30 @@ class Told:
     Attributes:
         all_done: every node told that its ranks are done and have ended.
         status: of the first node whose step did not end with 0, because a signal asked it to end; 0 without one.
+        missing: nodes that told nothing until the limit; empty where the limit was not reached.
     """
 
     all_done: bool
     status: int
+    missing: tuple[str, ...] = ()
 
 
-def listen(source: int, nodes: Collection[str], say: Callable[[str], None]) -> Told:
-    """Read until every node has told that it is done, or until the end; other lines are given to `say`."""
+def listen(source: int, nodes: Collection[str], say: Callable[[str], None], *, seconds: float) -> Told:
+    """Read until every node has told that it is done, or until the end; other lines are given to `say`.
+
+    Args:
+        source: number of the open file, the standard output of srun.
+        nodes: that take part.
+        say: called with each line that is for the log.
+        seconds: limit. srun waits without one for the start of its step, which has no time limit before that.
+    """
     ended: dict[str, tuple[str, int]] = {}
-    rest = b""
+    rest, missing = b"", ()
+    until = time.monotonic() + seconds
     while any(ended.get(node) != _DONE for node in nodes):
+        if not select.select([source], [], [], max(0.0, until - time.monotonic()))[0]:
+            missing = tuple(node for node in nodes if node not in ended)
+            break
         piece = os.read(source, _PIECE)
         if not piece:
             break
@@ -57,7 +72,8 @@ def listen(source: int, nodes: Collection[str], say: Callable[[str], None]) -> T
     if rest:
         _note(rest, nodes, ended, say)
     statuses = [status for _, status in ended.values() if status]
-    return Told(all_done=all(ended.get(node) == _DONE for node in nodes), status=next(iter(statuses), 0))
+    all_done = all(ended.get(node) == _DONE for node in nodes)
+    return Told(all_done=all_done, status=next(iter(statuses), 0), missing=missing)
 
 
 def _note(line: bytes, nodes: Collection[str], ended: dict[str, tuple[str, int]], say: Callable[[str], None]) -> None:

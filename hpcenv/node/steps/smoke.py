@@ -14,13 +14,18 @@ from hpcenv.node.check import verdict_table
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.smoke import conclude, told
 from hpcenv.node.smoke import run as smoke
-from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place
+from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place, say
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.smoke import SmokePlan, SmokeReport
 from hpcenv.records.verdict import Verdict
+
+
+_PHASES = 4
+# Longer than the time limit of the step itself (submission/plan.py, `_smoke_options`), counted from its start.
+_SECONDS_FOR_SRUN = 7 * 60.0
 
 
 def plan(
@@ -71,7 +76,15 @@ def smoke_follow(run: RunFolder, environ: Mapping[str, str]) -> int:
 
     Returns the status of `smoke_judge`; or that of a node that was asked to end, and nothing is judged.
     """
-    heard = told.listen(0, [node.name for node in load_record(SmokePlan, run.smoke_plan).nodes], _say_on)
+    planned = load_record(SmokePlan, run.smoke_plan)
+    seconds = planned.start_seconds + _PHASES * planned.seconds + _SECONDS_FOR_SRUN
+    heard = told.listen(0, [node.name for node in planned.nodes], _say_on, seconds=seconds)
+    if heard.missing:
+        many = f" and {len(heard.missing) - 1} more" if len(heard.missing) > 1 else ""
+        say(
+            f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s; perhaps the step did "
+            'not start beside the launch step: launch-step = "after-check" under [submit] starts one after the other'
+        )
     return heard.status or smoke_judge(run, environ)
 
 

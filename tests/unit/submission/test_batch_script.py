@@ -232,6 +232,8 @@ STEP = """#!/bin/bash
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
+[ "$name" = check ] && [ -z "${ALONE:-}" ] && [ -z "${NEVER:-}" ] && [ -n "${BESIDE:-}" ] && \
+  until [ -e "$4/env/launch-waits" ]; do sleep 0.02; done
 if [ "$name" = check ] && [ -n "${LOST:-}" ]; then
   until [ -e "$4/lost" ]; do sleep 0.05; done
   sleep 0.5 # until bash knows
@@ -247,6 +249,8 @@ fi
 variable=END_${name//-/_}
 if [ "$name" = task-on-release ]; then
   [ -n "${NEVER:-}" ] && sleep 1 && exit 1
+  # Its step starts when that of the check has ended, and no other one starts before it has ended.
+  [ -n "${ALONE:-}" ] && until grep -q ended "$CALLS"; do sleep 0.02; done
   mkdir -p "$4/env" && touch "$4/env/launch-waits"
   [ -n "${LOST:-}" ] && touch "$4/lost" && exit 143
   read -r line

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hpcenv.node.smoke.told import Told, listen
 from hpcenv.node.smoke.watch import Others
 from hpcenv.process import parent_of
 from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import Expectation
 from hpcenv.records.smoke import SmokeNode, SmokePlan, SmokeReport
 from hpcenv.records.verdict import NodeSettings, Rendezvous
 
@@ -164,6 +166,37 @@ def test_a_rank_that_says_nothing_of_its_end_is_not_done(run_of_two: Any, port: 
     assert (step.returncode, said) == (0, "hpcenv-smoke n1 failed 0\n")
 
 
+def test_ranks_that_are_done_are_done_though_their_agent_fails(run_of_two: Any, port: int) -> None:
+    """The agent of the first node has ended, with the store in it, before this one."""
+    run = run_of_two
+    run.torchrun(_AGENT.replace("STATE", "end").replace("exec sleep 300", "exit 7"))
+    (run.folder.smoke / "number.n1").write_text("0")
+    step = run.start("smoke-tell", "n1")
+    said, _ = step.communicate(timeout=60)
+    assert (step.returncode, said) == (0, "hpcenv-smoke n1 done 0\n")
+
+
+def test_diagnostics_are_read_from_what_the_ranks_write_not_from_torchruns_copy(run_of_two: Any, port: int) -> None:
+    run = run_of_two
+    run.save(
+        nproc_per_node=1,
+        backend="nccl",
+        expectations=(Expectation(field="libs.nccl.version", value="2.31.1", severity="info"),),
+    )
+    save_record(replace(_plan(port), backend="nccl"), run.folder.smoke_plan)
+    logs = 'mkdir -p "$folder/x/attempt_0/0"; echo "NCCL DIAG [OK] p2p: fine" > "$folder/x/attempt_0/0/stdout.log"\n'
+    run.torchrun(_AGENT.replace("STATE", "end").replace("number=", logs + "number="))
+    (run.folder.smoke / "number.n1").write_text("0")
+    step = run.start("smoke-tell", "n1")
+    try:
+        assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
+    finally:
+        step.terminate()
+        step.communicate(timeout=60)
+    report = load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False))
+    assert report.diagnostics == ("[OK] p2p: fine",)
+
+
 def test_ranks_have_ended_when_their_last_thread_has() -> None:
     # The first thread ends before the other one: it is a zombie that has its memory and its files.
     program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(4,)).start(); "
@@ -195,14 +228,14 @@ def _wait(is_so: Callable[[], bool]) -> None:
 _NODES = ("n1", "n2")
 
 
-def _listen(text: bytes, *, stays_open: bool = False) -> tuple[Told, list[str]]:
+def _listen(text: bytes, *, stays_open: bool = False, seconds: float = 60.0) -> tuple[Told, list[str]]:
     source, end = os.pipe()
     said: list[str] = []
     os.write(end, text)
     if not stays_open:
         os.close(end)
     try:
-        return listen(source, _NODES, said.append), said
+        return listen(source, _NODES, said.append, seconds=seconds), said
     finally:
         os.close(source)
         if stays_open:
@@ -212,6 +245,11 @@ def _listen(text: bytes, *, stays_open: bool = False) -> tuple[Told, list[str]]:
 def test_the_batch_node_listens_until_all_nodes_are_done_and_no_longer() -> None:
     lines = b"hpcenv-smoke n2 done 0\nsomething else\n0: hpcenv-smoke n1 done 0\nrest"
     assert _listen(lines, stays_open=True) == (Told(all_done=True, status=0), ["something else", "rest"])
+
+
+def test_it_does_not_listen_for_ever_to_a_step_that_does_not_start() -> None:
+    line = b"hpcenv-smoke n2 done 0\n"
+    assert _listen(line, stays_open=True, seconds=0.2) == (Told(all_done=False, status=0, missing=("n1",)), [])
 
 
 @pytest.mark.parametrize(
