@@ -55,7 +55,8 @@ def listen(source: int, nodes: Collection[str], say: Callable[[str], None], *, s
         seconds: limit. srun waits without one for the start of its step, which has no time limit before that.
     """
     ended: dict[str, tuple[str, int]] = {}
-    rest, missing = b"", ()
+    rest = b""
+    missing: tuple[str, ...] = ()
     until = time.monotonic() + seconds
     while any(ended.get(node) != _DONE for node in nodes):
         if not select.select([source], [], [], max(0.0, until - time.monotonic()))[0]:

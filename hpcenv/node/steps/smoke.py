@@ -22,7 +22,6 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.smoke import SmokePlan, SmokeReport
 from hpcenv.records.verdict import Verdict
 
-
 _PHASES = 4
 # Longer than the time limit of the step itself (submission/plan.py, `_smoke_options`), counted from its start.
 _SECONDS_FOR_SRUN = 7 * 60.0
@@ -82,8 +81,8 @@ def smoke_follow(run: RunFolder, environ: Mapping[str, str]) -> int:
     if heard.missing:
         many = f" and {len(heard.missing) - 1} more" if len(heard.missing) > 1 else ""
         say(
-            f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s; perhaps the step did "
-            'not start beside the launch step: launch-step = "after-check" under [submit] starts one after the other'
+            f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s. Perhaps the step "
+            'did not start beside the launch step: `launch-step = "after-check"` under [submit] starts that one later'
         )
     return heard.status or smoke_judge(run, environ)
 

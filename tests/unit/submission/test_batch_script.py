@@ -9,7 +9,9 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -232,8 +234,9 @@ STEP = """#!/bin/bash
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
-[ "$name" = check ] && [ -z "${ALONE:-}" ] && [ -z "${NEVER:-}" ] && [ -n "${BESIDE:-}" ] && \
+if [ "$name" = check ] && [ -n "${BESIDE:-}" ]; then
   until [ -e "$4/env/launch-waits" ]; do sleep 0.02; done
+fi
 if [ "$name" = check ] && [ -n "${LOST:-}" ]; then
   until [ -e "$4/lost" ]; do sleep 0.05; done
   sleep 0.5 # until bash knows
@@ -249,8 +252,7 @@ fi
 variable=END_${name//-/_}
 if [ "$name" = task-on-release ]; then
   [ -n "${NEVER:-}" ] && sleep 1 && exit 1
-  # Its step starts when that of the check has ended, and no other one starts before it has ended.
-  [ -n "${ALONE:-}" ] && until grep -q ended "$CALLS"; do sleep 0.02; done
+  [ -n "${ALONE:-}" ] && sleep 0.3 # Python starts
   mkdir -p "$4/env" && touch "$4/env/launch-waits"
   [ -n "${LOST:-}" ] && touch "$4/lost" && exit 143
   read -r line
@@ -265,6 +267,10 @@ exit "${!variable:-0}"
 SRUN = """#!/bin/bash
 while [ "$1" != "$PYTHON" ]; do shift; done
 [ "$4" = "${AT:-}" ] && kill "-$SIGNAL" $PPID
+if [ -n "${ALONE:-}" ]; then # no step starts beside another one; the first is the check
+  [ "$4" = task-on-release ] && until grep -q '^check' "$CALLS"; do sleep 0.02; done
+  exec flock "$CALLS.lock" "$@"
+fi
 exec "$@"
 """
 CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
@@ -302,7 +308,9 @@ def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: 
     assert (done.returncode, calls) == (status, steps), done.stderr
 
 
-def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_script(
+    tmp_path: Path, script: str, said: dict[str, Any], kept: Mapping[str, str] = MappingProxyType({})
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     run, calls, python = tmp_path / "run", tmp_path / "calls", tmp_path / "python"
     (run / "code").mkdir(parents=True)
     for name in ("manifest.json", "code/step.py"):
@@ -316,7 +324,7 @@ def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subpr
     words = {name: value for name, value in said.items() if name.isupper()}
     done = subprocess.run(
         ["bash", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **ends, **words},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **kept, **ends, **words},
         capture_output=True,
         text=True,
         timeout=30,
@@ -375,6 +383,8 @@ _ENDED = "smoke-tell ended"
          [*_FOLLOWED, _ENDED, "smoke-pairs", "smoke-judge", "finish 90"]),
         # Where the launch step did not start beside the check, perhaps no step starts beside another.
         ({"LINGER": "1", "NEVER": "1"}, 0, [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"]),
+        # No step starts beside another one: the launch step starts after the check, and would keep the test from starting.
+        ({"ALONE": "1"}, 0, [*_FOLLOWED, "task", "outcome 0", "finish 0"]),
         # A node was asked to stop.
         ({"smoke-follow": 140}, 91, [*_FOLLOWED, "stopped 140", "finish 91"]),
         # Nobody knows why TERM came: the test goes on, and its second judge gets what is left.
@@ -385,7 +395,10 @@ _ENDED = "smoke-tell ended"
 def test_the_training_does_not_wait_until_the_step_of_the_smoke_test_has_ended(
     tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]
 ) -> None:
-    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said})
+    waits = {} if {"NEVER", "ALONE"} & {*said} else {"BESIDE": "1"}
+    # Variables of the environment of the submission are not taken for those of the script.
+    kept = {"smoke": "1", "launch": "1", "LAUNCH_PID": "1"}
+    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **waits, **said}, kept)
     # What runs beside others may come before or after them.
     beside = {WAITS, "closed", "smoke-tell", *([] if "LINGER" in said else [_ENDED])}
     assert [line for line in calls if line not in beside] == steps, done.stderr
