@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpcenv.cli import _render
-from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, version_of
+from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
 from hpcenv.errors import Status, UsageError
 from hpcenv.project import compatibility
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
@@ -47,7 +47,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
         return status
     for note in answer.notes:
         _render.tell(f"note: {note}")
-    _show(answer, asked=question != CompatQuestion())
+    _show(answer, asked=not is_open(question) or answer.result != "match")
     return status
 
 
@@ -81,7 +81,8 @@ def _show(answer: Answer, *, asked: bool) -> None:
             _render.say(_wrapped(_row(build), 32))
         _render.say("* the build of the default index")
     _render.say()
-    result = _RESULTS[answer.result] if asked else "these releases are known"
+    alone = "this release is known" if answer.question.torch else "these releases are known"
+    result = _RESULTS[answer.result] if asked else alone
     _render.say(f"{result}, by the table of {answer.dated}")
 
 

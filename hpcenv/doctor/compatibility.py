@@ -126,6 +126,8 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date) -> Answer:
     """
     asked, release, notes = _read(compat, question)
     age = compat.age_note(today)
+    if release is not None and is_open(question):
+        notes.append(f"nothing was compared with torch {release.version}: add --gpu, --driver or --python")
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     machine = asked.machine or (gpu.machine if gpu is not None and gpu.machine else X86_64)
     asked = replace(asked, machine=machine)
@@ -148,6 +150,11 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date) -> Answer:
         builds=builds,
         notes=tuple(note for note in (age, *notes) if note),
     )
+
+
+def is_open(question: CompatQuestion) -> bool:
+    """Tell whether a question names nothing that torch releases can be compared with."""
+    return question == CompatQuestion(torch=question.torch)
 
 
 def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Result:

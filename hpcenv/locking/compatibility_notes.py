@@ -46,7 +46,7 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
         # A lockfile for CPUs says nothing of CUDA: an unknown there is no news.
         if lock_model.cuda_of(locked) is not None or one.judgement.result == "mismatch"
     ]
-    texts += [*_python(locked, table), *_gpu(locked, table)]
+    texts += [*_python(locked, table), *_gpu(locked, table), *_gpu_memory(locked, table)]
     age = table.age_note(today) if texts or lock_model.cuda_of(locked) is not None else ""
     return (*texts, *((age,) if age else ()))
 
@@ -61,6 +61,15 @@ def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
     judged = check_python(table, release, python, machine=machine)
     if judged.result == "mismatch":
         yield str(judged)
+
+
+def _gpu_memory(locked: Lockfile, table: Compat) -> Iterator[str]:
+    """Yield that the GPU which the project names is not sold with as much memory as the project asks for."""
+    model = gpu_by_name(table, locked.host.gpu) if locked.host.gpu is not None else None
+    if model is None or not model.memory_gb or max(model.memory_gb) >= lock_model.gpu_memory_gb(locked):
+        return
+    most = f"{model.name} is sold with {max(model.memory_gb)} GB at most"
+    yield f"{most}, and `gpu-memory` under [host] asks for {locked.host.gpu_memory}: no node can have both"
 
 
 def _gpu(locked: Lockfile, table: Compat) -> Iterator[str]:

@@ -108,7 +108,12 @@ class DataTable(Document):
 
 
 def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
+    named: set[str] = set()
     for one in value:
+        if one.hub is not None and one.hub in named:
+            # A run's cache has one folder for a commit.
+            raise ValueError(f"two [[data]] name `{one.hub}`; write the patterns of both into `files` of one of them")
+        named |= {one.hub or ""}
         if (one.path is None) == (one.hub is None):
             raise ValueError('each [[data]] needs one of the two: `path`, or `hub = "ORG/NAME@COMMIT"`')
         if one.files and one.hub is None:

@@ -135,7 +135,7 @@ def _require_name(named: Any, python: str) -> None:
         "that Python imports the function by its name, so it must be at the top level of a file",
         hint="put it into a file beside the notebook (first line of its cell: %%writefile mine.py) and import it from "
         f"there; or run the notebook with Python {wanted}: python{wanted} -m venv ~/hpcenv-notebook, then "
-        "~/hpcenv-notebook/bin/pip install hpcenv ipykernel",
+        "~/hpcenv-notebook/bin/pip install ipykernel 'hpcenv @ git+URL_OF_THE_HPCENV_REPOSITORY'",
     )
 
 

@@ -26,6 +26,12 @@ def test_it_answers_the_projects_hpcenv_toml_and_was_not_edited(path: Path) -> N
     assert stale.compare_spec(open_workspace(PROJECTS[path]).project, read_lockfile(path)) == ()
 
 
+def test_the_root_project_finds_both_fresh(hpcenv: Callable[..., Done]) -> None:
+    done = hpcenv("lock", "--check", "--spec-only", "--all", cwd=ROOT)
+    assert done.status == 0, done.stderr
+    assert done.stdout.count("is fresh") == 2
+
+
 @EACH
 def test_written_again_it_has_the_same_bytes(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

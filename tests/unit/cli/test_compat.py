@@ -56,3 +56,14 @@ def test_without_a_question_the_releases_are_listed_and_nothing_is_claimed(hpcen
     assert done.stdout.startswith("    torch    CUDA ")
     assert "these releases are known, by the table of 20" in done.stdout
     assert "it runs" not in done.stdout
+
+
+def test_a_torch_alone_is_compared_with_nothing_and_that_is_said(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("compat", "--torch", "2.7.0", cwd=tmp_path)
+    assert done.status == 0, done
+    assert "nothing was compared with torch 2.7.0" in done.stderr
+    assert "this release is known" in done.stdout
+    assert "it runs" not in done.stdout
+    done = hpcenv("compat", "--torch", "2.7.0", "--python", "3.12", cwd=tmp_path)
+    assert "nothing was compared" not in done.stderr
+    assert "it runs" in done.stdout

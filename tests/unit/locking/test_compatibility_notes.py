@@ -13,7 +13,7 @@ TABLE = compatibility.table()
 TODAY = dt.date(2026, 11, 23)
 
 
-def notes(*, dists=(), today=TODAY, gpu=None, **facts):
+def notes(*, dists=(), today=TODAY, gpu=None, gpu_memory=None, **facts):
     base = read_lockfile(SEEDS / "host.lock.toml")
     values = {"torch.version": "2.9.1", "torch.cuda": "12.8", "torch.arch-list": ("sm_90",), "python.version": "3.11.2"}
     values |= {name.replace("_", ".", 1).replace("_version", ".version"): value for name, value in facts.items()}
@@ -22,7 +22,7 @@ def notes(*, dists=(), today=TODAY, gpu=None, **facts):
         base,
         facts=values,
         packages=dataclasses.replace(base.packages, dist=packages),
-        host=dataclasses.replace(base.host, gpu=gpu),
+        host=dataclasses.replace(base.host, gpu=gpu, gpu_memory=gpu_memory),
         policy={},
     )
     return compatibility_notes.notes(locked, TABLE, today=today)
@@ -41,6 +41,14 @@ def test_each_misfit_has_a_note_with_its_severity():
 def test_a_python_without_wheels_of_this_torch_is_said():
     (note,) = notes(python_version="3.9.18")
     assert note.startswith("torch 2.9.1 has no wheel for Python 3.9.18: its wheels begin at 3.10")
+
+
+def test_a_gpu_that_is_not_sold_with_so_much_memory_is_said():
+    (note,) = notes(gpu="t4", gpu_memory="40 GB", **{"torch.arch-list": ("sm_75",)})
+    assert note == "T4 is sold with 16 GB at most, and `gpu-memory` under [host] asks for 40 GB: no node can have both"
+    assert notes(gpu="t4", gpu_memory="16 GB", **{"torch.arch-list": ("sm_75",)}) == ()
+    assert notes(gpu="h100", gpu_memory="80 GB") == ()
+    assert notes(gpu_memory="4000 GB") == ()
 
 
 def test_a_cpu_build_is_judged_by_its_packages_only():

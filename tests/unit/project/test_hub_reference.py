@@ -57,6 +57,7 @@ def test_a_branch_is_refused_with_the_command_that_tells_its_commit(tmp_path: Pa
     ("lines", "said"),
     [
         ("", "needs one of the two"),
+        (f'hub = "lab/tiny@{COMMIT}"\nfiles = ["a"]\n[[data]]\nhub = "models/lab/tiny@{COMMIT}"', "two [[data]] name"),
         (f'path = "x"\nhub = "lab/tiny@{COMMIT}"', "needs one of the two"),
         ('path = "x"\nfiles = ["*.json"]', "`files` is for a repository"),
     ],

@@ -28,8 +28,13 @@ class Suggestion:
     on_pypi: bool
     python: tuple[str, str]
 
+    @property
+    def build(self) -> str:
+        """Its name in a version and in an address: `cu118`."""
+        return f"cu{self.cuda.replace('.', '')}"
+
     def __str__(self) -> str:
-        return f"torch {minor(self.torch)} (cu{self.cuda.replace('.', '')})"
+        return f"torch {minor(self.torch)} ({self.build})"
 
 
 def suggest_torch(
@@ -65,11 +70,17 @@ def suggest_torch(
 
 
 def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> str:
-    """Name the newest build; one that a plain `pip install` gives comes first."""
+    """Name the newest build that a plain `pip install` gives, and the newest of all with its index."""
     if not suggestions:
         return ""
-    best = next((one for one in suggestions if one.on_pypi), suggestions[0])
-    return f"{best} {verb}"
+    newest = suggestions[0]
+    plain = next((one for one in suggestions if one.on_pypi), None)
+    if newest is plain:
+        return f"{newest} {verb}"
+    index = f"of PyTorch's index {newest.build}, not the default one"
+    if plain is None:
+        return f"{newest} {verb}, {index}"
+    return f"{plain} {verb}; newer: {newest}, {index}"
 
 
 def builds_for(release: TorchRelease, machine: str) -> Mapping[str, tuple[str, ...]]:

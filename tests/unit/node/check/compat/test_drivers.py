@@ -37,6 +37,14 @@ def test_a_toolkit_of_an_unknown_major_release_has_no_floor(cuda):
     assert check_driver(TABLE, cuda, "580.95.05").result == "unknown"
 
 
+def test_an_old_driver_is_told_the_newest_torch_and_its_index():
+    judged = check_driver(TABLE, "12.8", "470.256.02")
+
+    assert judged.hint == (
+        "torch 2.0 (cu117) would run; newer: torch 2.7 (cu118), of PyTorch's index cu118, not the default one"
+    )
+
+
 def test_the_sentence_of_the_issue():
     judged = check_driver(TABLE, "13.0", "535.183.01", node="n3")
 
@@ -44,7 +52,10 @@ def test_the_sentence_of_the_issue():
     assert judged.what == (
         "this driver is too old for CUDA 13.0 in the image: needs >= 580.65.06, node n3 has 535.183.01"
     )
-    assert judged.hint == "torch 2.10 (cu128) would run"
+    assert (
+        judged.hint
+        == "torch 2.10 (cu128) would run; newer: torch 2.14 (cu126), of PyTorch's index cu126, not the default one"
+    )
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,10 @@ def test_no_kernels_says_for_which_gpu_and_what_would_run():
     )
     assert judged.hint == "torch 2.15 (cu132) has kernels for it"
     with_driver = covers(TABLE, MAXWELL_TO_AMPERE, "9.0", gpu="H100", cuda="12.1", driver="535.183.01")
-    assert with_driver.hint == "torch 2.10 (cu128) would run"
+    assert (
+        with_driver.hint
+        == "torch 2.10 (cu128) would run; newer: torch 2.14 (cu126), of PyTorch's index cu126, not the default one"
+    )
 
 
 @pytest.mark.parametrize(
