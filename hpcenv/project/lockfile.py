@@ -103,11 +103,11 @@ class OverlayTable(LockTable):
     Attributes:
         form: a squashfs file or a folder.
         use: a layer over the whole image, a virtual environment, or packages on PYTHONPATH.
-        target: where it is mounted; None for a layer, and for a folder that is mounted at its own path.
+        target: where it is mounted; None for a layer, and for a virtual environment in a folder at its own path.
         sha256, size: of a squashfs file.
         tree_sha256: digest of the file tree in it, equal for every squashfs of this tree.
         content: digest over all files of a folder.
-        python_path: PYTHONPATH of the image itself, which comes after `packages`.
+        python_path: PYTHONPATH of the image itself; it comes after `packages`, unless the project sets PYTHONPATH.
     """
 
     form: OverlayForm

@@ -324,6 +324,12 @@ def source_line(source: SourceTable | None) -> str:
     """Return a source in one line; empty without one."""
     if source is None:
         return ""
-    parts = [source.page, source.version, None if source.date is None else str(source.date)]
-    parts.append(None if source.checked is None else f"checked {source.checked}")
+    # A text with blanks says itself what it is: `pull request 438`.
+    version = source.version if " " in (source.version or "") else source.version and f"version {source.version}"
+    parts = [
+        source.page,
+        version,
+        source.date and f"of {source.date}",
+        source.checked and f"checked {source.checked}",
+    ]
     return ", ".join(part for part in parts if part)

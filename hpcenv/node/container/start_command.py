@@ -143,8 +143,9 @@ def overlay_binds(environment: Environment) -> tuple[Bind, ...]:
 def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a container with those by which programs find what is in an overlay.
 
-    A virtual environment is as if it were active. PYTHONPATH of the user or the project comes before the packages of an
-    overlay; that of the image after them.
+    A virtual environment is as if it were active. PYTHONPATH of the user or the project takes the place of that of the
+    image, as every variable does, and comes before the packages of an overlay. Without it, that of the image comes
+    after them.
     """
     overlay = environment.overlay
     if overlay is None or overlay.use == "layer":

@@ -83,7 +83,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert one.settings == ()
     (setting,) = two.settings
     assert (setting.name, setting.value, setting.origin) == ("NCCL_NET", "IB", "site profile jura")
-    assert setting.reason == "no silent TCP (ticket 4, 2026-11-20)"
+    assert setting.reason == "no silent TCP (ticket 4, of 2026-11-20)"
     assert found.slurm is not None and found.slurm.partition[0].name == "gpu"
 
 

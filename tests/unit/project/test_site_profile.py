@@ -68,10 +68,10 @@ def test_a_variable_that_the_ranks_must_not_get() -> None:
 def test_each_value_says_reason_source_version_and_dates() -> None:
     text = '[env.A]\nvalue = "1"\nreason = "no hangs"\nsource = "docs"\nevidence = "job 7: 18 of 18 ran"\n'
     found = read(text).for_run(RunFacts(nodes=1))
-    assert found.settings[0].reason == "no hangs (the handbook, ab12, 2026-05-01, checked 2026-11-23)"
+    assert found.settings[0].reason == "no hangs (the handbook, version ab12, of 2026-05-01, checked 2026-11-23)"
     assert found.used[0].evidence == "job 7: 18 of 18 ran"
     later = read(text.replace('source = "docs"', 'source = "docs"\nversion = "ff00"\nchecked = 2026-12-01'))
-    assert "ff00, 2026-05-01, checked 2026-12-01" in later.for_run(RunFacts(nodes=1)).settings[0].reason
+    assert "version ff00, of 2026-05-01, checked 2026-12-01" in later.for_run(RunFacts(nodes=1)).settings[0].reason
 
 
 def test_a_condition_that_cannot_be_judged_and_an_old_value_are_told() -> None:

@@ -117,7 +117,7 @@ def test_a_shipped_example_is_used_by_name_only(project: Path, here: dict[str, s
     plan = planned(project, here, site="slingshot")
     setting = next(s for s in plan.manifest.settings if s.name == "NCCL_SOCKET_IFNAME")
     assert (setting.origin, setting.value) == ("site profile slingshot", "hsn0,hsn1,hsn2,hsn3")
-    assert "shs-ccl-docs, ccl_env.sh, 1437748, 2026-04-10, checked" in setting.reason
+    assert "shs-ccl-docs, ccl_env.sh, version 1437748, of 2026-04-10, checked" in setting.reason
     assert "--network=disable_rdzv_get" in next(
         line for line in plan.script.splitlines() if "launch" in line and "srun" in line
     )

@@ -182,7 +182,7 @@ def test_a_folder_of_packages_is_bound_read_only_whatever_else_is_bound_there():
     assert argv.count("--mount") == 1
 
 
-def test_its_packages_come_after_the_users_pythonpath_and_before_that_of_the_image():
+def test_its_packages_come_before_the_images_pythonpath_and_after_the_users_which_replaces_that():
     assert inside(with_packages())["PYTHONPATH"] == "/opt/extra"
     assert inside(with_packages("/opt/extra:/image"))["PYTHONPATH"] == "/opt/extra:/image"
     assert inside(with_packages("/opt/extra:/image", PYTHONPATH="/mine"))["PYTHONPATH"] == "/mine:/opt/extra"
