@@ -11,11 +11,13 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
 
 # Distribution (ID in os-release) -> base images, the oldest first, with their glibc (packages.debian.org,
-# packages.ubuntu.com, rockylinux.org; 2026-11-23).
+# packages.ubuntu.com, rockylinux.org; AlmaLinux and RHEL have Rocky's; 2026-11-23).
 _BASES = {
     "debian": (("debian:12", (2, 36)), ("debian:13", (2, 41))),
     "ubuntu": (("ubuntu:22.04", (2, 35)), ("ubuntu:24.04", (2, 39))),
     "rocky": (("rockylinux:9", (2, 34)), ("rockylinux/rockylinux:10", (2, 39))),
+    "almalinux": (("almalinux:9", (2, 34)), ("almalinux:10", (2, 39))),
+    "rhel": (("redhat/ubi9", (2, 34)), ("redhat/ubi10", (2, 39))),
 }
 
 
@@ -38,8 +40,11 @@ def notes(locked: Lockfile) -> tuple[str, ...]:
 
 
 def base_line(os_release: str, need: tuple[int, int]) -> str:
-    """Return the line for the Dockerfile: a base of the same distribution with this glibc, or a newer one. Pure."""
-    family = next((name for name in _BASES if name in os_release.lower()), "debian")
-    base = next((image for image, glibc in _BASES[family] if glibc >= need), "")
+    """Return the line for the Dockerfile: a base of the same distribution with this glibc, or a newer one. Pure.
+
+    For another distribution it names the glibc only.
+    """
+    family = os_release.partition(" ")[0].lower()
+    base = next((image for image, glibc in _BASES.get(family, ()) if glibc >= need), "")
     change = f"FROM {base}" if base else f"a base with glibc {need[0]}.{need[1]} or newer"
     return f"change the base in the Dockerfile: {change}"

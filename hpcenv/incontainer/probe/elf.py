@@ -85,15 +85,18 @@ class Elf:
         # With RUNPATH, RPATH is ignored (ld.so(8)).
         self.rpath = self._text(descriptor, table[15]) if 15 in table and 29 not in table else ""
 
-    def _text(self, descriptor: int, index: int) -> str:
-        data = os.pread(descriptor, 4096, self._strings[0] + index) if index < self._strings[1] else b""
+    def _text(self, descriptor: int, index: int, *, most: int = 4096) -> str:
+        data = os.pread(descriptor, most, self._strings[0] + index) if index < self._strings[1] else b""
         return os.fsdecode(data.partition(b"\0")[0])
 
     def needed_versions(self, descriptor: int) -> list[str]:
         """Return the names of the versions without which the loader refuses the file, such as GLIBC_2.34.
 
         From the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak ones are left out: the loader
-        only warns.
+        only warns. Of a name the first 64 bytes are read.
+
+        Raises:
+            ValueError: more names than a library has.
         """
         import struct
 
@@ -109,7 +112,9 @@ class Elf:
                 if name_at + 16 > len(data):
                     break
                 _, flags, _, name, step = struct.unpack_from(self._order + "IHHII", data, name_at)
-                found += [self._text(descriptor, name)] if not flags & 2 else []
+                found += [self._text(descriptor, name, most=64)] if not flags & 2 else []
+                if len(found) > 1024:
+                    raise ValueError("it names more than 1024 versions")
                 name_at += step
                 if not step:
                     break

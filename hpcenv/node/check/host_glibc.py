@@ -14,8 +14,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError
@@ -28,7 +28,7 @@ IMAGE_GLIBC = "system.glibc"
 # What a training loads of the libraries that are bound, not what draws pictures.
 _OF_NVIDIA = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "libnvidia-nvvm", "libnvidia-gpucomp.so")
 _OF_AMD = ("libamd", "libhip", "libhsa-runtime64.so", "libroc", "librccl.so", "libdrm.so", "libdrm_amdgpu.so")
-_SBIN = "/usr/sbin:/sbin"
+_LDCONFIG = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 _SECONDS = 5.0
 _MOST_LIBRARIES = 256
 _ROW = re.compile(r"\s+(\S+) \(([^)]*)\) => (/.*)")
@@ -58,8 +58,16 @@ class HostLibraries:
         return tuple(f"{path} needs glibc {_words(need)}" for path, need in rows if need > image)
 
 
-def check_glibc(manifest: Manifest, environ: Mapping[str, str]) -> Iterator[CheckOutcome]:
-    """Yield the outcomes of the checks `glibc.*` on this node."""
+def check_glibc(
+    manifest: Manifest, environ: Mapping[str, str], *, hanging: Callable[[str], str] = lambda _path: ""
+) -> Iterator[CheckOutcome]:
+    """Yield the outcomes of the checks `glibc.*` on this node.
+
+    Args:
+        manifest: of the run.
+        environ: environment variables of the step.
+        hanging: returns the folder that holds a path and does not answer; empty if it answers.
+    """
     environment = manifest.environment
     locked = next((one.value for one in manifest.expectations if one.field == IMAGE_GLIBC), None)
     if environment.kind != "sif" or locked is None:
@@ -74,14 +82,20 @@ def check_glibc(manifest: Manifest, environ: Mapping[str, str]) -> Iterator[Chec
         "glibc.driver", image, read_driver(nvidia=environment.gpus, amd=environment.rocm, path=environ.get("PATH", ""))
     )
     variables = {setting.name: setting.value for setting in manifest.settings}
-    yield _outcome("glibc.binds", image, read_binds(environment.binds, variables.get("LD_LIBRARY_PATH", "")))
+    yield _outcome("glibc.binds", image, read_binds(environment.binds, variables.get("LD_LIBRARY_PATH", ""), hanging))
+
+
+_NOTHING = {
+    "glibc.driver": "no libraries of the driver were found with ldconfig",
+    "glibc.binds": "no bind brings libraries",
+}
 
 
 def _outcome(name: str, image: _Glibc | None, found: HostLibraries) -> CheckOutcome:
     if not found.needs and not found.problem:
-        return CheckOutcome(id=name, state="not-run", found="this machine has no library that comes into the container")
+        return CheckOutcome(id=name, state="not-run", found=_NOTHING[name])
     if image is None:
-        return CheckOutcome(id=name, state="unknown", found="the locked version of the image's glibc is none")
+        return CheckOutcome(id=name, state="unknown", found="the lockfile's `system.glibc` is no version number")
     limit = f"at most glibc {_words(image)}, which the image has"
     bad = found.too_new(image)
     if bad:
@@ -110,17 +124,17 @@ def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
 
     Args:
         nvidia, amd: whether the container gets libraries of NVIDIA's driver, and of ROCm.
-        path: PATH on which ldconfig is searched; /usr/sbin and /sbin follow.
+        path: PATH on which ldconfig is searched first: only its absolute folders; those of the system follow.
     """
     names = (*(_OF_NVIDIA if nvidia else ()), *(_OF_AMD if amd else ()))
     if not names:
         return HostLibraries(needs={})
+    folders = (*(part for part in path.split(":") if part.startswith("/")), *_LDCONFIG)
+    program = shutil.which("ldconfig", path=":".join(folders))
+    if program is None:
+        return HostLibraries(needs={}, problem="this machine has no ldconfig")
     try:
-        listed = process.run(
-            [shutil.which("ldconfig", path=f"{path}:{_SBIN}") or "ldconfig", "-p"],
-            timeout=_SECONDS,
-            env={"LC_ALL": "C"},
-        ).stdout
+        listed = process.run([program, "-p"], timeout=_SECONDS, env={"LC_ALL": "C"}).stdout
     except HpcenvError as error:
         return HostLibraries(needs={}, problem=f"ldconfig does not list the libraries of this machine: {error.what}")
     paths = listed_libraries(listed, names, machine=os.uname().machine)
@@ -134,32 +148,44 @@ def listed_libraries(listed: str, names: Sequence[str], *, machine: str) -> tupl
         match = _ROW.fullmatch(line)
         if match is not None and match[1].startswith(tuple(names)) and _WORD_OF_MACHINE.get(machine, "") in match[2]:
             found.setdefault(match[1], match[3])
-    return tuple(dict.fromkeys(found.values()))[:_MOST_LIBRARIES]
+    return tuple(dict.fromkeys(found.values()))
 
 
-def read_binds(binds: Iterable[Bind], library_path: str) -> HostLibraries:
+def read_binds(
+    binds: Iterable[Bind], library_path: str, hanging: Callable[[str], str] = lambda _path: ""
+) -> HostLibraries:
     """Return the needs of libraries that binds bring: files, and folders that the loader searches first.
 
     Args:
         binds: of project, user and site.
         library_path: LD_LIBRARY_PATH in the container.
+        hanging: as for `check_glibc`. What is there is not touched: this process could not end.
     """
-    folders = [os.path.normpath(part) for part in library_path.split(":") if part.startswith("/")]
+    searched = [os.path.normpath(part) for part in library_path.split(":") if part.startswith("/")]
     paths: list[str] = []
+    problem = ""
     for bind in binds:
-        if _is_library(bind.target):
-            paths.append(bind.source)
+        target = os.path.normpath(bind.target)
+        folders = [one for one in searched if os.path.join(one, "").startswith(os.path.join(target, ""))]
+        if not folders and not _is_library(bind.target):
+            continue
+        if place := hanging(bind.source):
+            problem = f"not read: {place} does not answer"
+            continue
+        paths += [bind.source] if _is_library(bind.target) else []
         for folder in folders:
-            if os.path.join(folder, "").startswith(os.path.join(os.path.normpath(bind.target), "")):
-                paths += _libraries_in(bind.source + folder[len(os.path.normpath(bind.target)) :])
-    existing = [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
-    return read_needs(existing[:_MOST_LIBRARIES])
+            try:
+                paths += _libraries_in(bind.source + folder[len(target) :])
+            except OSError as error:
+                problem = f"{bind.source}: {error.strerror}"
+    found = read_needs([path for path in dict.fromkeys(paths) if os.path.lexists(path)])
+    return replace(found, problem=found.problem or problem)
 
 
 def _libraries_in(folder: str) -> list[str]:
     try:
         return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _is_library(name)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -171,7 +197,10 @@ def read_needs(paths: Iterable[str]) -> HostLibraries:
     """Return the newest glibc that each library needs; what cannot be read is named."""
     needs: dict[str, _Glibc] = {}
     problem = ""
-    for path in paths:
+    for number, path in enumerate(paths):
+        if number == _MOST_LIBRARIES:
+            problem = f"only the first {_MOST_LIBRARIES} libraries were read"
+            break
         try:
             need = _need(path)
         except (OSError, ValueError, OverflowError) as error:

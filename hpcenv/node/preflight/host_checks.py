@@ -66,7 +66,7 @@ def _groups(
         (("ib.",), lambda: fabric_checks.check_fabric(manifest, seen.fabric)),
         (("pci.",), lambda: pci_checks.check_pci(seen.fabric, HostTree())),
         (("dcgm.",), lambda: dcgm.check_dcgm(environ, alone=_has_all_gpus(manifest, seen.fabric))),
-        (("glibc.",), lambda: host_glibc.check_glibc(manifest, environ)),
+        (("glibc.",), lambda: host_glibc.check_glibc(manifest, environ, hanging=seen.look.hanging)),
         (("gpu.",), lambda: _gpus(manifest, environ, seen.gpus)),
     )
 

@@ -3,13 +3,15 @@
 import glob
 import re
 import shutil
+import struct
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from hpcenv.locking.driver_notes import base_line
-from hpcenv.node.check.host_glibc import check_glibc, listed_libraries, parse_glibc, read_binds, read_needs
+from hpcenv.node.check.host_glibc import check_glibc, listed_libraries, parse_glibc, read_binds, read_driver, read_needs
 from hpcenv.records.manifest import Bind, Environment, Expectation, Setting
 
 # glibc's own library of mathematical functions needs libc.
@@ -74,6 +76,59 @@ def test_libraries_of_binds_are_files_and_folders_that_the_loader_searches(tmp_p
     assert read_binds([Bind(source="/nonexistent/libx.so", target="/libx.so", optional=True)], "").needs == {}
 
 
+def test_folders_that_hang_and_libraries_beyond_the_limit_are_not_read_and_not_fine(tmp_path):
+    folder = tmp_path / "lib64"
+    folder.mkdir()
+    binds = [Bind(source=str(folder), target="/opt/lib64")]
+    touched = read_binds(binds, "/opt/lib64", lambda path: path)
+    assert (touched.needs, touched.problem) == ({}, f"not read: {folder} does not answer")
+    for number in range(257):
+        (folder / f"lib{number}.so").symlink_to(LIBRARY)
+    found = read_binds(binds, "/opt/lib64")
+    assert (len(found.needs), found.problem) == (256, "only the first 256 libraries were read")
+
+
+def test_ldconfig_is_not_searched_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "ldconfig").write_text("#!/bin/sh\ntouch was-run\n")
+    (tmp_path / "ldconfig").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ".", ":/nonexistent:"):
+        read_driver(nvidia=True, amd=False, path=path)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_library_that_names_too_many_versions_is_unknown_and_takes_little_memory(tmp_path):
+    path = tmp_path / "libx.so"
+    path.write_bytes(_with_versions(count=900, entries=256))
+    tracemalloc.start()
+    try:
+        found = read_needs([str(path)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found.needs, found.problem) == ({}, f"{path}: it names more than 1024 versions")
+    assert peak < 4 << 20
+
+
+def _with_versions(*, count: int, entries: int) -> bytes:
+    """Return an ELF file whose version needs all name the same long text."""
+    at, strings, size = 0x400, 0x10000, 0x11000
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    dynamic = [(5, strings), (10, 4096), (0x6FFFFFFE, at), (0x6FFFFFFF, entries), (0, 0)]
+    rows = struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 1)
+    rows += struct.pack("<IIQQQQQQ", 2, 4, 0x200, 0x200, 0, 16 * len(dynamic), 16 * len(dynamic), 8)
+    data = bytearray(size)
+    data[: len(head)] = head
+    data[64 : 64 + len(rows)] = rows
+    data[0x200 : 0x200 + 16 * len(dynamic)] = b"".join(struct.pack("<qQ", *one) for one in dynamic)
+    for number in range(entries):
+        struct.pack_into("<HHIII", data, at + 16 * number, 1, count, 0, 16 * (entries - number), 16)
+    for number in range(count):
+        struct.pack_into("<IHHII", data, at + 16 * (entries + number), 0, 0, 0, 0, 16)
+    data[strings:] = b"x" * (size - strings)
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("glibc", "state"), [("2.1", "failed"), ("9.9", "fine"), (None, "not-run"), ("musl", "unknown")]
 )
@@ -110,7 +165,10 @@ def test_versions(text, version):
     [
         ("ubuntu 20.04", (2, 34), "FROM ubuntu:22.04"),
         ("rocky 8.9", (2, 35), "FROM rockylinux/rockylinux:10"),
-        ("something else", (2, 38), "FROM debian:13"),
+        ("almalinux 8.10", (2, 34), "FROM almalinux:9"),
+        ("rhel 8.6", (2, 35), "FROM redhat/ubi10"),
+        ("sles 15.4", (2, 38), "a base with glibc 2.38 or newer"),
+        ("", (2, 38), "a base with glibc 2.38 or newer"),
         ("debian 11", (2, 99), "a base with glibc 2.99 or newer"),
     ],
 )
