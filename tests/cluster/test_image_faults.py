@@ -243,7 +243,7 @@ def test_interrupted_and_the_packer_killed(faults: Faults) -> None:
             assert "error[interrupted]: interrupted" in found["stderr"]
         if found["status"] == 9:
             assert "error[tool-failed]: `mksquashfs` was killed by signal 9\n  why: " in found["stderr"]
-            assert "hint: run the conversion inside a job" in found["stderr"]
+            assert "hint: on a login node: add --on-cluster" in found["stderr"]
 
 
 def test_eight_converters_on_two_nodes_convert_once(faults: Faults, begin: Begin) -> None:

@@ -125,7 +125,9 @@ def test_a_full_disk_is_named_first_and_the_end_is_recorded(
     assert report.startswith("first failure: the disk of the run folder is full: "), report
     assert named in report.split(";")[0]
     assert f"{run}: failed, exit status 1" in report
-    assert [one["status"] for one in there.project.json("status", run)["data"]["exits"]] == [1, 1]
+    # The ranks of the other node fail alike, or Slurm ends them after the first failure: then with TERM.
+    ends = sorted(one["status"] for one in there.project.json("status", run)["data"]["exits"])
+    assert ends in ([1, 1], [1, 143]), ends
     assert there.project.record(run, "finished.json")["status"] == 1
 
 
