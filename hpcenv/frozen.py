@@ -36,8 +36,24 @@ def frozen_dataclass(kind: type[Kind]) -> type[Kind]:
     return dataclass(init=False, kw_only=True, eq=False, repr=False)(kind)
 
 
+class _Signature:
+    """What `inspect.signature` and `help` say of a constructor: the fields, as `dataclass` has it."""
+
+    def __get__(self, record: object, kind: type[Frozen]) -> object:
+        from inspect import Parameter, Signature  # nothing that runs a command or a job asks for it
+
+        def parameter(one: Field[Any]) -> Parameter:
+            has = one.default if one.default is not MISSING else one.default_factory
+            default = Parameter.empty if has is MISSING else has
+            return Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
+
+        return Signature([parameter(one) for one in _fields(kind)])
+
+
 class Frozen:
     """Base of frozen dataclasses: equal are two of the same class with equal fields, as `dataclass` has it."""
+
+    __signature__ = _Signature()
 
     def __init__(self, **values: Any) -> None:
         for one in _fields_of(self):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from inspect import signature
 
 import pytest
 
@@ -81,3 +82,10 @@ def test_hash_and_text_are_those_of_dataclass() -> None:
     assert repr(inherited) == repr(written).replace("_Written", "_Inherited")
     binds = {Bind(source="/a", target="/a"), Bind(source="/a", target="/a"), Bind(source="/b", target="/a")}
     assert len(binds) == 2
+
+
+def test_a_constructor_has_the_signature_of_its_fields() -> None:
+    parameters = signature(_Written).parameters
+    assert list(parameters) == ["name", "hidden", "ignored", "unhashed"]
+    assert parameters["name"].default is parameters["name"].empty
+    assert parameters["hidden"].default == "x"
