@@ -1,6 +1,6 @@
 """From the start of a job to the first line of its script: a verified run beside the sbatch script of a careful user.
 
-    python -m benchmarks.start_overhead [--json] [--rounds N] [--nodes N] [--instance NAME]
+    python -m benchmarks.start_overhead [--json] [--rounds N] [--nodes N] [--preflight full] [--instance NAME]
 
 Both run in the testbed, which `python -m benchmarks start_overhead` brings up: two nodes, two
 ranks each, the same SIF, the same folder bound, the same script, alternately, the first of the two in turn. A job
@@ -11,7 +11,9 @@ without a check. One pair goes before and is not counted: it reads the SIF from 
 The nodes of the testbed share the cores of one machine, and real nodes do not: two nodes that check and load torch at
 the same time wait for each other here. `--nodes 1` gives one node all cores.
 
-Must: the median over the rounds of ours at most 1.05 of the peer's, or at most 0.3 s more.
+Must: the median over the rounds of ours at most 1.05 of the peer's, or at most 0.3 s more. With `--preflight full`, the
+row `start_overhead_full`, there is no limit: the smoke test, whose result of an earlier job does not count here, and
+the checks in the container are added.
 
 Where ours goes is told by the times of what a run leaves: `begin` until started.json, `check` until the last node's
 facts, `decide` until the verdict, `task` until the launch step's own start on the last node, `launch` the rest:
@@ -100,13 +102,18 @@ print(json.dumps(times))
 """
 
 
-def main() -> int:
-    """Measure, print, and return 1 when the bound is not kept."""
+def main(preflight: str = "quick") -> int:
+    """Measure, print, and return 1 when the bound is not kept.
+
+    Args:
+        preflight: the level of checks where the command line names none.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS)
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=2)
     parser.add_argument("--instance", help="which testbed, if not this checkout's own")
+    parser.add_argument("--preflight", choices=("quick", "full"), default=preflight)
     options = parser.parse_args()
     testbed = _Testbed(options.instance)
     sif = _prepare(testbed)
@@ -115,7 +122,7 @@ def main() -> int:
         ours = peer = None
         for kind in ("ours", "peer") if number % 2 else ("peer", "ours"):
             if kind == "ours":
-                ours = _one(testbed, f"ours-{number}", sif, options.nodes)
+                ours = _one(testbed, f"ours-{number}", sif, options.nodes, options.preflight)
             else:
                 peer = _one(testbed, f"peer-{number}", sif, options.nodes)
         assert ours is not None
@@ -124,7 +131,7 @@ def main() -> int:
             mine.append(ours)
             theirs.append(peer)
             print(f"round {number}: ours {_seconds(ours):.2f} s, peer {_seconds(peer):.2f} s", flush=True)
-    result = _judge(mine, theirs)
+    result = _judge(mine, theirs, options.preflight)
     if options.json:
         print(json.dumps(result))
     return 0 if result["met"] else 1
@@ -162,7 +169,7 @@ def _prepare(testbed: _Testbed) -> str:
     return f"{STORE}/images/{line.split(chr(34))[1].replace(':', '-')}.sif"
 
 
-def _one(testbed: _Testbed, name: str, sif: str, nodes: int) -> dict[str, Any]:
+def _one(testbed: _Testbed, name: str, sif: str, nodes: int, preflight: str = "") -> dict[str, Any]:
     """Run one job to its end; return its times."""
     marks = f"{FOLDER}/{name}"
     testbed.run("mkdir", marks)
@@ -175,7 +182,9 @@ def _one(testbed: _Testbed, name: str, sif: str, nodes: int) -> dict[str, Any]:
         assert directives, "the template has no directives"
         testbed.write(f"{FOLDER}/sbatch_templates/job.sbatch", first + directives + BEGAN.format(marks=marks) + rest)
         argv = [*HPCENV, "submit", "train.py", "--nodes", str(nodes), "--gpus", "0", "--nproc", "2", "--cpus", "2"]
-        argv += ["--time", "5", "--name", name, "--env", f"MARKS={marks}"]
+        argv += ["--time", "5", "--name", name, "--env", f"MARKS={marks}", "--preflight", preflight]
+        # A kept result would make the smoke test unnecessary.
+        testbed.run("sh", "-c", "rm -rf ~/.cache/hpcenv/smoke")
         shown = json.loads(testbed.run(*argv, "--dry-run", "--json", cwd=FOLDER))
         # The template is the project's own, and has other marks each time.
         argv += ["--accept", shown["data"]["acceptance"]["digest"]]
@@ -201,7 +210,7 @@ def _parts(times: dict[str, Any]) -> dict[str, float]:
     return {part: ends[number + 1] - ends[number] for number, part in enumerate(PARTS)}
 
 
-def _judge(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
+def _judge(mine: list[dict[str, Any]], theirs: list[dict[str, Any]], preflight: str) -> dict[str, Any]:
     ours, peers = [_seconds(times) for times in mine], [_seconds(times) for times in theirs]
     more = statistics.median(one - other for one, other in zip(ours, peers, strict=True))
     ratio = statistics.median(ours) / statistics.median(peers)
@@ -215,16 +224,17 @@ def _judge(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str
     print(f"ratio of the medians {ratio:.2f}; ours takes {more:.2f} s more (median of the pairs)")
     print("ours in parts: " + ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items()))
     print("the check step: " + ", ".join(f"{name} {statistics.median(took):.2f}" for name, took in inside.items()))
+    full = preflight == "full"
     return {
-        "name": "start_overhead",
+        "name": "start_overhead_full" if full else "start_overhead",
         "ours_s": round(statistics.median(ours), 2),
         "peer_s": round(statistics.median(peers), 2),
         "ratio": round(ratio, 2),
-        "must": f"ratio <= {RATIO:g}, or at most {SECONDS:g} s more",
+        "must": "no limit" if full else f"ratio <= {RATIO:g}, or at most {SECONDS:g} s more",
         "more_s": round(more, 2),
         "parts_s": {part: round(seconds, 2) for part, seconds in parts.items()},
         "rounds": len(mine),
-        "met": ratio <= RATIO or more <= SECONDS,
+        "met": full or ratio <= RATIO or more <= SECONDS,
     }
 
 
