@@ -243,12 +243,16 @@ def _launch_shape(options: SubmitOptions, request: Request) -> LaunchShape:
 
 
 def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
+    """Return a note where several nodes will use NCCL and no level of the checks was chosen.
+
+    A kept result is not looked for: it holds for nodes and boots, which are known in the job only.
+    """
     chosen = "preflight" in origins or manifest.preflight.level != "quick"
     if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
         return ()
     what = "the network between the nodes is not tested before the training"
-    return (f"{what}: --preflight full does that, and keeps the result (or `preflight` under [submit])",)
+    kept = "a good result holds for a day on the same nodes with the same environment"
+    return (f"{what}: --preflight full (or `preflight` under [submit]) does that; {kept}",)
 
 
 def _credential_notes(manifest: Manifest) -> tuple[str, ...]:
