@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable
@@ -228,10 +229,11 @@ def _ambiguous(source: LocalImage, entries: list[dict[str, Any]], *, found: int)
         what = f"`{source}` does not exist" if source.tag is not None else f"`{source}` contains no image"
     else:
         what = f"`{source}` could be any of {found} images"
+    place = f"{source.kind}:{source.path}"
     return ImageUnavailable(
         what,
         why=f"its images: {listed}",
-        hint=f"name one: {source.kind}:{source.path}:TAG or {source.kind}:{source.path}@sha256:DIGEST",
+        hint=f"name one: {quote(f'{place}:TAG')} or {quote(f'{place}@sha256:DIGEST')}",
     )
 
 
@@ -361,7 +363,7 @@ class _DockerArchive:
         return ImageUnavailable(
             what,
             why=f"its images: {listed or 'none with a name'}",
-            hint=f"name one: docker-archive:{source.path}:NAME:TAG",
+            hint=f"name one: {quote(f'docker-archive:{source.path}:NAME:TAG')}",
         )
 
     def _names(self, entry: Mapping[str, Any]) -> list[str]:

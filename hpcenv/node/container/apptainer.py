@@ -180,7 +180,7 @@ def _checked_command(command: Sequence[str]) -> list[str]:
         raise UsageError(
             f"the command {command[0]!r} begins with a dash",
             why="Apptainer would read it as an option",
-            hint=f"write ./{command[0]}",
+            hint=f"write {shlex.quote(f'./{command[0]}')}",
         )
     return [_literal("argument", word) for word in command]
 

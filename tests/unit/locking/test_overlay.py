@@ -93,6 +93,13 @@ def test_what_cannot_be_mounted_is_refused_with_a_reason(tmp_path: Path, value: 
     assert caught.value.why
 
 
+def test_the_command_that_packs_a_folder_can_be_pasted(tmp_path: Path) -> None:
+    (tmp_path / "my venv; x.img").write_text("text")
+    with pytest.raises(SpecError, match="neither a squashfs") as caught:
+        overlay.find(project(tmp_path, "my venv; x.img"))
+    assert str(caught.value.hint) == "pack the folder with its packages: `mksquashfs FOLDER 'my venv; x.sqsh'`"
+
+
 def test_without_an_image_there_is_nothing_to_mount_it_over(tmp_path: Path) -> None:
     make_folder(tmp_path / "v", "pyvenv.cfg")
     with pytest.raises(SpecError, match="needs an image"):

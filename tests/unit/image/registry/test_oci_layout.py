@@ -173,7 +173,7 @@ def test_one_of_several_is_chosen_by_tag_or_digest(tmp_path):
     one = layout.name(layout.image(created="1"), "v1")
     two = layout.name(layout.image(created="2"), "v2", **{"io.containerd.image.name": "docker.io/lab/img:two"})
     hidden = layout.image(created="3")
-    for source in (layout.folder(tmp_path / "it"), layout.archive(tmp_path / "it.tar")):
+    for source in (layout.folder(tmp_path / "it s"), layout.archive(tmp_path / "it s.tar")):
 
         def named(rest, source=source):
             return oci_layout.resolve(references.parse_source(f"{source}{rest}")).manifest_digest
@@ -184,6 +184,7 @@ def test_one_of_several_is_chosen_by_tag_or_digest(tmp_path):
         assert named(f"@{hidden['digest']}") == hidden["digest"]
         error = refused(source)
         assert error.what == f"`{source}` could be any of 2 images"
+        assert f"name one: '{source}:TAG' or '{source}@sha256:DIGEST'" == str(error.hint), "it has a blank"
         assert error.why == "its images: v1, v2"
         assert refused(references.parse_source(f"{source}:v3")).what == f"`{source}:v3` does not exist"
         assert "is not in it" in refused(references.parse_source(f"{source}@sha256:{'0' * 64}")).why
