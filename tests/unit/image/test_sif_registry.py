@@ -326,6 +326,18 @@ def test_https_storage_gets_the_bytes_and_no_login(made: BuiltImage, tls: Any, t
         storage.close()
 
 
+@pytest.mark.parametrize("location", ["http://[", "https://[x/y"])
+def test_an_address_for_the_bytes_that_is_none_is_refused(
+    made: BuiltImage, registry: PushServed, tmp_path: Path, location: str
+) -> None:
+    registry.location = lambda path: location
+    target = parse_sif_reference(f"oras://{registry.host}/lab/train:1")
+    with pytest.raises(ImageUnavailable, match="named no usable address"):
+        push_sif(
+            made.path, target, Access(plain_http=(registry.host,), environ={"HOME": "/none"}), on_event=lambda _: None
+        )
+
+
 # -- the commands ---------------------------------------------------------------------------
 
 

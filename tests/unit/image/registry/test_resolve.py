@@ -474,6 +474,19 @@ def test_a_broken_connection(served):
     assert "closed the connection too early" in refused(served).what
 
 
+def test_the_name_of_a_repository_is_not_taken_for_a_cause():
+    with pytest.raises(ImageUnavailable) as error:
+        registry.resolve(
+            parse_reference("docker://127.0.0.1:1/resolve/refused:1"), plain_http=True, timeout=1.0, environ={}
+        )
+    assert error.value.what == "the registry `127.0.0.1:1` is down"
+    with pytest.raises(ImageUnavailable) as error:
+        registry.resolve(
+            parse_reference("docker://nothing.invalid/refused:1"), plain_http=True, timeout=5.0, environ={}
+        )
+    assert error.value.what == "the registry `nothing.invalid` is not a known host"
+
+
 def test_a_transient_fault_is_asked_again(served):
     served.image()
     good = served.paths["/v2/lab/img/manifests/1"]
@@ -756,6 +769,12 @@ def test_a_ca_file_that_is_none(served, tmp_path, text):
         path.write_text(text)
     with pytest.raises(FileUnusable, match="cannot be used as a CA file"):
         ask(served, ca_file=path)
+
+
+@pytest.mark.parametrize("location", ["https://[x", "http://[", "//127.0.0.1:abc/x"])
+def test_a_redirect_to_something_that_is_no_address_is_refused(served, location):
+    served.paths["/v2/lab/img/manifests/1"] = (307, {"Location": location}, b"")
+    assert "redirects to something that is not an address" in refused(served).what
 
 
 def test_https_is_not_left_by_a_redirect(served, secured, certificate):

@@ -194,6 +194,20 @@ def test_what_is_attached_and_says_something_else(registry: PushServed, tmp_path
     assert not pulled.same
 
 
+def test_a_next_page_of_referrers_without_an_address_is_refused(tmp_path: Path) -> None:
+    registry = PushServed(referrers=True)
+    try:
+        pushed = push(registry, make(a_run(tmp_path).path, tmp_path / "paper.hpcenv.zip").path)
+        index = json.dumps({"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": []}).encode()
+        headers = {"Content-Type": OCI + "index.v1+json", "Link": '<http://[>; rel="next"'}
+        registry.paths[f"/v2/lab/paper/referrers/{pushed.subject}"] = (200, headers, index)
+        with pytest.raises(ImageUnavailable) as caught:
+            pull(registry, pushed.reference, tmp_path, tmp_path / "got.zip")
+        assert "next page of its referrers is not valid" in str(caught.value.why)
+    finally:
+        registry.close()
+
+
 def test_an_entry_that_refers_to_something_else_is_ignored(tmp_path: Path) -> None:
     registry = PushServed(referrers=False)
     try:
