@@ -233,7 +233,11 @@ def render_script(
         parts.append("smoke")
         values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
     if "beside-check" in parts and {"inside", "smoke"} & {*parts}:
-        parts.append("between")
+        # A user's own template from before this part existed: a launch step that starts late could keep these waiting.
+        if "#@if between\n" in template:
+            parts.append("between")
+        else:
+            parts.remove("beside-check")
     return batch_script.render(template, values, parts=parts)
 
 

@@ -135,6 +135,16 @@ def test_a_template_from_before_the_part_for_the_waiting_launch_step_starts_it_a
     assert ' task "$run"' in script
 
 
+def test_a_template_from_before_the_part_between_check_and_launch_starts_the_launch_after_the_smoke_test() -> None:
+    older = re.sub(r"^#@if between\n.*?^#@end\n", "", TEMPLATE, flags=re.MULTILINE | re.DOTALL)
+    assert older != TEMPLATE
+    what, request, command = CASES["smoke"]
+    script = render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
+    assert "smoke-tell" in script and "coproc" not in script
+    what, request, command = CASES["beside-check"]
+    assert "coproc" in render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
+
+
 def test_an_unrendered_template_is_bash_too() -> None:
     assert subprocess.run(["bash", "-n"], input=TEMPLATE, text=True).returncode == 0
 
