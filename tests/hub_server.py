@@ -44,7 +44,7 @@ class Hub:
         lfs: the paths of the large files.
         token: without it access is refused; empty for a public repository.
         page: entries in one page of the list.
-        listed: entries in place of those of `files`, for a hub that lies.
+        listed: entries in place of those of `files`, for a hub with wrong answers.
         faults: path -> functions or answers; each of them answers one request for that file.
     """
 

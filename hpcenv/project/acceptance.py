@@ -107,7 +107,7 @@ def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
         try:
             table = site_files.read(path)[0].store
         except HpcenvError:
-            continue  # it names no folder, and who needs one is told why
+            continue  # it names no folder; what needs one reports that
         if table is not None:
             yield Asked(key=f"[store] of {key}", value=table.folder, means=means)
 

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -581,20 +581,30 @@ def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int,
         yield descriptor, checked
 
 
-@contextmanager
-def _opened_sif(node: _Node, checked: CheckedSif) -> Iterator[int]:
+def _opened_sif(node: _Node, checked: CheckedSif) -> AbstractContextManager[int]:
     """Open the SIF and prove that it is the file that the check step verified; yield the descriptor."""
+    return _opened(node, checked, "SIF", _sif_changed(node.this_node, checked.path))
+
+
+@contextmanager
+def _opened(node: _Node, checked: CheckedSif, name: str, changed: NodeRejected) -> Iterator[int]:
+    """Open a file and prove that it is the one that the check step verified; yield the descriptor.
+
+    Args:
+        name: what messages call the file.
+        changed: raised where it is another file.
+    """
     try:
         descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise NodesUnknown(
-            f"node {node.this_node.node} can no longer open the SIF",
+            f"node {node.this_node.node} can no longer open the {name}",
             why=str(error),
-            hint="do not move or remove the SIF until the job has ended",
+            hint=f"do not move or remove the {name} until the job has ended",
         ) from error
     try:
         if not _is_checked_file(descriptor, checked):
-            raise _sif_changed(node.this_node, checked.path)
+            raise changed
         yield descriptor
     finally:
         os.close(descriptor)
@@ -637,19 +647,9 @@ def _require_checked_overlay(node: _Node) -> None:
     checked = _checked_overlay(node)
     if checked is None:
         return
-    try:
-        descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise NodesUnknown(
-            f"node {node.this_node.node} can no longer open the overlay",
-            why=str(error),
-            hint="do not move or remove the overlay until the job has ended",
-        ) from error
-    try:
-        if not _is_checked_file(descriptor, checked):
-            raise _overlay_changed(node.this_node, f"{checked.path} is not the file that was checked")
-    finally:
-        os.close(descriptor)
+    changed = _overlay_changed(node.this_node, f"{checked.path} is not the file that was checked")
+    with _opened(node, checked, "overlay", changed):
+        pass
 
 
 def _changed_overlay(node: _Node) -> tuple[Difference, ...]:

@@ -1,4 +1,4 @@
-"""Fetch from a real HTTP server that speaks the hub's interface: resumed, checked, and safe against a hub that lies."""
+"""Fetch from a real HTTP server that speaks the hub's interface: resumed, checked, and safe against wrong answers."""
 
 from __future__ import annotations
 

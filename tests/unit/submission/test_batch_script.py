@@ -398,7 +398,7 @@ _ENDED = "smoke-tell ended"
         ({"ALONE": "1"}, 0, [*_FOLLOWED, "task", "outcome 0", "finish 0"]),
         # A node was asked to stop.
         ({"smoke-follow": 140}, 91, [*_FOLLOWED, "stopped 140", "finish 91"]),
-        # Nobody knows why TERM came: the test goes on, and its second judge gets what is left.
+        # The reason of TERM is unknown: the test goes on, and its second judge gets what is left.
         ({"smoke-follow": 143, "stopped": 0}, 91,
          [*_FOLLOWED, "stopped 143", "smoke-follow", "heard later", "stopped 143", "finish 91"]),
         # The second judge may want pairs, too.

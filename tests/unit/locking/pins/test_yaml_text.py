@@ -63,7 +63,7 @@ def test_what_is_no_yaml(text):
 
 
 def test_many_values_are_too_many_before_they_fill_the_memory():
-    """Six million values in 12 MB of text, less than a file may have. A process of its own measures its memory."""
+    """Six million values in 12 MB of text, less than a file may have. A separate process measures its memory."""
     program = """
 import resource
 from pathlib import Path
