@@ -3,7 +3,8 @@
     python -m benchmarks.submit_wall [--json] [--rounds N] [--hpcenv PROGRAM]
 
 Runs in the testbed, which `python -m benchmarks submit_wall` brings up, on its login node, as a user: both are started
-alternately by the same Python, wall time from the start of the process to its end; queued jobs are cancelled between.
+alternately by the same Python, wall time from the start of the process to its end; queued jobs are cancelled between,
+and the next round starts when they have ended.
 Ours submits a script of a git repository for a locked host environment and for a locked SIF: with its lockfile read,
 its SIF identified, the code copied, the run folder written. The other one pickles a function of one line. The first
 round does not count.
@@ -52,7 +53,14 @@ def run(argv, where):
     return took
 
 def cancel():
-    subprocess.run("squeue --me -h -o '%i %Z' | grep ' '" + folder + " | cut -d' ' -f1 | xargs -r scancel", shell=True)
+    # A job that ends takes time of these cores, so its end is waited for.
+    queued = "squeue --me -h -o '%i %Z' | grep ' '" + folder
+    subprocess.run(queued + " | cut -d' ' -f1 | xargs -r scancel", shell=True)
+    for _ in range(600):
+        if subprocess.run(queued, shell=True, stdout=subprocess.DEVNULL).returncode:
+            return
+        time.sleep(0.1)
+    sys.exit("cancelled jobs do not end")
 
 def project(name, *options):
     place = os.path.join(folder, name)

@@ -6,16 +6,17 @@ Runs on: LOGIN NODE. A function reports events; `cli` prints them as bars, lines
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 Phase = Literal[
     "resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "push", "wait", "note"
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+@frozen_dataclass
+class Event(Frozen):
     """One moment of a phase.
 
     Attributes:

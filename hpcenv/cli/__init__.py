@@ -21,6 +21,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         _streams.discard_output()
         status = Status.PIPE_CLOSED
+    except _streams.OutputLost as lost:
+        from hpcenv.cli import _errors
+
+        status = _errors.show_lost_output(lost.reason)
     sys.exit(status)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _errors, _help
+from hpcenv.cli import _errors, _help, _streams
 from hpcenv.cli._group import LazyGroup
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
         if sys.stdout is not stdout:
             raise BrokenPipeError from stop
         raise
-    except BrokenPipeError:
+    except (BrokenPipeError, _streams.OutputLost):
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
         problem = _errors.from_exception(error)

@@ -34,6 +34,13 @@ def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
     return problem.exit_status
 
 
+def show_lost_output(reason: str) -> int:
+    """Print that standard output cannot be written, and return the exit status."""
+    hint = "free some space there, or send the output to another place; what the command did is done"
+    problem = FileUnusable("standard output cannot be written", why=reason, hint=hint)
+    return show(problem, as_json=False, command="")
+
+
 def text(problem: HpcenvError) -> str:
     """Return an error as it is printed."""
     lines = [f"error[{problem.code}]: " + _shortened(problem.what).replace("\n", "\n       ")]

@@ -2,52 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from hpcenv.cli import _terminal
 
 
-class _CleanTerminal(io.TextIOWrapper):
-    """A stream to a terminal. Whatever is printed, by whatever code: no control characters of others reach it.
+class OutputLost(Exception):
+    """Standard output cannot be written, for example to a full disk. `reason` is the system's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _StandardStream(io.TextIOWrapper):
+    """Standard output or standard error, over the stream that Python has made.
+
+    A terminal gets no control characters of others, whatever code prints them. What standard error cannot take is left
+    out: there is no other place to tell it, and the command goes on.
 
     Attributes:
         unchanged: the stream below, for code that moves the cursor itself.
     """
 
-    def __init__(self, unchanged: io.TextIOWrapper) -> None:
-        self.unchanged = unchanged
-        super().__init__(unchanged.buffer, encoding=unchanged.encoding, errors="backslashreplace", line_buffering=True)
+    def __init__(self, unchanged: io.TextIOWrapper, descriptor: int) -> None:
+        self.unchanged, self._descriptor, self._is_terminal = unchanged, descriptor, unchanged.isatty()
+        super().__init__(
+            unchanged.buffer,
+            encoding=unchanged.encoding,
+            # Printing a path never fails.
+            errors="backslashreplace",
+            line_buffering=unchanged.line_buffering or self._is_terminal,
+        )
 
     def write(self, text: str) -> int:
-        super().write(_terminal.escape_stream(text))
+        with self._judged():
+            super().write(_terminal.escape_stream(text) if self._is_terminal else text)
         return len(text)
+
+    def flush(self) -> None:
+        with self._judged():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _judged(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _discard(self._descriptor)  # Python writes once more what it still has
+            if self._descriptor == 1:
+                raise OutputLost(error.strerror or str(error)) from error
 
 
 def prepare() -> None:
-    """Escape the characters that the terminal's encoding does not have, so that printing a path never fails.
+    """Make standard output and standard error streams of ours; one that is closed becomes /dev/null.
 
-    Escape also those that a terminal would act upon.
+    Otherwise the next file that is opened would get its number, and programs would write into that file.
     """
-    for name in ("stdout", "stderr"):
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the system gives the lowest free number
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if not isinstance(stream, io.TextIOWrapper):
-            continue
-        stream.reconfigure(errors="backslashreplace")
-        if stream.isatty() and not isinstance(stream, _CleanTerminal):
+        if stream is None:
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _StandardStream):
             stream.flush()
-            setattr(sys, name, _CleanTerminal(stream))
+            setattr(sys, name, _StandardStream(stream, descriptor))
 
 
 def unchanged(stream: TextIO) -> TextIO:
     """Return the stream below a terminal's, for code that moves the cursor; the caller cleans its texts."""
-    return stream.unchanged if isinstance(stream, _CleanTerminal) else stream
+    return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 
 def discard_output() -> None:
     """Send all further output to /dev/null: Python flushes at exit, which fails on a closed pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(null, descriptor)
+        _discard(descriptor)
+
+
+def _discard(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -19,10 +19,10 @@ FOLDER and FILE end at the first colon, as in containers-transports(5) of contai
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn, TypedDict
 
 from hpcenv.errors import Command, Hint, SpecError
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 __all__ = [
     "DIGEST",
@@ -49,8 +49,8 @@ __all__ = [
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Platform:
+@frozen_dataclass
+class Platform(Frozen):
     """For which machines an image is, in the words of OCI; the default is linux/amd64."""
 
     os: str = "linux"
@@ -61,8 +61,8 @@ class Platform:
         return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegistryName:
+@frozen_dataclass
+class RegistryName(Frozen):
     """Something in a registry; `registry` is the name that users write."""
 
     scheme: ClassVar[str] = "docker"
@@ -83,20 +83,20 @@ class RegistryName:
         return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass
 class Reference(RegistryName):
     """An image in a registry, `docker://...`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass
 class SifReference(RegistryName):
     """A finished SIF in a registry, `oras://...`, as `apptainer push` writes it; or another file kept there."""
 
     scheme: ClassVar[str] = "oras"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalImage:
+@frozen_dataclass
+class LocalImage(Frozen):
     """An image in files: a layout folder, a layout in a tar archive, or an archive of `docker save`.
 
     Attributes:
@@ -115,8 +115,8 @@ class LocalImage:
         return f"{self.kind}:{self.path}{tag}{digest}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SifFile:
+@frozen_dataclass
+class SifFile(Frozen):
     """A finished SIF; `path` as the user wrote it."""
 
     path: str
@@ -125,8 +125,8 @@ class SifFile:
         return self.path
 
 
-@dataclass(frozen=True, kw_only=True)
-class DefinitionFile:
+@frozen_dataclass
+class DefinitionFile(Frozen):
     """An Apptainer definition file; `path` as the user wrote it."""
 
     path: str
@@ -135,8 +135,8 @@ class DefinitionFile:
         return self.path
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostEnvironment:
+@frozen_dataclass
+class HostEnvironment(Frozen):
     """No container: the Python environment of the host."""
 
     def __str__(self) -> str:

@@ -10,8 +10,9 @@ model.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 HubKind = Literal["model", "dataset", "space"]
 
@@ -23,8 +24,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubReference:
+@frozen_dataclass
+class HubReference(Frozen):
     """A repository of a hub at a revision.
 
     Attributes:

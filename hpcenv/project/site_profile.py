@@ -6,9 +6,10 @@ Runs on: LOGIN NODE. Pure.
 import datetime as dt
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeGuard, TypeVar
 
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import document
 from hpcenv.project.option_values import OptionValue
 from hpcenv.project.site import (
@@ -28,8 +29,8 @@ from hpcenv.records.variables import OLD_VALUE, is_left_alone
 USABLE_RUNTIMES = ("apptainer", "singularity")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UsedValue:
+@frozen_dataclass
+class UsedValue(Frozen):
     """One value that a profile gives to a run, for people.
 
     Attributes:
@@ -52,8 +53,8 @@ class UsedValue:
     expires: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+@frozen_dataclass
+class Profile(Frozen):
     """A site profile, as far as a run needs it.
 
     Attributes:

@@ -88,7 +88,10 @@ def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], 
 
     A dotted key stands at the start of a line, in a table's header, or in an inline table. It ends with its line.
     """
-    if content.count(b".") <= _MOST_DOTS and max(map(_dots, content.split(b"\n"))) < _MOST_PARTS:
+    of_several_lines = b'"""' in content or b"'''" in content
+    lines = content.split(b"\n")
+    most = max(line.count(b".") if of_several_lines else _dots(line) for line in lines)
+    if content.count(b".") <= _MOST_DOTS and most < _MOST_PARTS:
         return
     token_pattern = re.compile(_PIECE, re.DOTALL)
     text, total, in_key, position = content.decode("utf-8", "replace"), 0, 0, 0
@@ -120,8 +123,15 @@ def _end_of_string(text: str, quote: str, position: int) -> int:
     return len(text)
 
 
+# A string in one line (TOML 1.0, "String"), also one that does not end: there a reader stops. Without `?`, a line of
+# many such strings would take the square of its length.
+_STRING = rb'"(?:[^"\\]|\\.)*"?' rb"|'[^']*'?"
+
+
 def _dots(line: bytes) -> int:
-    return line.count(b".")
+    """Return how many dots a line has outside its strings; where there are few in all, the number of all."""
+    dots = line.count(b".")
+    return dots if dots < _MOST_PARTS else re.sub(_STRING, b"", line).count(b".")
 
 
 def dumps(data: Mapping[str, Any], *, header: str) -> str:

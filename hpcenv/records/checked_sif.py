@@ -5,14 +5,15 @@ Runs on: LOGIN NODE and COMPUTE NODE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from hpcenv.frozen import Frozen, frozen_dataclass
 
 SifEvidence = Literal["identity", "node-record", "full"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileIdentity:
+@frozen_dataclass
+class FileIdentity(Frozen):
     """Identity of an open file at the time it was hashed (`stat` fields)."""
 
     device: int
@@ -22,8 +23,8 @@ class FileIdentity:
     ctime_ns: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedSif:
+@frozen_dataclass
+class CheckedSif(Frozen):
     """The SIF or squashfs that a node checked, so that the launch step can prove that it starts this one.
 
     Attributes:

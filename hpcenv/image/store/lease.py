@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import FileUnusable, ToolFailed
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.progress import Event, OnEvent, ignore
 
 __all__ = ["BEAT", "STALE_AFTER", "Holder", "Lease", "Owner", "lease", "live_holders", "this_process"]
@@ -61,8 +62,8 @@ _POLL_FIRST, _POLL_LAST = 0.05, 1.0
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Owner:
+@frozen_dataclass
+class Owner(Frozen):
     """A process, identified so that no other process is mistaken for it.
 
     Attributes:
@@ -91,8 +92,8 @@ class Owner:
         return state in ("Z", "X") or (start != 0 and self.start not in (0, start))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+@frozen_dataclass
+class Holder(Frozen):
     """The holder of a lease, from the file of the lease.
 
     Attributes:
@@ -259,8 +260,8 @@ def _leases(folder: Path, but: str) -> list[Path]:
 # --- the file of a lease -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Observation:
+@frozen_dataclass
+class _Observation(Frozen):
     """The file of a lease at one moment; `key` is unique to this lease."""
 
     key: str

@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from typing import Literal
 
 from hpcenv.errors import RecordInvalid
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.codec import decode_record, encode_record
 
 __all__ = ["SCHEMA", "ImageRecord", "Material", "Provenance", "SifFacts", "dumps", "loads", "utc_now", "with_reference"]
@@ -30,8 +31,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SifFacts:
+@frozen_dataclass
+class SifFacts(Frozen):
     """The SIF file: digests in hexadecimal, sizes in bytes.
 
     `partition_sha256` is None until it is needed; `lock` needs it.
@@ -45,8 +46,8 @@ class SifFacts:
     architecture: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Material:
+@frozen_dataclass
+class Material(Frozen):
     """One input of a definition file.
 
     Attributes:
@@ -62,8 +63,8 @@ class Material:
     digest: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
+@frozen_dataclass
+class Provenance(Frozen):
     """How, by whom and when a SIF was made.
 
     Attributes:
@@ -91,8 +92,8 @@ class Provenance:
     materials: tuple[Material, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageRecord:
+@frozen_dataclass
+class ImageRecord(Frozen):
     """The record of a SIF in the store.
 
     Attributes:

@@ -29,12 +29,12 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcenv import filesystem
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.reference import Platform
 from hpcenv.image.store import lease
 from hpcenv.image.store import record as image_record
@@ -57,8 +57,8 @@ UNLEASED = 2 * lease.STALE_AFTER
 _CHECKED = 1024 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredImage:
+@frozen_dataclass
+class StoredImage(Frozen):
     """A SIF in the store.
 
     Attributes:
@@ -98,8 +98,8 @@ class StoredImage:
             raise FileUnusable(f"`{self.path}` is not trusted", why=self.distrust, hint=hint)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Store:
+@frozen_dataclass
+class Store(Frozen):
     """An open store; `store_folder.open_store` makes it.
 
     Attributes:

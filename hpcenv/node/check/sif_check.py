@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError, ImageMismatch
+from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.check import sif
 from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
@@ -53,8 +54,8 @@ _SUPERBLOCK = 96
 _MAGIC = b"hsqs"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileMount:
+@frozen_dataclass
+class FileMount(Frozen):
     """The mount of an open file, from /proc/self/mountinfo."""
 
     kind: str
@@ -186,8 +187,8 @@ def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
 # -- records of hashes --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+@frozen_dataclass
+class Record(Frozen):
     """The sha256 of a whole file, and the state of the file. The hash is used only while this state is unchanged."""
 
     where: str

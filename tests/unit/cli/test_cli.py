@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -349,3 +350,60 @@ def test_a_dockerfile_as_image_is_refused_with_the_command_that_translates_it(
     assert done.status == 3
     assert "it has the name of a Dockerfile" in done.stderr
     assert f"`hpcenv image build {name} --translate image.def`" in done.stderr
+
+
+def test_the_process_ends_as_python_would_end_it() -> None:
+    """It does without Python's own end, but exit functions are called, and a thread of somebody is waited for."""
+    program = (
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'registered before')\n"
+        "import hpcenv.__main__ as entry\n"
+        "def command():\n"
+        "    atexit.register(print, 'registered by a library')\n"
+        "    if sys.argv[1] == 'thread':\n"
+        "        threading.Thread(target=lambda: (time.sleep(1), print('thread'))).start()\n"
+        "    print('command')\n"
+        "    sys.exit(int(sys.argv[2]) if sys.argv[2].isdigit() else sys.argv[2])\n"
+        "entry._main = command\n"
+        "entry.main()\n"
+    )
+
+    def end(*words: str) -> tuple[int, list[str], str]:
+        argv = [sys.executable, "-c", program, *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    exits = ["registered by a library", "registered before"]
+    assert end("alone", "91") == (91, ["command", *exits], "")
+    assert end("alone", "a text") == (1, ["command", *exits], "a text\n")
+    assert end("thread", "0") == (0, ["command", "thread", *exits], "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="NOT RUN: needs /dev/full")
+@pytest.mark.parametrize("words", ["--help", "compat --json", "explain", "lock --help", "no-such-command --json"])
+def test_output_that_cannot_be_written_is_an_error(words: str) -> None:
+    """As on a file system that is full. Status 1 and a traceback would be those of a bug."""
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "hpcenv", *words.split()]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 19
+    assert done.stderr.startswith(
+        "error[file-unusable]: standard output cannot be written\n  why: No space left on device\n\nhint: free some"
+    )
+    assert done.stderr.count("error[") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="NOT RUN: needs /dev/full")
+def test_a_command_goes_on_without_standard_error() -> None:
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "hpcenv", "no-such-command", "--json"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
+    assert done.returncode == json.loads(done.stdout)["error"]["exit_status"] == 2
+
+
+def test_streams_may_be_closed(tmp_path: Path) -> None:
+    """A file that the command opens must not get the number of standard output."""
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f'exec "$0" -P -m hpcenv explain {closed}'
+        done = subprocess.run(["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b""), closed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,7 @@ LONG_KEYS = {
     "after a literal string": "a = ['''x''''', {" + KEY + " = 1}]",
     "after a multi-line string": 'a = """\n\\"""\n"""\n' + KEY + " = 1",
     "after a string that looks open": f"a = '\\'\n{KEY} = 1",
+    "between strings": f'"a\\\\".{KEY}."b" = "c"',
     "carriage returns": f"a = 1\r\n{KEY} = 1\r\n",
     "many keys": "".join(f"k{n}.b = 1\n" for n in range(100_001)),
 }
@@ -106,6 +109,7 @@ NO_LONG_KEYS = {
     "comment with a quote": f"a = 1 # it's {KEY}\nb = 2",
     "numbers": "a = [" + ", ".join(["1.5"] * 50) + "]",
     "quoted key": f'"{KEY}" = 1',
+    "strings in an array": f'a = ["{KEY}", "\\\\" , \'"{KEY}\', "\\"{KEY}"] # "',
 }
 
 
@@ -114,6 +118,15 @@ def test_other_dots_are_no_parts_of_a_key(content: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(content)
     toml_files.read(path, error=SpecError)
+
+
+@pytest.mark.parametrize("piece", ['"\\"', '"', "'.", '".', '\\"'])
+def test_a_hostile_line_of_quotes_takes_no_time(piece: str) -> None:
+    content = b"a = " + piece.encode() * 300_001 + b"." * 40
+    started = time.process_time()
+    with contextlib.suppress(SpecError):
+        toml_files.require_short_keys(content, Path("a"), error=SpecError)
+    assert time.process_time() - started < 10  # the square of the length takes hours
 
 
 def test_a_large_file_is_refused_by_its_size(tmp_path: Path) -> None:
