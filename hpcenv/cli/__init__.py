@@ -19,11 +19,12 @@ def main(arguments: list[str] | None = None) -> None:
         status = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        _streams.discard_output()
+        _streams.discard(1, 2)
         status = Status.PIPE_CLOSED
     except _streams.OutputLost as lost:
         from hpcenv.cli import _errors
 
+        _streams.discard(1)
         status = _errors.show_lost_output(lost.reason)
     sys.exit(status)
 

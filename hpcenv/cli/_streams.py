@@ -38,6 +38,7 @@ class _StandardStream(io.TextIOWrapper):
             # Printing a path never fails.
             errors="backslashreplace",
             line_buffering=unchanged.line_buffering or self._is_terminal,
+            write_through=unchanged.write_through,
         )
 
     def write(self, text: str) -> int:
@@ -56,9 +57,9 @@ class _StandardStream(io.TextIOWrapper):
         except BrokenPipeError:
             raise
         except OSError as error:
-            _discard(self._descriptor)  # Python writes once more what it still has
             if self._descriptor == 1:
                 raise OutputLost(error.strerror or str(error)) from error
+            discard(2)
 
 
 def prepare() -> None:
@@ -85,13 +86,9 @@ def unchanged(stream: TextIO) -> TextIO:
     return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 
-def discard_output() -> None:
-    """Send all further output to /dev/null: Python flushes at exit, which fails on a closed pipe."""
-    for descriptor in (1, 2):
-        _discard(descriptor)
-
-
-def _discard(descriptor: int) -> None:
+def discard(*descriptors: int) -> None:
+    """Send all further output to /dev/null: Python writes at its end what it still has, which would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
     os.close(null)

@@ -132,7 +132,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _node_lines(verdict: Verdict) -> str:
-    """Return one line for all nodes of which the same is to be told."""
+    """Return one line for each group of nodes with the same words."""
     alike: dict[str, list[NodeVerdict]] = {}
     for node in verdict.nodes:
         alike.setdefault(_node_words(node) + _left_out(node, verdict), []).append(node)

@@ -381,10 +381,11 @@ def test_the_process_ends_as_python_would_end_it() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="NOT RUN: needs /dev/full")
 @pytest.mark.parametrize("words", ["--help", "compat --json", "explain", "lock --help", "no-such-command --json"])
-def test_output_that_cannot_be_written_is_an_error(words: str) -> None:
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_output_that_cannot_be_written_is_an_error(words: str, options: list[str]) -> None:
     """As on a file system that is full. Status 1 and a traceback would be those of a bug."""
     with open("/dev/full", "w") as full:
-        argv = [sys.executable, "-m", "hpcenv", *words.split()]
+        argv = [sys.executable, *options, "-m", "hpcenv", *words.split()]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 19
     assert done.stderr.startswith(
@@ -407,3 +408,16 @@ def test_streams_may_be_closed(tmp_path: Path) -> None:
         command = f'exec "$0" -P -m hpcenv explain {closed}'
         done = subprocess.run(["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, b""), closed
+
+
+def test_a_stream_that_python_does_not_buffer_stays_so() -> None:
+    program = (
+        "import os, sys\n"
+        "from hpcenv.cli import _streams\n"
+        "_streams.prepare()\n"
+        "print('first', end='')\n"
+        "os.write(1, b' second')\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "first second"
