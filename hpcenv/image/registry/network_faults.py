@@ -47,7 +47,7 @@ def judge(error: Exception) -> Fault:
 
 
 def tls_words(error: BaseException) -> str:
-    """Return what the TLS library says about a failed handshake, without the place in its source; else an empty text."""
+    """Return what the TLS library says about a failed handshake without its place in the source, or an empty text."""
     found = [one for one in _nested(error) if isinstance(one, ssl.SSLError) and one.args]
     return re.sub(r"\s*\(_ssl\.c:\d+\)\Z", "", str(found[-1].args[-1])) if found else ""
 
