@@ -60,7 +60,7 @@ def _leave(status: object) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):
+    except Exception:  # noqa: BLE001  (Python's own end reports it once more)
         return
     os._exit(status & 0xFF)
 

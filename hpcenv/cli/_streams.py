@@ -23,8 +23,8 @@ class OutputLost(Exception):
 class _StandardStream(io.TextIOWrapper):
     """Standard output or standard error, over the stream that Python has made.
 
-    A terminal gets no control characters of others, whatever code prints them. What standard error cannot take is left
-    out: there is no other place to tell it, and the command goes on.
+    A terminal gets no control characters of others, whatever code prints them. What standard error cannot take, also
+    because nothing reads it any more, is left out: there is no other place to tell it, and the command goes on.
 
     Attributes:
         unchanged: the stream below, for code that moves the cursor itself.
@@ -54,16 +54,17 @@ class _StandardStream(io.TextIOWrapper):
     def _judged(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            if self._descriptor == 1:
+            if self._descriptor == 2:
+                discard(2)
+            elif isinstance(error, BrokenPipeError):
+                raise
+            else:
                 raise OutputLost(error.strerror or str(error)) from error
-            discard(2)
 
 
 def prepare() -> None:
-    """Make standard output and standard error streams of ours; one that is closed becomes /dev/null.
+    """Make standard output and standard error streams of ours; a closed one, and standard input, become /dev/null.
 
     Otherwise the next file that is opened would get its number, and programs would write into that file.
     """
@@ -71,7 +72,9 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the system gives the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the system gives the lowest free number
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:

@@ -301,8 +301,9 @@ def _own_import_path() -> None:
 
     The folder is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
     """
-    here = os.path.dirname(os.path.abspath(__file__))
-    if not sys.path or os.path.abspath(sys.path[0]) != here:
+    # Python resolves the links in the script's folder: those of an array's element, or of a file system.
+    here = os.path.dirname(os.path.realpath(__file__))
+    if not sys.path or os.path.realpath(sys.path[0]) != here:
         return  # done before
     del sys.path[0]
     inside = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "inside")

@@ -414,7 +414,7 @@ def main(words: Optional[List[str]] = None) -> int:
             os.environ["NCCL_RUN_DIAGNOSTICS"] = os.environ["NCCL_RUN_RAS_DIAGNOSTICS"] = "1"
         os.environ["NCCL_DEBUG_FILE"] = os.path.join(options.folder, "nccl-rank-%d.log" % rank)
     # This folder has modules of hpcenv, which must not hide those of the environment.
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     try:
         torch = importlib.import_module("torch")

@@ -95,9 +95,9 @@ def _mountinfo() -> str:
 
 def _code_folders() -> List[str]:
     """Return the folders from which Python and the loader take code, with the links in their paths resolved too."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = os.path.dirname(os.path.realpath(__file__))
     packages = [*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = [path for path in sys.path if path and os.path.abspath(path) != here]
+    found = [path for path in sys.path if path and os.path.realpath(path) != here]
     found += [*packages, os.path.dirname(os.path.realpath(sys.executable)), *_LOADER]
     return sorted({*found, *(os.path.realpath(path) for path in found)})
 

@@ -125,7 +125,7 @@ def _end_of_string(text: str, quote: str, position: int) -> int:
 
 # A string in one line (TOML 1.0, "String"), also one that does not end: there a reader stops. Without `?`, a line of
 # many such strings would take the square of its length.
-_STRING = rb'"(?:[^"\\]|\\.)*"?' rb"|'[^']*'?"
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"?' rb"|'[^']*'?"
 
 
 def _dots(line: bytes) -> int:

@@ -123,7 +123,8 @@ KINDS = {
 
 # What differs between the kinds is read when a job is made. The long form (HPCENV_TEST_LONG=1) runs all with both.
 ONE_KIND = {
-    "test_map_array_and_batch": "generic",
+    # Its program imports hpcenv, on the ranks too: from the folder that all elements of an array share by links.
+    "test_map_array_and_batch": "slurm",
     "test_an_exception_on_one_rank_ends_the_job": "generic",
     "test_a_checkpointable_function_goes_on_after_the_preemption_signal": "slurm",
     "test_a_checkpointable_function_starts_again_after_scontrol_requeue": "generic",

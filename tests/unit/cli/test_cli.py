@@ -402,12 +402,41 @@ def test_a_command_goes_on_without_standard_error() -> None:
     assert done.returncode == json.loads(done.stdout)["error"]["exit_status"] == 2
 
 
-def test_streams_may_be_closed(tmp_path: Path) -> None:
-    """A file that the command opens must not get the number of standard output."""
-    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
-        command = f'exec "$0" -P -m hpcenv explain {closed}'
-        done = subprocess.run(["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, b""), closed
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(project: Path, closed: str) -> None:
+    command = f'exec "$0" -P -m hpcenv lock --check {closed}'
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(project)}
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=project, env=env, capture_output=True, timeout=60
+    )
+    assert b"bug" not in done.stderr
+    open_ones = subprocess.run([sys.executable, "-P", "-m", "hpcenv", "lock", "--check"], cwd=project, env=env)
+    assert done.returncode == open_ones.returncode
+
+
+def test_a_program_does_not_write_into_a_file_in_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    """A file that a program opens must not get the number of standard error."""
+    program = (
+        "import subprocess, sys\n"
+        "from hpcenv.cli import _streams\n"
+        "_streams.prepare()\n"
+        "child = 'import os; print(open(os.devnull).fileno() > 2)'\n"
+        "subprocess.run([sys.executable, '-c', child])\n"
+    )
+    command = 'exec "$0" -P -c "$1" 2>&-'
+    done = subprocess.run(["bash", "-c", command, sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n"
+
+
+def test_a_command_goes_on_where_nothing_reads_standard_error(project: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "hpcenv", "no-such-command", "--json"]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=write, text=True, timeout=60)
+    assert done.returncode == json.loads(done.stdout)["error"]["exit_status"] == 2
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*argv[:-2], "explain"], stdout=full, stderr=write, timeout=60).returncode == 19
+    os.close(write)
 
 
 def test_a_stream_that_python_does_not_buffer_stays_so() -> None:

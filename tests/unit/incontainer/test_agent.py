@@ -74,10 +74,10 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.py").write_text(textwrap.dedent(run))
 
-    def start(self, *programs: str, **more: str) -> subprocess.CompletedProcess:
+    def start(self, *programs: str, program: Path = AGENT, **more: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             # -S: no torch of this environment beside the one here.
-            [sys.executable, "-S", str(AGENT), str(self.record_path), "--"]
+            [sys.executable, "-S", str(program), str(self.record_path), "--"]
             + [f"--nproc_per_node={len(programs)}", "--", *programs],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(self.base / "site"), **more},
             cwd="/",
@@ -192,6 +192,16 @@ def test_ranks_can_import_what_hpcenv_offers_them_after_everything_else(agent):
     assert (agent.base / "seen").read_text() == f"{agent.base}/site:{inside}"
     agent.start(say, HPCENV_RUN_FOLDER="/nowhere")
     assert (agent.base / "seen").read_text() == f"{agent.base}/site"
+
+
+def test_ranks_can_import_it_where_the_code_is_behind_a_link(agent):
+    """An element of an array has links to the code of all; a file system may have a link above all runs."""
+    inside = agent.base / "run" / "inside"
+    inside.mkdir(parents=True)
+    (agent.base / "run" / "code").symlink_to(AGENT.parent)
+    say = f'printf %s "$PYTHONPATH" > {agent.base}/seen'
+    agent.start(say, program=agent.base / "run" / "code" / AGENT.name, HPCENV_RUN_FOLDER=str(agent.base / "run"))
+    assert (agent.base / "seen").read_text() == f"{agent.base}/site:{inside}"
 
 
 def test_the_words_reach_torchrun_as_they_are(agent):
