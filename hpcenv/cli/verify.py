@@ -21,10 +21,13 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.verdict import Verdict
 from hpcenv.reproduce.signature import verify_signature
 from hpcenv.reproduce.statement import ReproductionClaim
-from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome, verify, with_notes
 from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
+
+# Options of the table that only a job has.
+_OF_JOBS = ("partition", "account", "time", "preflight")
 
 
 @click.command("verify")
@@ -41,12 +44,10 @@ from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
 @click.option("--strict", is_flag=True, help="End with 92 when a field of severity `warn` differs.")
 @click.option("--sif", metavar="PATH", help="Verify this SIF instead of the project's own.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Verify this many nodes, in a Slurm job.")
-@click.option(
-    "--gpus", type=click.IntRange(min=0), help="GPUs that each machine must offer. Default: as for `hpcenv submit`."
-)
-@click.option("--partition", help="Slurm partition of the job, with --nodes.")
-@click.option("--account", help="Slurm account of the job, with --nodes.")
-@click.option("--time", "time_limit", help="Slurm time limit of the job, with --nodes.")
+@table_option("gpus", "Each machine that is verified must offer them.")
+@table_option("partition", "With --nodes.")
+@table_option("account", "With --nodes.")
+@table_option("time", "With --nodes.")
 @table_option("preflight", "With --nodes; nothing is trained.")
 @click.option("--signature", metavar="FILE", help="Verify who signed this lockfile, bundle or verdict; nothing else.")
 @click.option("--signers", metavar="FILE", help="With --signature: OpenSSH's file of allowed signers.")
@@ -72,6 +73,7 @@ def command(
     if signature is not None or signers is not None:
         return _verify_signature(signature, signers, identity, as_json=as_json)
     _refuse_without_effect(nodes, options)
+    options |= parse_flags({name: options[name] for name in _OF_JOBS})
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
     level: Level | None = "deep" if options["deep"] else None
@@ -130,8 +132,7 @@ def _refuse_without_effect(nodes: int | None, options: dict[str, Any]) -> None:
             why="nodes are checked with the project's own SIF, as for a job",
             hint="leave out --nodes to verify that SIF on this machine",
         )
-    of_jobs = {"--partition": "partition", "--account": "account", "--time": "time_limit", "--preflight": "preflight"}
-    given = [flag for flag, name in of_jobs.items() if options[name] is not None]
+    given = [f"--{name}" for name in _OF_JOBS if options[name] is not None]
     if nodes is None and given:
         raise UsageError(
             f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
@@ -161,11 +162,8 @@ def _verify_nodes(
         nodes=nodes,
         gpus=options["gpus"],
         nproc=ranks_per_node(workspace, preflight=options["preflight"], gpus=options["gpus"]),
-        preflight=options["preflight"],
-        partition=options["partition"],
-        account=options["account"],
-        time=options["time_limit"],
         lock=options["lock"],
+        **{name: options[name] for name in _OF_JOBS},
     )
 
     def say(job: SubmitResult) -> None:
