@@ -39,3 +39,36 @@ def test_a_program_prints_what_the_page_says(number: int, project: Path, plugin_
     expected = re.findall(r"print\(.*\)  # (.*)$", PROGRAMS[number], re.MULTILINE)
     assert expected
     assert done.stdout.splitlines() == expected
+
+
+# As they type or send it: line by line to Python's own prompt, and cell by cell inside a running event loop, as the
+# kernel of a notebook does (ipykernel 7). Neither has a file.
+REPL = (
+    "import code, sys\nconsole = code.InteractiveConsole()\nfor line in open(sys.argv[1]): console.push(line.rstrip())"
+)
+NOTEBOOK = (
+    "import asyncio, sys\n"
+    "async def run(names):\n"
+    "    for cell in open(sys.argv[1]).read().split('\\n\\n'):\n"
+    "        exec(compile(cell, '<cell>', 'exec'), names)\n"
+    "asyncio.run(run({'__name__': '__main__'}))\n"
+)
+
+
+@pytest.mark.parametrize("runner", [REPL, NOTEBOOK], ids=["repl", "notebook"])
+def test_its_lines_work_in_a_repl_and_in_a_notebook(runner: str, project: Path, plugin_path: Path) -> None:
+    (program,) = (program for program in PROGRAMS if "hpcenv.open_job(" in program)
+    (project / "lines.txt").write_text(program)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(project), "XDG_STATE_HOME": str(state_home(project))}
+    done = subprocess.run(
+        [sys.executable, "-c", runner, "lines.txt"],
+        cwd=project,
+        env={**environ, "PYTHONPATH": f"{plugin_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert "Error" not in done.stderr, done.stderr
+    printed = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
+    # A prompt also shows what an expression returns.
+    assert [line for line in done.stdout.splitlines() if line in printed] == printed
