@@ -122,7 +122,9 @@ def save_record(record: object, path: Path, *, durable: bool = True) -> None:
     write_text(encode_record(record), path, durable=durable)
 
 
-def write_text(text: str, path: Path, *, mode: int | None = None, durable: bool = True) -> None:
+def write_text(
+    text: str, path: Path, *, mode: int | None = None, durable: bool = True, aside: Path | None = None
+) -> None:
     """Write `text` to `path` through a temporary file in the same folder and a rename.
 
     The temporary name holds the process id: two nodes may write into one folder.
@@ -131,9 +133,11 @@ def write_text(text: str, path: Path, *, mode: int | None = None, durable: bool 
         durable: wait until it is on the disk: some milliseconds for each file. Not needed for what is of no use after
             this machine has failed. Other nodes see the file in both cases: NFS sends it when it is closed, and Lustre
             and GPFS when another node asks for it.
+        aside: another temporary file, on the same file system.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    if aside is None:
+        aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with open(aside, "w", encoding="utf-8") as file:
             file.write(text)

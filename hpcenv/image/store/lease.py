@@ -8,9 +8,9 @@ link(2), which fails if the name exists (O_EXCL on file systems without hard lin
 rename(2). NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both.
 
     NAME                      the lease: line 1 names its holder, line 2 is its heartbeat
-    .NAME.TOKEN.new           a lease before it gets its name
+    .NAME.PROCESS.new         a lease before it gets its name; `private_name` is PROCESS
     .NAME.break-KEY           the right to break the lease KEY; only one process can create it
-    .NAME.TOKEN.old           a lease that is being removed
+    .NAME.PROCESS.old         a lease that is being removed
 
 The holder's heartbeat writes how long it has held the lease. A waiting process observes whether
 the file *changes*. Each process uses its own monotonic clock; clocks of two machines are
@@ -47,7 +47,19 @@ from hpcenv.errors import FileUnusable, ToolFailed
 from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.progress import Event, OnEvent, ignore
 
-__all__ = ["BEAT", "STALE_AFTER", "Holder", "Lease", "Owner", "lease", "live_holders", "this_process"]
+__all__ = [
+    "BEAT",
+    "STALE_AFTER",
+    "Holder",
+    "Lease",
+    "Owner",
+    "lease",
+    "live_holders",
+    "owner_of",
+    "private_name",
+    "this_process",
+    "unfinished",
+]
 
 # Seconds. A live holder must not lose its lease because a file server does not answer for a
 # moment, or because Python code does not let other threads run.
@@ -90,6 +102,31 @@ class Owner(Frozen):
             pass  # the process belongs to another user
         state, start = _process(self.pid)
         return state in ("Z", "X") or (start != 0 and self.start not in (0, start))
+
+
+_PRIVATE = re.compile(r"([A-Za-z0-9_-]+)\.(\d{1,20})\.(\d{1,20})\.([0-9a-f]{0,16})\.[0-9a-f]{16}")
+
+
+def private_name() -> str:
+    """Return a new name for unfinished work of this process; `owner_of` says whose it is."""
+    me = this_process()
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", me.host) or "-"
+    return f"{host[:100]}.{me.pid}.{me.start}.{me.machine}.{secrets.token_hex(8)}"
+
+
+def owner_of(name: str) -> Owner | None:
+    """Return the process that made a private name; None for any other name."""
+    match = _PRIVATE.fullmatch(name)
+    if match is None:
+        return None
+    host, pid, start, machine = match.groups()
+    return Owner(host=host, machine=machine, pid=int(pid), start=int(start))
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Return the files of leases that did not get their name yet, or lose it."""
+    ends = (".new", ".old")
+    return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith(ends)]
 
 
 @frozen_dataclass
@@ -409,7 +446,7 @@ def _is_stale(path: Path, seen: _Observation, watches: dict[Path, _Watch], stale
 
 def _create(path: Path, text: bytes) -> bool:
     """Create the file with its complete content; False if the name exists."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    aside = path.with_name(f".{path.name}.{private_name()}.new")
     _write_new(aside, text)
     try:
         os.link(aside, path)
@@ -480,7 +517,7 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
 
 def _remove_lease(path: Path, key: str) -> None:
     """Remove the lease `key`; if another lease has the name by now, restore that one."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.old")
+    aside = path.with_name(f".{path.name}.{private_name()}.old")
     try:
         os.rename(path, aside)
     except FileNotFoundError:

@@ -49,7 +49,6 @@ __all__ = ["Store", "StoredImage"]
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
-_SCRATCH = re.compile(r"([A-Za-z0-9_-]+)\.(\d{1,20})\.(\d{1,20})\.([0-9a-f]{0,16})\.[0-9a-f]{16}")
 # Unfinished work of another machine is abandoned if its newest file is older (seconds).
 ABANDONED = 86400.0
 # The same if no lease is held: longer than a lease lasts without a heartbeat.
@@ -222,7 +221,7 @@ class Store(Frozen):
         self.require_writable(purpose)
         self.clean_leftovers()
         filesystem.require_space(self.tmp, need_bytes, purpose=purpose)
-        path = self.tmp / _scratch_name()
+        path = self.tmp / lease.private_name()
         try:
             os.mkdir(path, 0o700)
             if self.shared:
@@ -245,7 +244,7 @@ class Store(Frozen):
                 lease, so then a minute without changes is enough.
         """
         try:
-            entries = sorted(self.tmp.iterdir())
+            entries = sorted([*self.tmp.iterdir(), *lease.unfinished(self.leases)])
             now = filesystem.file_time(self.tmp) if entries and self.writable else None
         except OSError:
             return ()
@@ -390,7 +389,7 @@ class Store(Frozen):
     def keep_index(self, diff_id: str, data: bytes) -> None:
         """Store the index of a layer. Failures are ignored: an index can be made again."""
         path = self.index_path(diff_id)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        aside = self.tmp / lease.private_name()
         with contextlib.suppress(OSError):
             try:
                 aside.write_bytes(data)
@@ -453,7 +452,8 @@ class Store(Frozen):
                 self._write(image_record.dumps(after), self.record_path(digest))
 
     def _write(self, text: str, path: Path) -> None:
-        write_text(text, path, mode=0o664 if self.shared else 0o644)
+        # In `tmp`, the next process removes it if this one is killed.
+        write_text(text, path, mode=0o664 if self.shared else 0o644, aside=self.tmp / lease.private_name())
 
     # -- lockfiles and runs that need images --
 
@@ -525,18 +525,11 @@ def _hex(digest: str) -> str:
     return match[1]
 
 
-def _scratch_name() -> str:
-    me = lease.this_process()
-    host = re.sub(r"[^A-Za-z0-9_-]", "-", me.host) or "-"
-    return f"{host[:100]}.{me.pid}.{me.start}.{me.machine}.{secrets.token_hex(8)}"
-
-
 def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
-    match = _SCRATCH.fullmatch(path.name)
-    if match is not None:
-        host, pid, start, machine = match.groups()
-        if lease.Owner(host=host, machine=machine, pid=int(pid), start=int(start)).is_dead():
-            return True
+    # Of a lease's file, `.NAME.PROCESS.new`, the last five words but one.
+    owner = lease.owner_of(".".join(path.name.split(".")[-6:-1]) if path.name.startswith(".") else path.name)
+    if owner is not None and owner.is_dead():
+        return True
     try:
         inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)] if path.is_dir() else []
         status = path.lstat()
@@ -545,7 +538,7 @@ def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
         newest = max([status.st_mtime, *renamed, *inside])
     except OSError:
         return False
-    return now is not None and now - newest > (ABANDONED if match is None else after)
+    return now is not None and now - newest > (ABANDONED if owner is None else after)
 
 
 def _distrust(status: os.stat_result) -> str:

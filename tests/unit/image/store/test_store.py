@@ -391,6 +391,32 @@ def test_the_next_caller_removes_what_a_killed_one_left(store: Store) -> None:
         assert list(store.tmp.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize(
+    ("killed_in", "work"),
+    [
+        ("link", "store.lease('x', purpose='test', timeout=1).__enter__()"),
+        ("replace", "store.add_root('lockfile', Path('/p/lock.toml'), ['sha256:' + 'a' * 64])"),
+        ("replace", "store.keep_index('sha256:' + 'a' * 64, b'index')"),
+    ],
+    ids=["lease", "record", "index"],
+)
+def test_a_process_that_is_killed_before_a_file_gets_its_name_leaves_nothing_for_long(
+    store: Store, killed_in: str, work: str
+) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from hpcenv.image.store.store_folder import open_store\n"
+        "store = open_store(Path(sys.argv[1]))\n"
+        f"os.{killed_in} = lambda *_: os.kill(os.getpid(), 9)\n"
+        f"{work}\n"
+    )
+    before = {path for path in store.root.rglob("*") if path.is_file()}
+    done = subprocess.run([sys.executable, "-c", program, str(store.root)], timeout=60)
+    assert done.returncode == -9
+    assert {path for path in store.root.rglob("*") if path.is_file()} > before
+    store.clean_leftovers()
+    assert {path for path in store.root.rglob("*") if path.is_file()} == before
+
+
 def test_leftovers_of_other_machines_go_after_a_day_without_a_change(store: Store) -> None:
     me = lease.this_process()
     theirs = store.tmp / f"n7.{me.pid}.1.{'0' * 16}.{'1' * 16}"
