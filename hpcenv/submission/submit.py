@@ -147,7 +147,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         verifies=not plan.manifest.launches,
         after=plan.after.names,
     )
-    save_record(submission, run.submission)
+    save_record(submission, run.submission, durable=False)
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
@@ -235,7 +235,7 @@ def materialize(
             sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
             snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
         node_code.finish()
-    save_record(plan.manifest, run.manifest)
+    save_record(plan.manifest, run.manifest, durable=False)
 
 
 def _import_submitit() -> None:
@@ -249,7 +249,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    # Not waited for until they are on the disk, as the copied code is not: the manifest is, and it comes last.
+    # No file of a submission is waited for until it is on the disk (docs/decisions/0021).
     write_text(plan.lockfile_text, run.lockfile, durable=False)
     write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:

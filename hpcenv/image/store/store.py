@@ -451,9 +451,10 @@ class Store(Frozen):
             else:
                 self._write(image_record.dumps(after), self.record_path(digest))
 
-    def _write(self, text: str, path: Path) -> None:
+    def _write(self, text: str, path: Path, *, durable: bool = True) -> None:
         # In `tmp`, the next process removes it if this one is killed.
-        write_text(text, path, mode=0o664 if self.shared else 0o644, aside=self.tmp / lease.private_name())
+        aside = self.tmp / lease.private_name()
+        write_text(text, path, mode=0o664 if self.shared else 0o644, durable=durable, aside=aside)
 
     # -- lockfiles and runs that need images --
 
@@ -477,7 +478,7 @@ class Store(Frozen):
         file = self.roots / root_records.file_name(root)
         try:
             if digests:
-                self._write(encode_record(root), file)
+                self._write(encode_record(root), file, durable=False)
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
