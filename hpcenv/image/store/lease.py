@@ -115,8 +115,9 @@ def private_name() -> str:
 
 
 def owner_of(name: str) -> Owner | None:
-    """Return the process that made a private name; None for any other name."""
-    match = _PRIVATE.fullmatch(name)
+    """Return the process that made a private name, or an `unfinished` file with one; None for any other name."""
+    # `.NAME.PROCESS.new`: PROCESS is the last five words but one.
+    match = _PRIVATE.fullmatch(".".join(name.split(".")[-6:-1]) if name.startswith(".") else name)
     if match is None:
         return None
     host, pid, start, machine = match.groups()

@@ -527,8 +527,7 @@ def _hex(digest: str) -> str:
 
 
 def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
-    # Of a lease's file, `.NAME.PROCESS.new`, the last five words but one.
-    owner = lease.owner_of(".".join(path.name.split(".")[-6:-1]) if path.name.startswith(".") else path.name)
+    owner = lease.owner_of(path.name)
     if owner is not None and owner.is_dead():
         return True
     try:
