@@ -359,7 +359,7 @@ def test_an_own_template_that_does_not_tell_what_modules_set_is_named(project: P
     unseen = "what they set does not reach the ranks: take the parts `#@if modules` over from "
     assert not any(unseen in note for note in planned(project, here).notes)
     old = 'for name in @{modules}; do\n  module load "$name"\ndone\n'
-    hears = TEMPLATE[TEMPLATE.index("# What they set for the ranks") : TEMPLATE.index("#@if module-paths")]
+    hears = TEMPLATE[TEMPLATE.index("# A step gets what they set for the ranks") : TEMPLATE.index("#@if module-paths")]
     telling = TEMPLATE[TEMPLATE.index("for name in @{modules}") : TEMPLATE.index("#@if unset")]
     own = TEMPLATE.replace(hears, "#@end\n").replace(telling, f"{old}#@end\n")
     assert own.count("coproc MODULES") == 0
