@@ -34,13 +34,21 @@ def local_state(run: Submitted) -> JobState:
 
 
 def _is_process_of(pid: int, run: Submitted) -> bool:
-    """Whether process `pid` belongs to this run: the system may have used the number again."""
+    """Whether process `pid` belongs to this run: the system may have used the number again.
+
+    A process that has just been started has no command line yet. Its parent goes on when execve(2) closes the files
+    that are not inherited; the kernel enters the command line some steps later (begin_new_exec and create_elf_tables,
+    Linux 6.18), and on a busy machine another process runs in between (seen: 47 ms). Such a process has a program; a
+    process that has ended, or a thread of the kernel, has none (proc_pid_exe(5)).
+    """
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        zombie = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if command:
+            return os.fsencode(str(run.folder.path)) in command.split(b"\0")
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
         return False
-    return os.fsencode(str(run.folder.path)) in command and not zombie
+    return True
 
 
 # A longer time means that a clock was wrong.
