@@ -14,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomlkit
+from failed_runs import describe_runs
 from hypothesis import settings
 
 from hpcenv.errors import NotAccepted
@@ -46,6 +47,16 @@ UNTIL = float(os.environ.get("HPCENV_TEST_UNTIL", "inf"))
 def pytest_runtest_setup() -> None:
     if time.time() > UNTIL:
         pytest.skip("NOT RUN: the time for all tests is used up (HPCENV_TEST_SECONDS)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the runs of a failed test to what is printed of it."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and report.when == "call" and isinstance(folder, Path):
+        report.sections.extend(describe_runs(folder))
+    return report
 
 
 def state_home(folder: Path) -> Path:

@@ -10,8 +10,9 @@ import json
 import os
 import re
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +96,58 @@ class Cluster:
     def write(self, path: str, text: str, **where: object) -> None:
         self.must("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1"', "sh", path, stdin=text, **where)
 
+    def start_again_soon(self, job: str) -> None:
+        """Let a job that was queued again start within seconds, and not only when its old credential has expired.
+
+        When a job ends, slurmd revokes its credentials: all that were made in that second or before. So a job that
+        starts again within the same second is refused ("Job N already killed, do not launch batch job"), and has
+        failed without a line in its log (seen: 24.11, three of four tries). And a start time that is set while the job
+        still ends is overwritten.
+        """
+        until = time.monotonic() + 120
+        while self.run("squeue", "-h", "-o", "%T", "-j", job).stdout.strip() in ("COMPLETING", "REQUEUED"):
+            assert time.monotonic() < until, f"job {job} has not ended within 120 s"
+            time.sleep(0.5)
+        # On a slow machine it has started by itself.
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
+
     def testbed(self, *words: str, timeout: float = 300) -> Done:
         done = subprocess.run([str(TESTBED), *words], capture_output=True, text=True, timeout=timeout)
         return Done(done.returncode, done.stdout, done.stderr)
+
+
+_NEWEST_RUNS = """\
+ls -td /home/*/hpcenv-tests/*/runs/*/ | head -n 3 | while read -r run; do
+  echo "== $run"
+  for file in "$run"/started.json "$run"/finished.json; do tr -s ' \\n' ' ' < "$file"; echo; done
+  echo "-- the end of its log"
+  tail -c 3000 "$run/job.log"
+done
+"""
+# What says why a job did not do what its test waited for: Slurm's words, its daemons' words, and the newest runs.
+_SAID = {
+    "Slurm's queue and nodes": ("login", "squeue -a -l; sinfo -R; sinfo -N -l"),
+    "Slurm's last jobs": ("login", "scontrol show job | tail -n 90"),
+    "slurmctld's log": ("ctl", "tail -n 40 /var/log/slurmctld.log"),
+    "slurmd's log on n1": ("n1", "tail -n 15 /var/log/slurmd.log"),
+    "slurmd's log on n2": ("n2", "tail -n 15 /var/log/slurmd.log"),
+    "the newest runs": ("login", _NEWEST_RUNS),
+}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to what is printed of a failed test what the cluster says at that moment."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and report.when == "call" and isinstance(cluster, Cluster):
+        for title, (node, script) in _SAID.items():
+            try:
+                said = cluster.run("sh", "-c", script, node=node, user="root", timeout=20).text
+            except subprocess.TimeoutExpired:
+                said = "no answer within 20 s"
+            report.sections.append((title, said))
+    return report
 
 
 @dataclass(frozen=True)

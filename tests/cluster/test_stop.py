@@ -340,9 +340,7 @@ def test_what_has_finished_is_not_trained_again_when_slurm_starts_it_again(
     job = submit(slow_project, "ok.py", run)
     assert slow_project.hpcenv("wait", run, timeout=120).status == 0
     cluster.must("scontrol", "requeue", job)
-    # Without this, Slurm waits two minutes. It refuses it as long as the job is ending.
-    update = ("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until("the job is queued again", lambda: cluster.run(*update).status == 0, seconds=60)
+    cluster.start_again_soon(job)
     wait_for_line(slow_project, run, "the run has already completed: this job has nothing to do")
     assert slow_project.hpcenv("wait", run, timeout=60).status == 0
     assert log(slow_project, run).count("it trains") == 2
