@@ -3,13 +3,17 @@
 import dataclasses
 import hashlib
 import os
+import signal
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpcenv.node.launch import processes
+from hpcenv.process import below
 from hpcenv.project.severities import resolve
 from hpcenv.records.facts import Facts, Interface, Network, Route
 from hpcenv.records.files import save_record
@@ -134,6 +138,7 @@ class HandMadeRun:
             workdir=str(base),
             environment=Environment(kind="host", python=str(self.bin / "python")),
         )
+        self._started: list[subprocess.Popen[Any]] = []
         copy_node_code(self.folder)
         self.save()
 
@@ -177,15 +182,22 @@ class HandMadeRun:
             timeout=60,
         )
 
-    def start(self, step: str, node: str = "n1") -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.argv(step),
-            env=self.environ(node),
-            cwd="/",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, step: str, node: str = "n1", **options: Any) -> subprocess.Popen[Any]:
+        """Start a step; the fixture ends what still runs after the test."""
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        wanted = {"env": self.environ(node), "cwd": "/", **(options or pipe)}
+        child = subprocess.Popen(self.argv(step), **wanted)
+        self._started.append(child)
+        return child
+
+    def end(self) -> None:
+        """End what a failed test left running: an unfinished Popen object would fail one of the next tests."""
+        for child in self._started:
+            if child.poll() is None:
+                processes.send((*below(child.pid), child.pid), signal.SIGKILL)
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
 
     def open_gate(self, *, attempt: int = 0, run: str = "r1", result: str = "match", rendezvous: str = "77.0") -> None:
         """Write what the decide step writes when all is well."""
@@ -216,14 +228,20 @@ class HandMadeRun:
 
 @pytest.fixture
 def run(tmp_path):
-    return HandMadeRun(tmp_path, _manifest(nodes=1))
+    made = HandMadeRun(tmp_path, _manifest(nodes=1))
+    yield made
+    made.end()
 
 
 @pytest.fixture
 def run_of_two(tmp_path):
-    return HandMadeRun(tmp_path, _manifest(nodes=2))
+    made = HandMadeRun(tmp_path, _manifest(nodes=2))
+    yield made
+    made.end()
 
 
 @pytest.fixture
 def local_run(tmp_path):
-    return HandMadeRun(tmp_path, _manifest(nodes=2, cluster="local", cpus_per_task=0))
+    made = HandMadeRun(tmp_path, _manifest(nodes=2, cluster="local", cpus_per_task=0))
+    yield made
+    made.end()

@@ -23,7 +23,7 @@ def go(run, **more):
 
 def start(run):
     with open(run.base / "log", "wb") as log:
-        return subprocess.Popen(run.argv("local"), env=environ(run), stdout=log, stderr=log, start_new_session=True)
+        return run.start("local", env=environ(run), stdout=log, stderr=log, start_new_session=True)
 
 
 def wait_for(condition):

@@ -88,11 +88,7 @@ def test_all_nodes_end_when_one_cannot_reach_the_first(run_of_two: Any, port: in
     begun = time.monotonic()
     with silent_listener(port):
         steps = [run_of_two.start("smoke", node) for node in ("n1", "n2")]
-        try:
-            said = [step.communicate(timeout=60)[0] for step in steps]
-        finally:
-            for step in steps:
-                step.terminate()
+        said = [step.communicate(timeout=60)[0] for step in steps]
     took = time.monotonic() - begun
     assert [step.returncode for step in steps] == [0, 0], said
     first, second = (load_record(SmokeReport, run_of_two.folder.smoke_of(n, pairs=False)) for n in ("n1", "n2"))
@@ -125,13 +121,14 @@ def test_ranks_that_run_get_time_for_their_own_message(tmp_path: Path) -> None:
     assert others.ended(ranks_run=False) is not None
 
 
-# Stands for an agent: starts one rank, which does as the script says, and then does not end.
+# Stands for an agent: starts one rank, which does as the script says, and then does not end. Its number is there before
+# its rank is.
 _AGENT = """
 for word in "$@"; do case $word in --folder=*) folder=${word#--folder=} ;; esac; done
 number=$(cat "$folder/../../number.$(basename "$folder")")
+echo $$ > "$folder/../../agent.$(basename "$folder")"
 LOCAL_RANK=0 sh -c 'sleep 1; echo "{\\"phase\\": \\"all\\", \\"state\\": \\"$2\\"}" > "$1/rank-$3.jsonl"; sleep 0.5' \
   sh "$folder" STATE "$number"
-echo $$ > "$folder/../../agent.$(basename "$folder")"
 exec sleep 300
 """
 
@@ -144,15 +141,11 @@ def test_a_node_tells_its_result_when_its_ranks_have_ended_and_ends_a_torchrun_t
     (run.folder.smoke / "number.n1").write_text("0")
     begun = time.monotonic()
     step = run.start("smoke-tell", "n1")
-    try:
-        assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
-        report = load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False))
-        agent = int((run.folder.smoke / "agent.n1").read_text())
-        assert (report.ended, parent_of(agent)) == ("done", step.pid), "the agent still runs"
-        assert step.wait(timeout=30) == 0
-    finally:
-        step.kill()
-        step.stdout.close()
+    assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
+    agent = int((run.folder.smoke / "agent.n1").read_text())
+    assert parent_of(agent) == step.pid, "the agent still runs"
+    assert load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False)).ended == "done"
+    assert step.wait(timeout=30) == 0
     assert parent_of(agent) is None
     assert time.monotonic() - begun < 60, "the limit of a start is 300 s"
 
@@ -188,11 +181,7 @@ def test_diagnostics_are_read_from_what_the_ranks_write_not_from_torchruns_copy(
     run.torchrun(_AGENT.replace("STATE", "end").replace("number=", logs + "number="))
     (run.folder.smoke / "number.n1").write_text("0")
     step = run.start("smoke-tell", "n1")
-    try:
-        assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
-    finally:
-        step.terminate()
-        step.communicate(timeout=60)
+    assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
     report = load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False))
     assert report.diagnostics == ("[OK] p2p: fine",)
 
