@@ -43,6 +43,8 @@ WARNING = signal.SIGUSR2
 _EARLY = 60.0
 # slurmctld normally answers in milliseconds. After this time, the ranks are stopped without its answer.
 _SECONDS_TO_ASK = 8.0
+# When the ranks have ended, the record of their end waits no longer than this. Slurm may kill the step soon.
+_SECONDS_TO_SETTLE = 4.0
 # Nodes ask one after the other, because a thousand requests at once would overload slurmctld.
 _SECONDS_BETWEEN_NODES = 0.02
 # Of a task that waits for the answer that another task of its node gets.
@@ -200,6 +202,12 @@ class Stop:
             self.answer = self._received or JobEnd(reason="unknown")
             self._write_request()
         return True
+
+    def settle(self) -> None:
+        """Wait a limited time for Slurm's answer, when the ranks have ended; another task's is not waited for."""
+        if self._asks and self._asking is not None:
+            self._asking.join(_SECONDS_TO_SETTLE)
+        self.attend()
 
     def _ask(self) -> None:
         if not self._asks:

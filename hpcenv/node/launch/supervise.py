@@ -124,6 +124,7 @@ def supervise(
                 ending.give_up()
             ending.attend()
         else:
+            ending.conclude()
             return status if status >= 0 else 128 - status
 
 
@@ -148,19 +149,33 @@ class _Ending:
             self._signals(signal.SIGTERM, None)
 
     def attend(self) -> None:
+        if not self._has_begun():
+            return
         asked = self._signals.asked_to_end
-        if self._begun_by is None:
-            if asked is None and not self._signals.warned:
-                return
-            self._begun_by = int(WARNING) if self._signals.warned or asked is None else asked
-            if self._stop is not None:
-                self._stop.begin(self._begun_by)
         if self._stop is not None and not self._stop.attend():
             return  # after TERM: wait for Slurm's answer whether it is a cancel or a preemption
         if self._is_stop():
             self._attend_stop()
         elif asked is not None:
             self._attend_end(asked)
+
+    def conclude(self) -> None:
+        """Find out why the ranks were asked to end, now that they have ended.
+
+        With proctrack/linuxproc Slurm's signal reaches the ranks directly. They may have saved their state and ended
+        before the next look here, or before Slurm's answer. Without a reason the job would count as completed.
+        """
+        if self._has_begun() and self._stop is not None:
+            self._stop.settle()
+
+    def _has_begun(self) -> bool:
+        """Begin if a signal has arrived; return whether it has."""
+        asked = self._signals.asked_to_end
+        if self._begun_by is None and (asked is not None or self._signals.warned):
+            self._begun_by = int(WARNING) if self._signals.warned or asked is None else asked
+            if self._stop is not None:
+                self._stop.begin(self._begun_by)
+        return self._begun_by is not None
 
     def _is_stop(self) -> bool:
         return self._stop is not None and (self._begun_by == WARNING or self._stop.stopped != "")

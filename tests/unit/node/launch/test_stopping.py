@@ -161,7 +161,7 @@ from hpcenv.node.launch import processes, stopping, supervise
 from hpcenv.node.this_node import ThisNode
 from pathlib import Path
 manifest = load_record(Manifest, Path(sys.argv[1]))
-stop = stopping.Stop(manifest, ThisNode(node="n1", nodes=("n1",), attempt=0, job_id="77"), {})
+stop = stopping.Stop(manifest, ThisNode(node="n1", nodes=("n1",), attempt=0, job_id="77"), dict(os.environ))
 processes.adopt_orphans()
 with supervise.caught_signals() as signals:
     child = subprocess.Popen(["sh", "-c", sys.argv[2]], start_new_session=True)
@@ -208,3 +208,30 @@ def test_ranks_are_asked_in_the_users_way_and_killed_when_the_grace_is_over(
     out, _ = child.communicate(timeout=30)
     assert out.strip() == ended
     assert (tmp_path / "told").read_text().split() == told
+
+
+# Slurm's answer: it comes after the ranks have ended.
+SCONTROL = """#!/bin/sh
+sleep 1
+echo "JobId=77 JobState=RUNNING Reason=None PreemptTime=2026-11-23T22:00:05 StartTime=2026-11-23T22:00:00"
+"""
+
+
+@pytest.mark.parametrize(("cluster", "ended"), [("local", "unknown True 0"), ("slurm", "preemption True 0")])
+@pytest.mark.parametrize("number", ["USR2", "TERM"])
+def test_ranks_that_save_and_end_before_the_next_look_were_stopped(make_manifest, tmp_path, cluster, ended, number):
+    """With proctrack/linuxproc they have Slurm's signal as early as the launch step."""
+    manifest = dataclasses.replace(make_manifest(), run_folder=str(tmp_path), cluster=cluster)
+    save_record(manifest, tmp_path / "manifest.json")
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    program = f"kill -{number} $PPID; mkdir -p {tmp_path}/stop; : > {tmp_path}/stop/saved-n1; exit 0"
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISE, str(tmp_path / "manifest.json"), program],
+        env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    # Without Slurm, TERM is a cancel.
+    assert done.stdout.strip() == ("True 0" if (cluster, number) == ("local", "TERM") else ended), done.stderr
