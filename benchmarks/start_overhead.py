@@ -2,14 +2,15 @@
 
     python -m benchmarks.start_overhead [--json] [--rounds N] [--nodes N] [--preflight full] [--instance NAME]
 
-Both run in the testbed, which `python -m benchmarks start_overhead` brings up: two nodes, two
-ranks each, the same SIF, the same folder bound, the same script, alternately, the first of the two in turn. A job
-starts when its batch script's first line runs (`date +%s.%N` in both); its script has started when the last of the
-four ranks wrote the time in its own first line. The peer is sbatch, srun, `apptainer exec` and torchrun with c10d,
-without a check. One pair goes before and is not counted: it reads the SIF from disk.
+Both run in the testbed, which `python -m benchmarks start_overhead` brings up: two ranks for each node, the same SIF,
+the same folder bound, the same script, alternately, the first of the two in turn. A job starts when its batch script's
+first line runs (`date +%s.%N` in both); its script has started when the last of the ranks wrote the time in its own
+first line. The peer is sbatch, srun, `apptainer exec` and torchrun with c10d, without a check. One pair goes before and
+is not counted: it reads the SIF from disk.
 
 The nodes of the testbed share the cores of one machine, and real nodes do not: two nodes that check and load torch at
-the same time wait for each other here. `--nodes 1` gives one node all cores.
+the same time wait for each other here. So without `--nodes`, two nodes run where there are two cores for each, and one
+node where there are fewer; the row says how many.
 
 Must: the median over the rounds of ours at most 1.05 of the peer's, or at most 0.3 s more. With `--preflight full`, the
 row `start_overhead_full`, there is no limit: the smoke test, whose result of an earlier job does not count here, and
@@ -36,6 +37,7 @@ NEEDS = ("testbed",)
 
 RATIO, SECONDS = 1.05, 0.3
 LEAST_ROUNDS = 10
+CORES = 2  # of each node: one for each rank
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "sbatch_templates" / "job.sbatch"
 IMAGE = "docker://registry:5000/hpcenv/torch:2.13.0-cpu"
@@ -111,7 +113,7 @@ def main(preflight: str = "quick") -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS)
-    parser.add_argument("--nodes", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--nodes", type=int, choices=(1, 2), default=2 if (os.cpu_count() or 1) >= 2 * CORES else 1)
     parser.add_argument("--instance", help="which testbed, if not this checkout's own")
     parser.add_argument("--preflight", choices=("quick", "full"), default=preflight)
     options = parser.parse_args()
@@ -131,7 +133,7 @@ def main(preflight: str = "quick") -> int:
             mine.append(ours)
             theirs.append(peer)
             print(f"round {number}: ours {_seconds(ours):.2f} s, peer {_seconds(peer):.2f} s", flush=True)
-    result = _judge(mine, theirs, options.preflight)
+    result = {**_judge(mine, theirs, options.preflight), "nodes": options.nodes}
     if options.json:
         print(json.dumps(result))
     return 0 if result["met"] else 1

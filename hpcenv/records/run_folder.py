@@ -59,6 +59,11 @@ class RunFolder:
         return self.code / "step.py"
 
     @property
+    def archive(self) -> Path:
+        """The modules that the steps on the nodes import, and what Python has compiled of them."""
+        return self.code / "hpcenv.zip"
+
+    @property
     def inside(self) -> Path:
         """What ranks can import: `hpcenv.training`, and the start of torchrun."""
         return self.path / "inside"

@@ -67,7 +67,7 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
     run = RunFolder(folder)
     submit_step.make_folder(folder)
     try:
-        submit_step.materialize(replace(plan, script=script), run, context)
+        submit_step.materialize(replace(plan, script=script), run, context, code_as_files=True)
         needs = tuple(_needs(plan.manifest))
         (folder / "README.txt").write_text(_readme(plan, needs), encoding="utf-8")
     except BaseException:

@@ -1,4 +1,4 @@
-"""The code that travels with a run: whole rooms of this package, copied as they are.
+"""The code that travels with a run: whole rooms of this package, unchanged, in one archive.
 
 Runs on: LOGIN NODE. A job that waits in the queue is not changed by an upgrade of hpcenv, and the
 nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.md).
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,9 @@ _SECONDS = 600.0
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = ("incontainer", "node", "records")
 
+# Room of which other Pythons start single files, by their paths: these cannot be in an archive.
+FILES_ROOM = "incontainer"
+
 # What a training script can import, also in an image without hpcenv: hpcenv.training, and what it imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
@@ -43,44 +45,40 @@ def package_folder() -> Path:
     return Path(node.__file__).parents[1]
 
 
-def node_files() -> list[str]:
-    """Return the paths, relative to the package, of every file that travels to a node: modules, and their bytecode."""
+def node_modules() -> list[str]:
+    """Return the paths, relative to the package, of every module that travels to a node."""
     package = package_folder()
-    found = [name for name in _files_of(str(package)) if os.path.basename(name).partition(".")[0] != "__main__"]
+    found = [name for name in os.listdir(package) if name.endswith(".py") and name != "__main__.py"]
     for room in NODE_ROOMS:
-        for folder, folders, _ in os.walk(package / room):
+        for folder, folders, names in os.walk(package / room):
             folders[:] = [name for name in folders if name != listing.BYTECODE]
             inside = os.path.relpath(folder, package)
-            found += [f"{inside}/{name}" for name in _files_of(folder)]
+            found += [f"{inside}/{name}" for name in names if name.endswith(".py")]
     return sorted(found)
-
-
-def _files_of(folder: str) -> list[str]:
-    """Return the modules in a folder, and what this Python has compiled of them (PEP 3147)."""
-    modules = [name for name in os.listdir(folder) if name.endswith(".py")]
-    compiled = {f"{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc" for name in modules}
-    with suppress(FileNotFoundError, PermissionError):
-        modules += [
-            f"{listing.BYTECODE}/{name}" for name in compiled.intersection(os.listdir(f"{folder}/{listing.BYTECODE}"))
-        ]
-    return modules
 
 
 class NodeCodeCopy:
     """Copies what the nodes run, and what the ranks can import, while its caller goes on; use it in a `with`.
 
-    Files that Python has compiled are copied too: the steps on the nodes then compile nothing if their
-    Python has this version. Python accepts such a file only with the time and size of its source.
+    The modules that the steps on the nodes import are in one archive. It also has what Python has compiled of them: the
+    steps then compile nothing if their Python has this version.
+
+    Args:
+        as_files: write these modules as files: for a folder that a Python of any version runs. Such a Python can keep
+            what it compiles of files; of modules in an archive it does not.
 
     Raises:
         ToolMissing, ToolFailed: Python cannot be started.
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, *, as_files: bool = False) -> None:
         self._run = run
+        modules = node_modules()
+        files = modules if as_files else [name for name in modules if name.startswith(f"{FILES_ROOM}/")]
+        pairs = [path for pair in _copies(run, files) for path in pair]
+        packed = () if as_files else (file_copies.ARCHIVE, str(run.archive), *modules)
         # Sources are named from the folder of the package: the command line stays short.
-        pairs = [path for pair in _copies(run) for path in pair]
-        argv = [sys.executable, "-I", "-S", file_copies.__file__, *pairs]
+        argv = [sys.executable, "-I", "-S", file_copies.__file__, *pairs, *packed]
         self._program = process.BackgroundProcess(argv, timeout=_SECONDS, cwd=package_folder())
 
     def __enter__(self) -> Self:
@@ -114,19 +112,19 @@ class NodeCodeCopy:
         return FileUnusable(what, why=f"{reason}: {path}", hint=full.hint)
 
 
-def copy_node_code(run: RunFolder) -> None:
-    """Copy what the nodes run, and what the ranks can import, and wait for it.
+def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
+    """Copy what the nodes run, and what the ranks can import, and wait for it; arguments as for `NodeCodeCopy`.
 
     Raises:
         ToolMissing, ToolFailed, FileUnusable: as for `NodeCodeCopy`.
     """
-    with NodeCodeCopy(run) as copy:
+    with NodeCodeCopy(run, as_files=as_files) as copy:
         copy.finish()
 
 
-def _copies(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Yield each file, relative to the package, and its place in the run folder."""
-    yield from ((name, f"{run.code}/hpcenv/{name}") for name in node_files())
+def _copies(run: RunFolder, files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each file that is copied, relative to the package, and its place in the run folder."""
+    yield from ((name, f"{run.code}/hpcenv/{name}") for name in files)
     yield "node/step.py", str(run.step)
     hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
     yield from ((name, f"{run.inside}/hpcenv/{name}") for name in (*RANK_MODULES, *hook))

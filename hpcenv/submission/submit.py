@@ -218,15 +218,21 @@ def _stop_local(job_id: str | None) -> None:
 
 
 def materialize(
-    plan: Plan, run: RunFolder, context: Context, *, while_copying: Callable[[], object] = lambda: None
+    plan: Plan,
+    run: RunFolder,
+    context: Context,
+    *,
+    code_as_files: bool = False,
+    while_copying: Callable[[], object] = lambda: None,
 ) -> None:
     """Write everything the nodes need, the manifest last.
 
     Args:
+        code_as_files: `as_files` of `NodeCodeCopy`.
         while_copying: called while another process copies the code of the nodes.
     """
     with contextlib.ExitStack() as stack:
-        node_code = stack.enter_context(NodeCodeCopy(run))
+        node_code = stack.enter_context(NodeCodeCopy(run, as_files=code_as_files))
         copied = None if plan.source is None else stack.enter_context(snapshot.make(plan.source, run, context.environ))
         _write_records(plan, run)
         while_copying()

@@ -5,10 +5,11 @@ Runs on: LOGIN NODE and COMPUTE NODE. Nothing needs to be mounted into the image
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
-from pathlib import Path
 
-_FOLDER = Path(__file__).parents[2] / "incontainer" / "probe"
+from hpcenv.incontainer import probe
+
 _START = "__main__"
 
 
@@ -19,7 +20,9 @@ def probe_source() -> str:
 
 def read_chapters() -> dict[str, str]:
     """Return the probe's modules: name -> source text."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.py"))}
+    names = sorted(("__init__", *(module.name for module in pkgutil.iter_modules(probe.__path__))))
+    # Also from the archive in a run folder.
+    return {name: (pkgutil.get_data(probe.__name__, f"{name}.py") or b"").decode() for name in names}
 
 
 def join_chapters(chapters: Mapping[str, str]) -> str:

@@ -142,6 +142,12 @@ class HandMadeRun:
         copy_node_code(self.folder)
         self.save()
 
+    def module(self, name: str) -> Path:
+        """Replace the archive of the node code by files, and return the one of a module, which a test changes."""
+        copy_node_code(self.folder, as_files=True)
+        self.folder.archive.unlink(missing_ok=True)
+        return self.folder.code / "hpcenv" / name
+
     def save(self, **changes) -> None:
         self.manifest = dataclasses.replace(self.manifest, **changes)
         save_record(self.manifest, self.folder.manifest)

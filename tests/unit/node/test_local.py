@@ -99,7 +99,7 @@ def test_a_begin_that_fails_ends_with_91(local_run):
 def test_the_status_of_a_node_that_fails_is_the_runs_and_the_other_node_ends(local_run):
     """The other node ignores the failure; it is told to end, and nothing of it stays."""
     # The time for the others is 20 s: far too long for a test, so this copy of the code has less.
-    code = local_run.folder.code / "hpcenv" / "node" / "local.py"
+    code = local_run.module("node/local.py")
     code.write_text(code.read_text().replace("_SECONDS_FOR_OTHERS = 20.0", "_SECONDS_FOR_OTHERS = 0.5"))
     local_run.torchrun(WHO + '[ "$who" = local1 ] && exit 7\nexec sleep 60')
     done = go(local_run)

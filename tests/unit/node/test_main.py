@@ -507,10 +507,8 @@ def test_a_status_that_is_none_is_refused(run, status):
 
 
 def test_a_fault_of_hpcenv_itself_does_not_look_like_one_of_the_training(run):
-    (run.folder.code / "hpcenv" / "node" / "check" / "facts.py").write_text(
-        (run.folder.code / "hpcenv" / "node" / "check" / "facts.py").read_text()
-        + "\ndef gather(*a, **k):\n    return 1 / 0\n"
-    )
+    facts = run.module("node/check/facts.py")
+    facts.write_text(facts.read_text() + "\ndef gather(*a, **k):\n    return 1 / 0\n")
     done = run.step("check")
     assert done.returncode == 91
     assert done.stderr.startswith("error[internal]: the check step failed\nwhy: Traceback")

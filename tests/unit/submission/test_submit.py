@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import hashlib
 import os
+import py_compile
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -576,30 +579,54 @@ def test_staging_needs_something_to_stage(plan: Make, words: Any, says: str) -> 
 
 
 def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -> None:
-    """A node with this Python compiles nothing; a source that was changed since counts, not what was compiled."""
+    """A node with this Python compiles nothing; what was compiled of another source does not come along."""
+    compileall.compile_dir(package_folder(), quiet=1)  # so that it is compiled
     run = RunFolder(tmp_path / "run")
-    importing = "import sys; sys.path.insert(0, sys.argv[1]); import hpcenv.node.steps.check, hpcenv.node.steps.launch, hpcenv.version"
-
-    def loaded(folder: Path) -> list[str]:
-        argv = [sys.executable, "-I", "-v", "-c", importing, str(folder)]
-        said = subprocess.run(argv, capture_output=True, text=True, check=True).stderr.splitlines()
-        return [line for line in said if f"{folder}/hpcenv/" in line]
-
-    loaded(package_folder())  # so that it is compiled
     copy_node_code(run)
-    assert len([line for line in loaded(run.code) if " matches " in line]) > 15
-    assert [line for line in loaded(run.code) if line.startswith("# created")] == []
-    (run.code / "hpcenv" / "version.py").write_text("VERSION = 'of another file'\n")
-    assert [line for line in loaded(run.code) if line.startswith("# created")] != []
+    with zipfile.ZipFile(run.archive) as packed:
+        assert packed.testzip() is None
+        names = set(packed.namelist())
+    sources = {name for name in names if name.endswith(".py")}
+    assert {"hpcenv/node/step.py", "hpcenv/records/manifest.py", "hpcenv/incontainer/agent.py"} <= sources
+    assert names - sources == {f"{name}c" for name in sources}
+
+
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+def test_only_what_was_compiled_of_this_source_comes_along(
+    mode: py_compile.PycInvalidationMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("WHAT = 1\n")
+
+    def packed() -> dict[str, bytes]:
+        (tmp_path / "a.zip").write_bytes(file_copies.pack(["a.py"]))
+        with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    assert packed() == {"hpcenv/a.py": b"WHAT = 1\n"}
+    compiled = Path(py_compile.compile("a.py", invalidation_mode=mode))
+    assert packed()["hpcenv/a.pyc"][16:] == compiled.read_bytes()[16:]
+    importing = "import sys; sys.path.insert(0, 'a.zip/hpcenv'); import a; print(a.WHAT)"
+    done = subprocess.run([sys.executable, "-I", "-c", importing], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    (tmp_path / "a.py").write_text("WHAT = 22\n")
+    assert list(packed()) == ["hpcenv/a.py"]
+    compiled.write_bytes(b"of no Python")
+    assert list(packed()) == ["hpcenv/a.py"]
 
 
 def test_a_file_of_the_nodes_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     (run.code / "hpcenv").mkdir(parents=True)
-    (run.code / "hpcenv" / "node").write_text("a file where a folder is needed")
+    (run.code / "hpcenv" / "incontainer").write_text("a file where a folder is needed")
     with pytest.raises(FileUnusable, match="cannot copy the code of the nodes") as caught:
         copy_node_code(run)
-    assert f"{run.code}/hpcenv/node" in str(caught.value.why)
+    assert f"{run.code}/hpcenv/incontainer" in str(caught.value.why)
+    other = RunFolder(tmp_path / "other")
+    other.archive.mkdir(parents=True)
+    with pytest.raises(FileUnusable) as caught:
+        copy_node_code(other)
+    assert caught.value.why == f"Is a directory: {other.archive}"
 
 
 def test_a_copy_that_is_killed_or_not_finished_is_not_taken_for_done(
@@ -623,13 +650,11 @@ def test_a_copy_that_is_killed_or_not_finished_is_not_taken_for_done(
     assert "prune" in str(caught.value.hint)
 
 
-def test_what_is_compiled_may_be_unreadable(tmp_path: Path) -> None:
-    source, target = tmp_path / "a.pyc", tmp_path / "copy" / "b.py"
-    (tmp_path / "b.py").write_text("1")
-    assert file_copies.main([str(source), str(tmp_path / "copy" / "a.pyc"), str(tmp_path / "b.py"), str(target)]) == 0
-    assert [path.name for path in target.parent.iterdir()] == ["b.py"]
-    (tmp_path / "b.py").unlink()
-    assert file_copies.main([str(tmp_path / "b.py"), str(target)]) == 1
+def test_a_source_that_is_missing_is_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert file_copies.main([str(tmp_path / "b.py"), str(tmp_path / "copy" / "b.py")]) == 1
+    assert file_copies.main([file_copies.ARCHIVE, str(tmp_path / "a.zip"), str(tmp_path / "b.py")]) == 1
+    assert capfd.readouterr().err == f"2 {tmp_path}/b.py\n" * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- CPUs and memory ----------------------------------------------------------------------
