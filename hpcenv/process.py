@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _TAIL_CHARACTERS = 4000
 # For `start`: the caller has the other end.
 PIPE = subprocess.PIPE
+# What asks a program to end.
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What a pipe may hold without privileges on Linux (fs.pipe-max-size), in bytes.
 _FEED_BUFFER = 1 << 20
 # How often a wait for output looks whether the program itself has ended.
@@ -613,6 +615,7 @@ def start(
     stderr: int | IO[bytes] | None = None,
     pass_fds: tuple[int, ...] = (),
     ignored: tuple[int, ...] = (),
+    held_back: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program in its own session, which this terminal's signals do not reach; the caller waits for it.
 
@@ -620,20 +623,26 @@ def start(
         stdin: an open file; without one the program has nothing to read.
         pass_fds: open files that the program inherits under the same numbers.
         ignored: signals that it ignores until it sets handlers; only for callers without threads.
+        held_back: signals that reach it only after it has unblocked them.
     """
 
     def ignore() -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
 
-    return subprocess.Popen(
-        list(argv),
-        env=None if env is None else dict(env),
-        cwd=cwd,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=pass_fds,
-        start_new_session=True,
-        preexec_fn=ignore if ignored else None,  # noqa: PLW1509  (no threads, see above)
-    )
+    # A program inherits what the thread that starts it blocks (signal(7)).
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
+    try:
+        return subprocess.Popen(
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            preexec_fn=ignore if ignored else None,  # noqa: PLW1509  (no threads, see above)
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -47,8 +47,10 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     nodes = node_names(manifest.nodes)
     job = {**environ, LOCAL_NODES: ",".join(nodes), LOCAL_JOB: f"local-{os.getpid()}"}
     tasks = _Tasks(run, job, nodes)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in process.END_SIGNALS:
         signal.signal(number, tasks.stop)
+    # `submit` starts this process with them held back: a cancel that comes earlier is recorded as one, too.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.END_SIGNALS)
     processes.adopt_orphans()
     before = process.below(os.getpid())
     try:
@@ -134,7 +136,7 @@ class _Tasks:
 
     def finish(self, status: int) -> None:
         """Record the exit status of the run, also after a request to end."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in process.END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self._environ = {**self._environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
         record = self._start("finish", self._nodes[0], str(status))

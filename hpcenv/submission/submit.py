@@ -291,6 +291,7 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             cwd=run.path,
             stdout=log,
             stderr=log,
+            held_back=process.END_SIGNALS,
         )
     # A program that submits and continues must not keep a zombie process.
     threading.Thread(target=child.wait, daemon=True).start()

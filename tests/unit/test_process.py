@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -238,3 +239,23 @@ def test_what_became_of_a_begun_program_is_told() -> None:
             begun.read_bytes()
     with pytest.raises(ToolMissing):
         process.BackgroundProcess(["/nowhere/tool"], timeout=1)
+
+
+def test_a_signal_that_is_held_back_comes_when_the_program_lets_it_through(tmp_path: Path) -> None:
+    program = """
+import pathlib, signal, sys, time
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(0.5)
+early = len(seen)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+sys.exit(10 * early + len(seen))
+"""
+    argv = [sys.executable, "-c", program, str(tmp_path / "ready")]
+    child = process.start(argv, held_back=process.END_SIGNALS)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    child.terminate()
+    assert child.wait(timeout=20) == 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(), "of the caller itself nothing is held back"

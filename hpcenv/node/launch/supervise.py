@@ -24,9 +24,6 @@ from hpcenv.node.launch import processes
 from hpcenv.node.launch.current_attempt import AttemptWatch
 from hpcenv.node.launch.stopping import WARNING, Stop
 
-# Signals that ask a job to end.
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 # Signals that the user may send with `scancel --signal`. They are forwarded unchanged.
 _FOR_RANKS = (signal.SIGUSR1,)
 
@@ -71,7 +68,7 @@ class Signals:
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         """Handle one signal: as signal.signal calls it."""
-        if number in _ENDING and self.asked_to_end is None:
+        if number in process.END_SIGNALS and self.asked_to_end is None:
             self.asked_to_end, self.since = number, time.monotonic()
         elif number == WARNING:
             self.warned = True
@@ -83,7 +80,8 @@ class Signals:
 def caught_signals() -> Iterator[Signals]:
     """Catch the signals of this process inside the block."""
     signals = Signals()
-    before = {number: signal.signal(number, signals) for number in (*_ENDING, *_FOR_RANKS, WARNING, *_SILENT)}
+    caught = (*process.END_SIGNALS, *_FOR_RANKS, WARNING, *_SILENT)
+    before = {number: signal.signal(number, signals) for number in caught}
     try:
         yield signals
     finally:
