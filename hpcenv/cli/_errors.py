@@ -99,7 +99,7 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
     # click 8.1 has no such class: it prints the help itself.
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
         verbs = ", ".join(context.command.list_commands(context))
-        return UsageError("which command?", why=f"one of {verbs}", hint=Command("hpcenv", "--help"))
+        return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
     old = _old_names.answer(problem, sys.argv[1:]) if isinstance(problem, click.UsageError) else None
     if old is not None:
         return old

@@ -55,7 +55,11 @@ def command(
     words = after_dashes() or ()
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not words and not has_terminal and not as_json:
-        raise UsageError("which command?", why="a shell needs a terminal", hint="hpcenv run -- COMMAND")
+        raise UsageError(
+            "no command is given",
+            why="without one, a shell starts, and a shell needs a terminal",
+            hint="hpcenv run -- COMMAND",
+        )
     values = table_values({"lock": lock, "site": site, "bind": bind, "env": env})
     options = SubmitOptions(script=None, gpus=gpus, **parse_flags(values))
     workspace = _render.open_project()

@@ -83,7 +83,7 @@ def push_sif(path: Path, target: SifReference, access: Access, *, on_event: OnEv
 
     if target.digest is not None or target.tag is None:
         why = "a push gives a SIF a tag; its digest follows from its content"
-        raise SpecError(f"`{target}` is no name to push to", why=why, hint="write oras://HOST/NAME:TAG")
+        raise SpecError(f"cannot push to `{target}`", why=why, hint="write oras://HOST/NAME:TAG")
     header = sif.read_header(path)
     spec = BlobSpec(digest=f"sha256:{sif.file_sha256(path)}", size=header.file_size)
     with contextlib.closing(source.open_client(target, access, on_event=on_event)) as client:

@@ -139,7 +139,9 @@ def plan_clean(start: Path, request: CleanRequest, *, environ: Mapping[str, str]
         if state not in STATES:
             raise UsageError(f"`--state {state}` is not a state of a run", hint=f"one of {', '.join(STATES)}")
     if not request.words and request.older_than is None and not request.states and request.keep is None:
-        raise UsageError("which runs?", hint="hpcenv clean --older-than 30d, --state failed, --keep 20, or their names")
+        raise UsageError(
+            "no runs are named", hint="hpcenv clean --older-than 30d, --state failed, --keep 20, or their names"
+        )
     named = [_named(start, word, request) for word in request.words]
     folder = named[0].parent if named else runs_folder(start, request.runs)
     entries = [open_folder(path) for path in named] if named else list_runs(folder)

@@ -1,4 +1,4 @@
-"""README's list of what is not checked: each line has a test that changes the thing, and the verdict stays `match`."""
+"""The list of what is not checked: each line has a test that changes the thing, and the verdict stays `match`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def lines() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "what-is-checked.md").read_text(encoding="utf-8")
     part = text.partition("hpcenv does not check these")[2].partition("\n\n")[2].partition("\n\n")[0]
     return re.findall(r"^- (.*)$", part, re.MULTILINE)
 

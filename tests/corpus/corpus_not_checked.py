@@ -1,6 +1,6 @@
-"""What README says hpcenv does not check: each is changed here, and the verdict stays `match`.
+"""What hpcenv does not check (docs/explanation/what-is-checked.md): each is changed here, and the verdict is `match`.
 
-tests/contract/test_not_checked.py compares the list in README with the tests that it names.
+tests/contract/test_not_checked.py compares the list in that page with the tests that it names.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Counter:
     """Notes what an interface has moved, so that it is known how much it moved in the last seconds."""
 
     def __init__(self, interface: str, *, seconds: float) -> None:
-        """Look back `seconds` at most."""
+        """Remember what was noted in the last `seconds`."""
         self._interface = interface
         self._seconds = seconds
         self._seen: list[tuple[float, int]] = []

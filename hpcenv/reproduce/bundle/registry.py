@@ -132,7 +132,7 @@ def push_bundle(path: Path, target: SifReference, access: Access, *, on_event: O
         FileUnusable: a file cannot be read.
     """
     if target.digest is not None or target.tag is None:
-        raise SpecError(f"`{target}` is no name to push to", why="a tag is needed", hint="write oras://HOST/NAME:TAG")
+        raise SpecError(f"cannot push to `{target}`", why="a tag is needed", hint="write oras://HOST/NAME:TAG")
     if verify_bundle(path, on_event=on_event).result == "mismatch":
         raise BundleInvalid(f"`{path.name}` was changed: nothing was uploaded", hint="hpcenv bundle verify says where")
     spec = BlobSpec(digest=f"sha256:{file_sha256(path)}", size=path.stat().st_size)

@@ -49,7 +49,7 @@ def test_the_example_of_submit_stands_on_a_line_of_its_own(hpcenv: Any, tmp_path
 @pytest.mark.parametrize(
     ("words", "what", "hint"),
     [
-        ((), "error[usage]: which command?", "hint: hpcenv --help"),
+        ((), "error[usage]: no command is given", "hint: hpcenv --help"),
         (("submti",), "error[usage]: No such command 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
         (("status", "--rnus-dir", "x"), "error[usage]: no such option `--rnus-dir`, perhaps you meant `--runs-dir`", "hint: hpcenv status --runs-dir x"),
         (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit t.py --partition x"),

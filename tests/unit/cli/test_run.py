@@ -57,7 +57,7 @@ def test_spare_nodes_are_for_jobs(hpcenv: Any, project: Path) -> None:
 def test_a_shell_needs_a_terminal(hpcenv: Any, project: Path) -> None:
     done = hpcenv("run", cwd=project)
     assert done.status == 2
-    assert "which command?" in done.stderr
+    assert "no command is given" in done.stderr
     assert "hpcenv run -- COMMAND" in done.stderr
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_sif(made: BuiltImage, registry: PushServed, store: Store, tm
 
 @pytest.mark.parametrize("text", ["oras://h:5/a", "oras://h:5/a@sha256:" + "0" * 64])
 def test_a_push_needs_a_tag(made: BuiltImage, text: str) -> None:
-    with pytest.raises(SpecError, match="no name to push to"):
+    with pytest.raises(SpecError, match="cannot push to"):
         push_sif(made.path, parse_sif_reference(text), Access(), on_event=lambda _: None)
 
 

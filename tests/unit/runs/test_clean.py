@@ -79,7 +79,7 @@ def test_the_rules_apply_together(some: Path, fake_slurm: Any) -> None:
     assert names(plan(some, fake_slurm, older_than=30 * DAY, now=time.time() + 25 * DAY).runs) == {"done", "failed"}
     assert names(plan(some, fake_slurm, keep=1).runs) == {"done"}
     assert names(plan(some, fake_slurm, states=("completed",), keep=0).runs) == {"done"}
-    with pytest.raises(UsageError, match="which runs"):
+    with pytest.raises(UsageError, match="no runs are named"):
         plan(some, fake_slurm)
 
 

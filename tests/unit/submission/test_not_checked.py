@@ -1,4 +1,4 @@
-"""What README says hpcenv does not check of a project and its data; and data that it does check."""
+"""What hpcenv does not check of a project and its data (docs/explanation/what-is-checked.md); data that it does check."""
 
 from __future__ import annotations
 

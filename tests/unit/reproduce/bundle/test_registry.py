@@ -246,7 +246,7 @@ def test_what_is_refused(registry: PushServed, tmp_path: Path) -> None:
     (tmp_path / "bad.hpcenv.zip").write_bytes(whole[:200] + b"x" + whole[201:])
     with pytest.raises(BundleInvalid):
         push(registry, tmp_path / "bad.hpcenv.zip")
-    with pytest.raises(SpecError, match="no name to push to"):
+    with pytest.raises(SpecError, match="cannot push to"):
         push_bundle(bundle, parse_sif_reference(pushed.by_digest), access(registry), on_event=lambda _: None)
     registry.image()
     with pytest.raises(ImageUnavailable, match="is no bundle"):
