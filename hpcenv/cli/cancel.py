@@ -61,8 +61,8 @@ def _latest(runs: str | None, *, as_json: bool) -> str:
     name, job = latest.submission.run, ", ".join(latest.job_ids)
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "which run is to be cancelled?",
-            why=f"no run is named; the latest one is {name} (job {job})",
+            "no run is named",
+            why=f"the latest one is {name} (job {job}); without a terminal, hpcenv cannot ask whether you mean it",
             hint=Command("hpcenv", "cancel", name if runs is None else str(latest.folder.path)),
         )
     if not click.confirm(f"Cancel {name} (job {job})?", err=True):

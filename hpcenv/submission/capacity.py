@@ -92,7 +92,7 @@ def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[
         default = [offer.partition for offer in offered if offer.default][:1]
         if not default and request.reservation is None:
             raise SubmitRejected(
-                "which partition?",
+                "no partition is named",
                 why=f"this cluster has no default partition; it has {_listed(known)}",
                 hint=f"--partition {known[0]}, or `partition` under [submit] in hpcenv.toml",
             )

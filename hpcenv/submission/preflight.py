@@ -297,7 +297,7 @@ def check_cluster(request: Request, origins: Mapping[str, str], offers: Sequence
     return capacity.judge(request, origins, offers) if offers else []
 
 
-# A run folder starts with about 1 MB of node code and records; logs follow.
+# A run folder starts with about 5 MB of node code and records; logs follow.
 _NO_ROOM = 16 * 10**6
 _LITTLE_ROOM = 10**9
 

@@ -293,7 +293,7 @@ def make_request(options: SubmitOptions) -> Request:
     nproc = options.nproc if options.nproc is not None else gpus
     if nproc == 0:
         raise UsageError(
-            "how many ranks per node?",
+            "the number of ranks per node is not known",
             why="neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml",
             hint="--nodes N --gpus G, or --gpus 0 --nproc R for CPU ranks",
         )

@@ -83,3 +83,15 @@ def test_no_error_is_changed_after_it_was_raised() -> None:
                 changed = isinstance(target, ast.Attribute) and target.attr in ("what", "why", "hint", "hint_parts")
                 of_self = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
                 assert not changed or of_self, f"{path}:{node.lineno}"
+
+
+def test_an_error_says_what_is_wrong_and_asks_nothing() -> None:
+    kinds = {kind.__name__ for kind in all_errors()}
+    questions = []
+    for path in sorted((ROOT / "hpcenv").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds and call.args:
+                parts = getattr(call.args[0], "values", [call.args[0]])
+                if str(getattr(parts[-1], "value", "")).endswith("?"):
+                    questions.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert questions == []

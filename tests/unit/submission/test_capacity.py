@@ -106,7 +106,7 @@ def test_a_qos_may_put_limits_aside() -> None:
 
 
 def test_a_cluster_without_a_default_partition_wants_one_named() -> None:
-    with pytest.raises(SubmitRejected, match="which partition"):
+    with pytest.raises(SubmitRejected, match="no partition is named"):
         capacity.judge(asking(), ORIGINS, [offer for offer in CLUSTER if not offer.default])
 
 

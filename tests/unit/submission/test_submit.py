@@ -114,7 +114,7 @@ def test_a_warning_of_the_compiler_is_no_refusal(plan: Make, project: Path) -> N
 
 def test_how_many_ranks_must_be_said(plan: Make) -> None:
     error = refused(lambda: plan(nproc=None), "usage")
-    assert error.what == "how many ranks per node?"
+    assert error.what == "the number of ranks per node is not known"
     assert "--gpus" in str(error.hint)
 
 
