@@ -202,8 +202,9 @@ def parse_source(text: str) -> Source:
         return DefinitionFile(path=text)
     if _DOCKERFILE.fullmatch(text.rpartition("/")[2]):
         why = "it has the name of a Dockerfile; `image` takes an image or a definition file"
-        translate = Command("hpcenv", "image", "build", text, "--translate", "image.def")
-        return _bad_source(text, why, ("translate it (", translate, "), then write image.def in its place"))
+        build = Command("hpcenv", "image", "build", text)
+        ways = ("build the image, push it to a registry, and name it docker://HOST/NAME:TAG\nor run ", build)
+        return _bad_source(text, why, (*ways, ", copy the SIF into the project, and name that file"))
     return _bad_source(text, "it has no scheme and does not end in .sif or .def", _guess(text))
 
 

@@ -81,7 +81,6 @@ class BuildStage:
         base: the image that FROM names, with ARG values filled in.
         base_known: False when a variable in `base` has no value in this file.
         parent: index of the earlier stage that `base` names, None for an image.
-        platform: of `FROM --platform=`, as it is written; "" without it.
     """
 
     line: int
@@ -89,7 +88,6 @@ class BuildStage:
     base: str
     base_known: bool
     parent: int | None
-    platform: str = ""
     instructions: tuple[Instruction, ...]
 
 
@@ -277,7 +275,6 @@ def _stage(instruction: Instruction, values: Mapping[str, str], earlier: Sequenc
         base=base,
         base_known=known,
         parent=names.get(base.lower()),
-        platform=instruction.flag("platform") or "",
         instructions=(),
     )
 

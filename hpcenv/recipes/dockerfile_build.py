@@ -3,7 +3,6 @@
 Runs on: LOGIN NODE.
 
 buildah and podman build every Dockerfile without a daemon and without root; their image is converted as any other.
-Without them, Apptainer builds a translation of the Dockerfile (`docker_translation`).
 """
 
 from __future__ import annotations
@@ -17,21 +16,16 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv import process
-from hpcenv.errors import Hint, SpecError, ToolFailed, ToolMissing
+from hpcenv.errors import Command, SpecError, ToolFailed, ToolMissing
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, convert_image, resolve
 from hpcenv.image.reference import LocalImage, Platform, parse_reference
-from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.source import Access
 from hpcenv.image.store.store import Store
-from hpcenv.locking.definition_build import DefinitionBuild, build_definition
-from hpcenv.progress import Event, OnEvent, ignore
+from hpcenv.progress import Event, OnEvent
 from hpcenv.recipes import dockerfile
-from hpcenv.recipes.build_context import BuildContext
-from hpcenv.recipes.docker_translation import BaseSettings, Translation, translate
-from hpcenv.records.manifest import Bind
 
-Engine = Literal["auto", "buildah", "podman", "apptainer"]
-ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman", "apptainer")
+Engine = Literal["auto", "buildah", "podman"]
+ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman")
 
 _BUILD_SECONDS = 7200.0
 _SAVE_SECONDS = 1800.0
@@ -54,10 +48,9 @@ class DockerfileBuild:
         path: the Dockerfile.
         name: the path as the user wrote it, for the store's list.
         context: the folder that it copies from.
-        engine: what builds it; `auto` takes buildah, podman, or the translation, whichever is there first.
+        engine: what builds it; `auto` takes buildah, or podman where buildah is not installed.
         arguments: values for ARG.
         target: the stage to build; None for the last one.
-        binds: folders of the host that a translation can use.
     """
 
     path: Path
@@ -68,8 +61,6 @@ class DockerfileBuild:
     target: str | None = None
     platform: Platform = field(default_factory=Platform)
     access: Access = field(default_factory=Access)
-    allow_floating: bool = False
-    binds: tuple[Bind, ...] = ()
 
 
 def is_dockerfile(text: str, name: str) -> bool:
@@ -96,14 +87,9 @@ def build_dockerfile(
     Raises:
         ToolMissing: the engine is not installed.
         ToolFailed: the build failed.
-        SpecError: the file cannot be translated; the error names the lines.
-        HpcenvError: as for the conversion of an image, or the build of a definition file.
+        HpcenvError: as for the conversion of an image.
     """
     engine, program = _engine(build.engine, environ)
-    if engine == "apptainer":
-        return _build_translated(build, store, environ, on_event)
-    if build.binds:
-        raise SpecError(f"--bind is for Apptainer, and {engine} builds", hint="add --engine apptainer")
     on_event(Event(phase="note", what=f"{engine} builds {build.name}"))
     lease = f"dockerfile-{secrets.token_hex(8)}"
     with (
@@ -132,14 +118,24 @@ def _engine(wanted: Engine, environ: Mapping[str, str]) -> tuple[Engine, str]:
     candidates: tuple[Engine, ...] = ("buildah", "podman") if wanted == "auto" else (wanted,)
     for name in candidates:
         program = shutil.which(name, path=environ.get("PATH", os.defpath))
-        if program is not None or name == "apptainer":
-            return name, program or ""
+        if program is not None:
+            return name, program
     if wanted == "auto":
-        return "apptainer", ""
+        raise ToolMissing(
+            "neither buildah nor podman is on PATH",
+            why="one of them must build a Dockerfile; Apptainer builds definition files only",
+            hint=(
+                "install buildah or podman, or load its module\n",
+                "or build the image on another machine, push it to a registry, and use ",
+                Command("hpcenv", "image", "pull", "docker://HOST/NAME:TAG"),
+                "\nor write a definition file, which Apptainer builds: ",
+                Command("hpcenv", "image", "init", "--torch", "VERSION"),
+            ),
+        )
     raise ToolMissing(
         f"{wanted} is not on PATH",
         why=f"--engine {wanted} builds the Dockerfile with it",
-        hint=f"install {wanted}, or load its module; or --engine apptainer, which translates the Dockerfile",
+        hint=f"install {wanted}, or load its module",
     )
 
 
@@ -168,15 +164,11 @@ def _archive(
         process.run(save[engine], timeout=_SAVE_SECONDS, env=environ)
         # The image stays in the engine's own storage, which the user manages: layers are reused by the next build.
     except ToolFailed as error:
-        raise error.changed(hint=_other_ways(error)) from error
+        if _NO_CONTAINER not in (error.why or ""):
+            raise
+        ways = (error.hint, _WITHOUT_CONTAINER) if error.hint else (_WITHOUT_CONTAINER,)
+        raise error.changed(hint="\nor ".join(ways)) from error
     return archive
-
-
-def _other_ways(error: ToolFailed) -> Hint:
-    """Return what else can be tried where an engine failed."""
-    before = [error.hint] if error.hint else []
-    before += [_WITHOUT_CONTAINER] if _NO_CONTAINER in (error.why or "") else []
-    return "\nor ".join([*before, "let Apptainer build a translation of the Dockerfile: --engine apptainer"])
 
 
 def _uses_plain_http(build: DockerfileBuild) -> bool:
@@ -187,56 +179,8 @@ def _uses_plain_http(build: DockerfileBuild) -> bool:
     return any(parse_reference(f"docker://{image}").registry in build.access.plain_http for image in images)
 
 
-# -- translation ----------------------------------------------------------------------------------------------------
-
-
-def translation(build: DockerfileBuild, on_event: OnEvent = ignore) -> Translation:
-    """Return the definition file of a Dockerfile; asks the registries of its bases for their settings.
-
-    Raises:
-        SpecError: the file cannot be parsed or translated; or a base floats.
-        ImageUnavailable: a base cannot be resolved.
-    """
-
-    def find_base(image: str) -> BaseSettings:
-        reference = parse_reference(f"docker://{image}")
-        on_event(Event(phase="resolve", what=str(reference)))
-        resolved = sources.resolve(
-            reference, build.access, platform=build.platform, allow_floating=build.allow_floating
-        )
-        return BaseSettings.of(resolved.config)
-
-    return translate(
-        dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments),
-        BuildContext.of(build.context, build.path),
-        find_base,
-        origin=build.name,
-        arguments=build.arguments,
-        target=build.target,
-        platform=str(build.platform),
-    )
-
-
 def _text(build: DockerfileBuild) -> str:
     try:
         return build.path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"`{build.path}` cannot be read", why=str(error), hint="check the path of the file") from error
-
-
-def _build_translated(
-    build: DockerfileBuild, store: Store, environ: Mapping[str, str], on_event: OnEvent
-) -> BuiltImage:
-    on_event(Event(phase="note", what=f"Apptainer builds a translation of {build.name}"))
-    translated = translation(build, on_event)
-    request = DefinitionBuild(
-        path=build.context / build.path.name,  # relative paths of the translation begin in the context
-        text=translated.text,
-        name=build.name,
-        platform=build.platform,
-        access=build.access,
-        allow_floating=build.allow_floating,
-        binds=build.binds,
-    )
-    made = build_definition(request, store, environ, on_event)
-    return replace(made, notes=(*made.notes, *translated.notes))

@@ -14,7 +14,7 @@ import click
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
-from hpcenv.errors import LockfileMissing, WouldOverwrite
+from hpcenv.errors import LockfileMissing
 from hpcenv.image.pull import BuiltImage
 from hpcenv.image.reference import Platform
 from hpcenv.image.registry.source import Access
@@ -30,7 +30,7 @@ from hpcenv.locking.image_source import project_platform
 from hpcenv.locking.project_image import BuildOptions, build, registry_access
 from hpcenv.progress import OnEvent
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
-from hpcenv.recipes.dockerfile_build import ENGINES, DockerfileBuild, build_dockerfile, is_dockerfile, translation
+from hpcenv.recipes.dockerfile_build import ENGINES, DockerfileBuild, build_dockerfile, is_dockerfile
 
 
 @click.command("build")
@@ -59,14 +59,11 @@ from hpcenv.recipes.dockerfile_build import ENGINES, DockerfileBuild, build_dock
     type=click.Choice(ENGINES),
     default="auto",
     show_default=True,
-    help="What builds a DOCKERFILE; apptainer builds a translation. auto: the first that is installed.",
+    help="What builds a DOCKERFILE. auto: the first that is installed.",
 )
 @click.option("--build-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Value for ARG of a DOCKERFILE.")
 @click.option("--target", metavar="STAGE", help="Stage of a DOCKERFILE to build, if not the last.")
 @click.option("--context", metavar="DIR", help="Folder that a DOCKERFILE copies from. Default: its own.")
-@click.option(
-    "--translate", metavar="NEW.def", help="Write the translation of a DOCKERFILE to this file, and build nothing."
-)
 @_conversion.convert_options
 @_accept.option
 @_render.store_option
@@ -78,7 +75,7 @@ def command(
 
     Without FILE.def: the image that hpcenv.toml names, at its locked digest. With FILE.def:
     Apptainer builds the file without root, and the SIF is stored under its own digest. With
-    DOCKERFILE: buildah or podman builds it, or Apptainer builds its translation, without docker.
+    DOCKERFILE: buildah or podman builds it, without docker.
     """
     binds = tuple(parse_bind(text, _render.cwd()) for text in values["binds"])
     convert = _conversion.chosen(values)
@@ -91,8 +88,6 @@ def command(
     with _progress.shown(as_json=as_json) as on_event:
         if definition is not None and _names_dockerfile(definition):
             request = _dockerfile_build(definition, workspace, options, values, platform=platform)
-            if values["translate"] is not None:
-                return _translate(request, values["translate"], on_event, as_json=as_json)
             store = open_place(where.place(), create=True)
             result = build_dockerfile(request, convert, store, os.environ, on_event)
         elif definition is not None:
@@ -107,9 +102,11 @@ def _check_options(definition: str | None, values: dict[str, Any]) -> None:
     if definition is None and values["platform"]:
         raise click.UsageError("--platform needs FILE.def; for a project set it in hpcenv.toml")
     if definition is not None and _names_dockerfile(definition):
+        if values["binds"]:
+            raise click.UsageError("--bind needs FILE.def: it has no effect on the build of a DOCKERFILE")
         return
     given = {"--engine": values["engine"] != "auto", "--build-arg": values["arguments"], "--target": values["target"]}
-    given |= {"--context": values["context"], "--translate": values["translate"]}
+    given |= {"--context": values["context"]}
     for option, value in given.items():
         if value:
             raise click.UsageError(f"{option} needs a DOCKERFILE")
@@ -144,26 +141,7 @@ def _dockerfile_build(
         target=values["target"],
         platform=platform or Platform(),
         access=access,
-        allow_floating=options.allow_floating,
-        binds=options.binds,
     )
-
-
-def _translate(build: DockerfileBuild, name: str, on_event: OnEvent, *, as_json: bool) -> int:
-    path = Path(os.path.abspath(_render.cwd() / name))
-    if path.parent != build.context:
-        raise click.UsageError(f"--translate: the file must be in `{build.context}`, where its paths begin")
-    if os.path.lexists(path):
-        raise WouldOverwrite(f"`{path}` exists", hint="name another file")
-    made = translation(build, on_event)
-    path.write_text(made.text, encoding="utf-8")
-    if as_json:
-        _render.success("image build", {"definition": path, "notes": made.notes})
-        return 0
-    for note in made.notes:
-        _render.tell(f"note: {note}")
-    _render.say(str(path))
-    return 0
 
 
 def _project(where: _render.Where, *, needed: bool) -> Workspace | None:

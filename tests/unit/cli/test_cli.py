@@ -340,7 +340,7 @@ def test_an_image_that_is_none_is_not_answered_with_another_lock(project: Path, 
 @pytest.mark.parametrize(
     "name", ["Dockerfile", "docker/Dockerfile", "Dockerfile.gpu", "Containerfile", "gpu.dockerfile"]
 )
-def test_a_dockerfile_as_image_is_refused_with_the_command_that_translates_it(
+def test_a_dockerfile_as_image_is_refused_with_the_command_that_builds_it(
     hpcenv: Any, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -349,7 +349,8 @@ def test_a_dockerfile_as_image_is_refused_with_the_command_that_translates_it(
     done = hpcenv("lock", cwd=tmp_path)
     assert done.status == 3
     assert "it has the name of a Dockerfile" in done.stderr
-    assert f"`hpcenv image build {name} --translate image.def`" in done.stderr
+    assert f"`hpcenv image build {name}`" in done.stderr
+    assert "docker://HOST/NAME:TAG" in done.stderr
 
 
 def test_the_process_ends_as_python_would_end_it() -> None:
