@@ -52,7 +52,7 @@ def lock(
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
         upgrade: ask the registry again what the tag means.
         deep: import torch too, and lock the libraries that really load.
-        pins: pylock.toml, requirements.txt, uv.lock, pixi.lock or conda-lock.yml that the environment must agree with,
+        pins: pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the environment must agree with,
             with `#NAME` as for `--from`; relative to `project`.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.

@@ -38,7 +38,7 @@ from hpcenv.project.workspace import Workspace
     "--from",
     "pins",
     metavar="FILE",
-    help="A pylock.toml, requirements.txt, uv.lock, pixi.lock or conda-lock.yml that the installed packages must agree"
+    help="A pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the installed packages must agree"
     " with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
 )
 @click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")

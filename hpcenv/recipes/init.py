@@ -114,7 +114,7 @@ def init(
         cuda: `12.6`, `cpu`, or None for that of the locked packages, or of the default index.
         python: `3.11`, or None for the distribution's Python.
         distribution: its name.
-        pylock: pylock.toml, uv.lock or requirements with hashes; None to ask pip's index now.
+        pylock: pylock.toml or requirements with hashes; None to ask pip's index now.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
             contain the Python if it is not the distribution's; the build checks that.
         build: packages to compile in the image; None for none.
@@ -284,7 +284,7 @@ def find_base(
 
 
 def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
-    """Return the packages of a pylock.toml, uv.lock or requirements file, for Linux on x86_64.
+    """Return the packages of a pylock.toml or requirements file, for Linux on x86_64.
 
     Args:
         lock: the file.
@@ -301,7 +301,7 @@ def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
             raise LockfileInvalid(
                 f"`{lock}` pins packages of conda, and the image installs with pip",
                 why=f"for example {pin.name} {pin.version} {pin.build}",
-                hint="lock the Python packages for pip: `pip lock` or `uv lock`",
+                hint="lock the Python packages for pip: `pip lock` or `uv export --format pylock.toml`",
             )
         if not pin.required:
             continue

@@ -15,7 +15,7 @@ from typing import Any
 from hpcenv.errors import RecordInvalid
 from hpcenv.records.codec import Record, decode_record, encode_record
 
-# Documents that a person or a tool wrote: the largest uv.lock that was seen has 5 MiB.
+# Documents that a person or a tool wrote: the largest lockfile of another tool that was seen has 5 MiB.
 LONGEST = 64 << 20
 # A verdict lists every difference of every node.
 LONGEST_RECORD = 512 << 20

@@ -351,13 +351,6 @@ _PYLOCK = (
     b'[[packages.wheels]]\nname = "torch-2.13.0-py3-none-any.whl"\nurl = "https://e/torch-2.13.0-py3-none-any.whl"\n'
     b'hashes = {sha256 = "' + _PIN + b'"}\n',
 )
-_UV = (
-    b'version = 1\nrevision = 3\nrequires-python = ">=3.10"\n[[package]]\nname = "app"\nversion = "0.1"\n'
-    b'source = { virtual = "." }\ndependencies = [{ name = "torch", marker = "sys_platform == \'linux\'" }]\n'
-    b'[package.optional-dependencies]\ntrain = [{ name = "torch" }]\n'
-    b'[[package]]\nname = "torch"\nversion = "2.13.0"\nsource = { registry = "https://index.example/simple" }\n'
-    b'wheels = [{ url = "https://e/torch-2.13.0-py3-none-any.whl", hash = "sha256:' + _PIN + b'", size = 1 }]\n',
-)
 _REPORT = json.dumps(
     {
         "version": "1",
@@ -469,7 +462,6 @@ TARGETS: dict[str, Target] = {
         words=(b"==", b"\\\n", b"--hash=sha256:", b"-r ", b"-e ", b";", b" or ", b"extra", b"[", b"]", b"@ ", b"#"),
     ),
     "pylock": Target(run=read_pinned("pylock.toml"), seeds=_PYLOCK, words=_TOML),
-    "uv": Target(run=read_pinned("uv.lock"), seeds=_UV, words=_TOML),
     "pixi": Target(run=read_pinned("pixi.lock"), seeds=(*_pin_files("pixi-4*"), _PIXI, _PIXI_7), words=_YAML),
     "conda-lock": Target(run=read_pinned("conda-lock.yml"), seeds=(_CONDA_LOCK,), words=_YAML),
     "report": Target(run=read_a_report, seeds=(_REPORT,), words=_JSON, allowed=(LockfileInvalid,)),

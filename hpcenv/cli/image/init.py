@@ -29,7 +29,7 @@ from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
 @click.option(
     "--os", "distribution", metavar="NAME", default="bookworm", show_default=True, help=f"{', '.join(DISTRIBUTIONS)}."
 )
-@click.option("--pylock", metavar="FILE", help="Locked packages: pylock.toml, uv.lock or requirements with hashes.")
+@click.option("--pylock", metavar="FILE", help="Locked packages: pylock.toml or requirements with hashes.")
 @click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
 @click.option(
     "--build", "packages", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."

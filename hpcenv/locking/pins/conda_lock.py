@@ -71,7 +71,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is neither a pixi.lock nor a conda-lock.yml",
             why="it has neither `environments` nor `package`",
-            hint="name a pylock.toml, requirements.txt, uv.lock, pixi.lock or conda-lock.yml",
+            hint="name a pylock.toml, requirements.txt, pixi.lock or conda-lock.yml",
         )
     if data.get("version") != VERSION:
         raise LockfileInvalid(

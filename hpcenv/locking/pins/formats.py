@@ -23,14 +23,15 @@ from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
-from hpcenv.errors import LockfileInvalid
-from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements, uv_lock
+from hpcenv.errors import Command, LockfileInvalid
+from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements
 from hpcenv.locking.pins.pin import Pin, PinSelection
 from hpcenv.locking.pins.text_file import read_text
 from hpcenv.locking.pins.toml_text import parse_toml
 from hpcenv.locking.pins.yaml_text import parse_yaml
 
 Syntax = Literal["toml", "yaml", "text"]
+_UV_LOCK = "uv.lock"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +65,9 @@ FORMATS = (
     Format(
         name="pylock.toml",
         syntax="toml",
-        fits=lambda _, data: "lock-version" in data,
+        fits=lambda *_: True,
         select_pins=pylock.select_pins,
         reinstall="pip install -r FILE",
-    ),
-    Format(
-        name="uv.lock",
-        syntax="toml",
-        fits=lambda *_: True,
-        select_pins=uv_lock.select_pins,
-        reinstall="uv sync --locked",
     ),
     Format(
         name="pixi.lock",
@@ -168,10 +162,12 @@ def open_pins(path: Path) -> PinFile:
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
-        LockfileInvalid: it is not text, does not have the format of its name, or has no such choice.
+        LockfileInvalid: it is not text, is a uv.lock, does not have the format of its name, or has no such choice.
     """
     path, chosen = _split_choice(path)
     text = read_text(path)
+    if path.name == _UV_LOCK:
+        raise _no_reader(path)
     syntax = _syntax(path)
     data: Any = text if syntax == "text" else (parse_toml if syntax == "toml" else parse_yaml)(path, text)
     found = next(row for row in FORMATS if row.syntax == syntax and row.fits(path.name, data))
@@ -210,7 +206,20 @@ def _split_choice(path: Path) -> tuple[Path, str]:
     return (path.with_name(name), chosen) if mark and name and not os.path.lexists(path) else (path, "")
 
 
+def _no_reader(path: Path) -> LockfileInvalid:
+    """The error for a uv.lock: uv knows its workspaces, conflicting extras and groups best, and exports them."""
+    return LockfileInvalid(
+        f"hpcenv does not read `{path}`",
+        why="the format belongs to uv alone; pylock.toml is the standard one (PEP 751), and uv writes it",
+        hint=(
+            "in the folder of the file: ",
+            Command("uv", "export", "--frozen", "--format", "pylock.toml", "-o", "pylock.toml"),
+            "\nthen name pylock.toml instead",
+        ),
+    )
+
+
 def _syntax(path: Path) -> Syntax:
-    if path.suffix == ".toml" or path.name == "uv.lock":
+    if path.suffix == ".toml":
         return "toml"
     return "yaml" if path.suffix in (".yml", ".yaml") or path.name.endswith("pixi.lock") else "text"

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcenv.errors import FileUnusable, LockfileInvalid
 from hpcenv.records.files import read_file
 
-# The largest uv.lock that was seen has 5 MiB.
+# The largest lockfile of another tool that was seen has 5 MiB.
 LONGEST_FILE = 16 << 20
 
 
@@ -24,7 +24,7 @@ def read_text(path: Path) -> str:
     try:
         return read_file(path, most=LONGEST_FILE).decode("utf-8-sig")
     except OSError as error:
-        hint = "name a file: a pylock.toml, requirements.txt, uv.lock, pixi.lock or conda-lock.yml"
+        hint = "name a file: a pylock.toml, requirements.txt, pixi.lock or conda-lock.yml"
         raise FileUnusable(f"cannot read `{path}`", why=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
         raise LockfileInvalid(f"`{path}` is not UTF-8 text", why=str(error)) from error

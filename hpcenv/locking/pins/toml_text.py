@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 
 
 def parse_toml(path: Path, text: str) -> dict[str, Any]:
-    """Return the data of a TOML file. tomlkit is only for Python 3.10: it needs seconds for a large uv.lock."""
+    """Return the data of a TOML file. tomlkit is only for Python 3.10: it needs seconds for a large pylock.toml."""
     toml_files.require_short_keys(text.encode("utf-8", "replace"), path, error=LockfileInvalid)
     if sys.version_info >= (3, 11):
         try:

@@ -163,10 +163,8 @@ def test_a_pylock_for_other_environments_is_refused(tmp_path):
         ("lock-version = '1.0'\n", "is not a valid pylock.toml"),
         (PYLOCK.replace('"1.0"', '"9.0"', 1), "is not a valid pylock.toml"),
         ("a = \n", "is not TOML"),
-        ("x = 1\n", "is neither a pylock.toml nor a uv.lock"),
-        ("version = 1\n", "is not a uv.lock that hpcenv can read"),
-        ("version = 1\npackage = [1]\n", "is not a uv.lock that hpcenv can read"),
-        ("version = 1\n[[package]]\nname = 'a'\nversion = '1'\n", "is not a uv.lock that hpcenv can read"),
+        ("x = 1\n", "is not a valid pylock.toml"),
+        ("version = 1\n[[package]]\nname = 'a'\nversion = '1'\n", "is not a valid pylock.toml"),
     ],
 )
 def test_files_that_are_no_lock(tmp_path, text, message):
@@ -176,95 +174,24 @@ def test_files_that_are_no_lock(tmp_path, text, message):
 
 # ---- uv.lock -----------------------------------------------------------------------------------------------------
 
-UV = f"""
-version = 1
-revision = 3
-requires-python = ">=3.10"
-resolution-markers = ["python_full_version >= '3.12'", "python_full_version < '3.12'"]
 
-[[package]]
-name = "mine"
-version = "0.1.0"
-source = {{ virtual = "." }}
-dependencies = [
-  {{ name = "numpy", version = "1.26.4", source = {{ registry = "r" }}, marker = "python_full_version < '3.12'" }},
-  {{ name = "numpy", version = "2.1.0", source = {{ registry = "r" }}, marker = "python_full_version >= '3.12'" }},
-  {{ name = "colorama", marker = "sys_platform == 'win32'" }},
-  {{ name = "web", extra = ["fast"] }},
-]
-[package.optional-dependencies]
-gpu = [{{ name = "cuda" }}]
-[package.dev-dependencies]
-dev = [{{ name = "pytest" }}]
-
-[[package]]
-name = "numpy"
-version = "1.26.4"
-source = {{ registry = "r" }}
-wheels = [{{ url = "https://example.invalid/numpy-1.26.4-cp311-x-y.whl", hash = "sha256:{A}" }}]
-
-[[package]]
-name = "numpy"
-version = "2.1.0"
-source = {{ registry = "r" }}
-sdist = {{ url = "https://example.invalid/numpy-2.1.0.tar.gz", hash = "sha256:{A}", size = 1 }}
-wheels = [{{ url = "https://example.invalid/numpy-2.1.0-cp312-x-y.whl", hash = "sha256:{B}", size = 1 }}]
-
-[[package]]
-name = "colorama"
-version = "0.4.6"
-source = {{ registry = "r" }}
-
-[[package]]
-name = "web"
-version = "3"
-source = {{ registry = "r" }}
-dependencies = [{{ name = "web" }}]
-[package.optional-dependencies]
-fast = [{{ name = "speed" }}]
-slow = [{{ name = "colorama" }}]
-
-[[package]]
-name = "speed"
-version = "4"
-source = {{ registry = "r" }}
-
-[[package]]
-name = "cuda"
-version = "5"
-source = {{ registry = "r" }}
-
-[[package]]
-name = "pytest"
-version = "8"
-source = {{ registry = "r" }}
-"""
+def test_a_uv_lock_is_refused_with_the_command_that_exports_it(tmp_path):
+    with pytest.raises(LockfileInvalid, match="hpcenv does not read") as caught:
+        read(tmp_path, "uv.lock", "version = 1\nrevision = 3\n")
+    assert "uv export --frozen --format pylock.toml -o pylock.toml" in caught.value.hint
 
 
-def test_uv_lock_is_walked_from_the_project(tmp_path):
-    pins = read(tmp_path, "uv.lock", UV)
-    assert brief(pins) == [
-        ("cuda", "5", False),
-        ("mine", "0.1.0", False),
-        ("numpy", "2.1.0", True),
-        ("pytest", "8", False),
-        ("speed", "4", True),
-        ("web", "3", True),
-    ]
-    assert pins[2].filenames == ("numpy-2.1.0-cp312-x-y.whl", "numpy-2.1.0.tar.gz")
-    assert pins[2].hashes == (f"sha256:{A}", f"sha256:{B}")
-
-
-def test_uv_lock_with_extras_and_groups(tmp_path):
-    pins = read(tmp_path, "uv.lock", UV, extras=["gpu"], groups=["dev"])
-    assert [pin.name for pin in pins if not pin.required] == ["mine"]
+# ---- markers -----------------------------------------------------------------------------------------------------
 
 
 def test_markers_are_those_of_the_examined_python(tmp_path):
-    path = tmp_path / "uv.lock"
-    path.write_text(UV)
+    text = f"""
+numpy==1.26.4 ; python_full_version < "3.12" --hash=sha256:{A}
+numpy==2.1.0 ; python_full_version >= "3.12" --hash=sha256:{B}
+"""
+    assert brief(read(tmp_path, "requirements.txt", text)) == [("numpy", "2.1.0", True)]
     older = marker_environment({"python.version": "3.11.2", "system.machine": "x86_64"})
-    assert "1.26.4" in [pin.version for pin in read_pins(path, environment=older)]
+    assert brief(read_pins(tmp_path / "requirements.txt", environment=older)) == [("numpy", "1.26.4", True)]
 
 
 def test_markers_need_a_python_version():
