@@ -14,11 +14,11 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv import process
 from hpcenv.errors import Command, FileUnusable, Hint, HpcenvError, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 # In memory, or of one machine: other nodes never see what is written there.
 _NODE_LOCAL = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "aufs", "iso9660", "proc", "sysfs"})
@@ -32,8 +32,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOCAL_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")  # noqa: S108
 
 
-@frozen_dataclass
-class Visibility(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
     """Whether other nodes see a path.
 
     Attributes:
@@ -46,8 +46,8 @@ class Visibility(Frozen):
     assumed: bool = False
 
 
-@frozen_dataclass
-class Mount(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Mount:
     """Where a file system is mounted, its type, and its device or server as the kernel names it."""
 
     point: str
@@ -148,8 +148,8 @@ def file_time(folder: Path) -> float:
 # --- how much fits in --------------------------------------------------------------------
 
 
-@frozen_dataclass
-class Space(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Space:
     """How many bytes the caller may still write; `quota` is None where it cannot be told.
 
     Attributes:
@@ -334,8 +334,8 @@ def _megabytes(count: int) -> str:
 # --- who may change it -------------------------------------------------------------------
 
 
-@frozen_dataclass
-class Trust(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Trust:
     """Whose folders hpcenv trusts to run programs from.
 
     Attributes:

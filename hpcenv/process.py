@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,8 +52,8 @@ _SECONDS_AFTER_KILL = 5.0
 _LONGEST_LINE = 1 << 20
 
 
-@frozen_dataclass
-class Completed(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Completed:
     """A finished program: its argv, exit status and decoded output."""
 
     argv: tuple[str, ...]

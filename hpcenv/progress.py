@@ -6,17 +6,16 @@ Runs on: LOGIN NODE. A function reports events; `cli` prints them as bars, lines
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
-
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 Phase = Literal[
     "resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "push", "wait", "note"
 ]  # fmt: skip
 
 
-@frozen_dataclass
-class Event(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Event:
     """One moment of a phase.
 
     Attributes:

@@ -15,10 +15,9 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
 
@@ -30,9 +29,9 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
-from hpcenv.frozen import frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import @names
 
@@ -79,8 +78,8 @@ _KEYWORDS = {
 def option_types() -> str:
     """Return the text of hpcenv/project/option_types.py."""
     classes = (
-        _class("OptionValues(Frozen)", _OF_ALL, _value, OPTIONS),
-        _class("WrittenOptions(Frozen)", _OF_SBATCH, _value, WRITTEN),
+        _class("OptionValues", _OF_ALL, _value, OPTIONS),
+        _class("WrittenOptions", _OF_SBATCH, _value, WRITTEN),
         _class("SubmitTable(Document)", "[submit] of hpcenv.toml: defaults for submissions.", _key, _keys("project")),
         _keywords(),
     )
@@ -106,7 +105,9 @@ def _keys(place: str) -> list[Option]:
 
 def _class(head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option]) -> str:
     lines = [f"    {option.name}: {line(option)}" for option in rows]
-    return "\n".join(("", "@frozen_dataclass", f"class {head}:", f'    """{text}"""', "", *lines, ""))
+    return "\n".join(
+        ("", "@dataclass(frozen=True, kw_only=True)", f"class {head}:", f'    """{text}"""', "", *lines, "")
+    )
 
 
 def _keywords() -> str:

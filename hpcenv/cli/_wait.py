@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
 
 from hpcenv.cli import _duration
 from hpcenv.errors import UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 
-@frozen_dataclass
-class Wait(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Wait:
     """Follow a run until it ends, for at most `timeout` seconds; None is without a limit."""
 
     timeout: float | None = None

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import SubmitRejected
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 
-@frozen_dataclass
-class Estimate(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
     """Slurm's estimate of when a job would start if it were submitted now.
 
     Attributes:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.cluster.node_types import QUICK_SECONDS, parse_configuration, parse_gpus, parse_partition_rules
 from hpcenv.errors import ToolFailed
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 _COMMANDS = "show config\nshow partition\nshow node\n"
 # A node takes about 800 bytes.
@@ -25,8 +24,8 @@ _LONGEST = 64 * 1024 * 1024
 _PROMPT = "scontrol: "
 
 
-@frozen_dataclass
-class NodeResources(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class NodeResources:
     """What one node has for jobs.
 
     Attributes:
@@ -45,8 +44,8 @@ class NodeResources(Frozen):
     features: frozenset[str] = frozenset()
 
 
-@frozen_dataclass
-class PartitionShares(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PartitionShares:
     """What a partition gives to jobs.
 
     Attributes:
@@ -70,8 +69,8 @@ class PartitionShares(Frozen):
     select: str = ""
 
 
-@frozen_dataclass
-class ClusterResources(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ClusterResources:
     """All nodes, and all partitions by their names."""
 
     nodes: tuple[NodeResources, ...]

@@ -15,13 +15,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.duration import time_minutes
 from hpcenv.records.files import write_text
 
@@ -37,8 +36,8 @@ _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE
 # -- its name -----------------------------------------------------------------------------
 
 
-@frozen_dataclass
-class SourcedValue(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SourcedValue:
     """A value and its source; if the value is unknown, it is empty and `how` is the reason."""
 
     value: str
@@ -134,8 +133,8 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 # -- its nodes ----------------------------------------------------------------------------
 
 
-@frozen_dataclass
-class Offer(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Offer:
     """Equal nodes of one partition; None is a value that could not be read.
 
     Attributes:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv import process
 from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import HpcenvError, ToolFailed
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 State = Literal[
     "pending", "running", "completing", "suspended", "completed", "failed", "cancelled", "timeout",
@@ -63,8 +62,8 @@ ENDED: frozenset[State] = frozenset(
 _SECONDS = 30.0
 
 
-@frozen_dataclass
-class JobState(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class JobState:
     """The state of a job as Slurm reports it.
 
     Attributes:
@@ -372,8 +371,8 @@ def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[
     return [srun, *where, *(("--pty",) if tty else ()), *command]
 
 
-@frozen_dataclass
-class Found(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Found:
     """A job that waits or runs, found by its name and working directory.
 
     Attributes:
@@ -413,8 +412,8 @@ def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str
     }
 
 
-@frozen_dataclass
-class OwnJob(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
     """A job of this user that squeue still knows.
 
     Attributes:

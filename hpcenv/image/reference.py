@@ -19,10 +19,10 @@ FOLDER and FILE end at the first colon, as in containers-transports(5) of contai
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn, TypedDict
 
 from hpcenv.errors import Command, Hint, SpecError
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 __all__ = [
     "DIGEST",
@@ -49,8 +49,8 @@ __all__ = [
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@frozen_dataclass
-class Platform(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Platform:
     """For which machines an image is, in the words of OCI; the default is linux/amd64."""
 
     os: str = "linux"
@@ -61,8 +61,8 @@ class Platform(Frozen):
         return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 
-@frozen_dataclass
-class RegistryName(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RegistryName:
     """Something in a registry; `registry` is the name that users write."""
 
     scheme: ClassVar[str] = "docker"
@@ -83,20 +83,20 @@ class RegistryName(Frozen):
         return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Reference(RegistryName):
     """An image in a registry, `docker://...`."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SifReference(RegistryName):
     """A finished SIF in a registry, `oras://...`, as `apptainer push` writes it; or another file kept there."""
 
     scheme: ClassVar[str] = "oras"
 
 
-@frozen_dataclass
-class LocalImage(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LocalImage:
     """An image in files: a layout folder, a layout in a tar archive, or an archive of `docker save`.
 
     Attributes:
@@ -115,8 +115,8 @@ class LocalImage(Frozen):
         return f"{self.kind}:{self.path}{tag}{digest}"
 
 
-@frozen_dataclass
-class SifFile(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SifFile:
     """A finished SIF; `path` as the user wrote it."""
 
     path: str
@@ -125,8 +125,8 @@ class SifFile(Frozen):
         return self.path
 
 
-@frozen_dataclass
-class DefinitionFile(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class DefinitionFile:
     """An Apptainer definition file; `path` as the user wrote it."""
 
     path: str
@@ -135,8 +135,8 @@ class DefinitionFile(Frozen):
         return self.path
 
 
-@frozen_dataclass
-class HostEnvironment(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class HostEnvironment:
     """No container: the Python environment of the host."""
 
     def __str__(self) -> str:

@@ -7,16 +7,16 @@ new module there, nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.locking import formats
 from hpcenv.project.lockfile import Lockfile
 
 
-@frozen_dataclass
-class LeftOut(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
     """A package that is not in the export, and why."""
 
     name: str
@@ -24,8 +24,8 @@ class LeftOut(Frozen):
     reason: str
 
 
-@frozen_dataclass
-class Rendered(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
     """An export's text.
 
     Attributes:
@@ -40,8 +40,8 @@ class Rendered(Frozen):
     notes: tuple[str, ...] = ()
 
 
-@frozen_dataclass
-class ExportRequest(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
     """What a format may need in addition to the lockfile.
 
     Attributes:
@@ -57,8 +57,8 @@ def _no_path_notes(_path: Path) -> tuple[str, ...]:
     return ()
 
 
-@frozen_dataclass
-class Exporter(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
     """One export format.
 
     Attributes:

@@ -9,12 +9,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
@@ -33,8 +32,8 @@ _LONGEST_CFG = 1 << 16
 _NAMED = 10
 
 
-@frozen_dataclass
-class FoundOverlay(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FoundOverlay:
     """An overlay as it is now.
 
     Attributes:
@@ -383,8 +382,8 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
     return "" if answer is None else str(answer["values"].get("python.path-variable") or "")
 
 
-@frozen_dataclass
-class Origin(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Origin:
     """That a package is from the overlay, and which version the image has of it; empty if it has none."""
 
     hides: str = ""

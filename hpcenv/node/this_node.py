@@ -9,14 +9,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.errors import Command, NodesUnknown
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 
-@frozen_dataclass
-class ThisNode(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ThisNode:
     """This node among the nodes of the allocation.
 
     Attributes:

@@ -14,11 +14,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hpcenv.errors import FileUnusable, Hint, HpcenvError, NotAccepted
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
@@ -46,8 +46,8 @@ _LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PY
 _Row: TypeAlias = tuple[str, str, str]
 
 
-@frozen_dataclass
-class Asked(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Asked:
     """One value of a project that reaches outside the project.
 
     Attributes:
@@ -280,8 +280,8 @@ def _sha256(path: Path) -> str:
 # -- what is accepted -----------------------------------------------------------------------
 
 
-@frozen_dataclass
-class Review(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Review:
     """What a project asks, and whether the user has accepted it, for a dry run.
 
     Attributes:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 
-
-@frozen_dataclass
-class Context(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Context:
     """The values that a command reads from its surroundings, once.
 
     Attributes:

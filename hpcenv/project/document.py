@@ -16,12 +16,11 @@ import difflib
 import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
 from pydantic_core import SchemaValidator, ValidationError
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import toml_lines
 from hpcenv.project.table_schema import table_schema
 
@@ -31,12 +30,11 @@ def kebab(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
-@frozen_dataclass
-class Document(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Document:
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
-    The constructor checks nothing. `parse` does, where bytes enter. Each table is a
-    `@frozen_dataclass`: `Frozen` has the methods.
+    The constructor checks nothing. `parse` does, where bytes enter.
     """
 
     def check(self) -> None:

@@ -10,9 +10,9 @@ judge by that result. `hpcenv explain` and docs/reference/fields.md show this ta
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Literal
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import CHECKS
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
@@ -50,8 +50,8 @@ UNKNOWN_WHEN_LOCKED: Severity = "warn"
 WITHOUT_GPUS: Severity = "info"
 
 
-@frozen_dataclass
-class Field(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Field:
     """One field, or a family of fields (`*` stands for one part of the name).
 
     Attributes:

@@ -11,12 +11,12 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv import process
 from hpcenv.errors import ToolFailed
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.incontainer.probe import git_folder
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 
 
-@frozen_dataclass
-class Unfiltered(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Unfiltered:
     """A changed file whose filter was not started, because only the repository's own configuration names it."""
 
     path: str
     filter: str
 
 
-@frozen_dataclass
-class Submodule(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Submodule:
     """An initialised submodule.
 
     Attributes:
@@ -47,8 +47,8 @@ class Submodule(Frozen):
     commit: str
 
 
-@frozen_dataclass
-class WorkTree(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class WorkTree:
     """A work tree as it was when git looked at it. Paths are relative to `root`, undecodable bytes escaped.
 
     Attributes:
@@ -69,8 +69,8 @@ class WorkTree(Frozen):
     submodules: tuple[Submodule, ...] = ()
 
 
-@frozen_dataclass
-class Tracked(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
     """The tracked files of a work tree, those of its initialised submodules among them.
 
     Attributes:
@@ -319,8 +319,8 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
         return repository.ask("cat-file", "blob", "--", blob)
 
 
-@frozen_dataclass
-class _Status(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Status:
     commit: str
     changed: tuple[str, ...]
     untracked: tuple[str, ...]

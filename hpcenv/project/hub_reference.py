@@ -10,9 +10,8 @@ model.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal
-
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 HubKind = Literal["model", "dataset", "space"]
 
@@ -24,8 +23,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 
 
-@frozen_dataclass
-class HubReference(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class HubReference:
     """A repository of a hub at a revision.
 
     Attributes:

@@ -11,10 +11,10 @@ major `schema`; a newer `revision` may add keys (the rule of PEP 751 for `lock-v
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from dataclasses import field as declared
 from typing import Annotated, Any, Literal
 
-from hpcenv.frozen import frozen_dataclass
 from hpcenv.node.check.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
@@ -54,12 +54,12 @@ ADDED_IN_REVISION = {
 }
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LockTable(Document):
     """A table of the lockfile. hpcenv writes it; users do not edit it."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class AskedTable(LockTable):
     """[asked]: the part of hpcenv.toml that this lockfile was made from; decides whether it is stale."""
 
@@ -68,7 +68,7 @@ class AskedTable(LockTable):
     platform: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LayerTable(LockTable):
     """One layer: compressed digest as pulled, and `diff-id` of its content."""
 
@@ -78,7 +78,7 @@ class LayerTable(LockTable):
     media_type: str
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SifTable(LockTable):
     """[container.sif]: the file that the nodes run, and how it was made."""
 
@@ -94,7 +94,7 @@ class SifTable(LockTable):
     source_date_epoch: int | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class OverlayTable(LockTable):
     """[container.overlay]: what is mounted read-only over the image.
 
@@ -125,7 +125,7 @@ class OverlayTable(LockTable):
         return (self.sha256 if self.form == "squashfs" else self.content) or ""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class ContainerTable(LockTable):
     """[container]: the image's identity chain, tag to content.
 
@@ -157,7 +157,7 @@ class ContainerTable(LockTable):
         return self.manifest_digest or f"sha256:{self.sif.sha256}"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class BuiltTable(LockTable):
     """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image.
 
@@ -174,7 +174,7 @@ class BuiltTable(LockTable):
     arch_list: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class WheelTable(LockTable):
     """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
 
@@ -186,7 +186,7 @@ class WheelTable(LockTable):
     built: BuiltTable | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class DirectUrlTable(LockTable):
     """[packages.dist.direct-url]: where a distribution came from, if not from an index.
 
@@ -203,7 +203,7 @@ class DirectUrlTable(LockTable):
     hash: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
@@ -230,7 +230,7 @@ class DistTable(LockTable):
 CondaProof = Literal["pinned", "conda-meta", "none"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class CondaTable(LockTable):
     """[[packages.conda-package]]: one package that conda installed, with or without Python in it.
 
@@ -249,7 +249,7 @@ class CondaTable(LockTable):
     reason: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class PackagesTable(LockTable):
     """[packages]: every installed distribution; `env-digest` is their hpcenv-env-v1 root."""
 
@@ -266,7 +266,7 @@ class PackagesTable(LockTable):
     conda_package: tuple[CondaTable, ...] = ()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LockedHostTable(LockTable):
     """[host]: what the nodes must offer; expectations, not identity.
 
@@ -283,7 +283,7 @@ class LockedHostTable(LockTable):
     nvidia_require: dict[str, str] = declared(default_factory=dict)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LockedBindTable(LockTable):
     """[[bind]]: a bind of hpcenv.toml. Its source is not locked: it differs from cluster to cluster.
 
@@ -298,14 +298,14 @@ class LockedBindTable(LockTable):
     content: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LockedDeterminismTable(LockTable):
     """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
     profile: Annotated[Profile, Before(renew_profile)] = "off"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class CodeTable(LockTable):
     """[code]: state of the code, in the lockfile copy of a run."""
 
@@ -318,7 +318,7 @@ class CodeTable(LockTable):
     reason: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LockedDataTable(LockTable):
     """[data.NAME]: data as they were at submission, in the lockfile copy of a run."""
 
@@ -328,7 +328,7 @@ class LockedDataTable(LockTable):
     hub: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class RunTable(LockTable):
     """[run]: command and shape, in the lockfile copy of a run."""
 
@@ -340,7 +340,7 @@ class RunTable(LockTable):
     env: dict[str, str] = declared(default_factory=dict)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Lockfile(LockTable):
     """A lockfile as a whole.
 

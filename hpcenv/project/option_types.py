@@ -4,16 +4,15 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
 
 
-@frozen_dataclass
-class OptionValues(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class OptionValues:
     """The values of all options, as hpcenv keeps them. A base class."""
 
     nodes: int | None = None
@@ -93,8 +92,8 @@ class OptionValues(Frozen):
     template: str | None = None
 
 
-@frozen_dataclass
-class WrittenOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class WrittenOptions:
     """The options whose values are `#SBATCH` lines as they are. A base class."""
 
     mem: str | None = None
@@ -110,7 +109,7 @@ class WrittenOptions(Frozen):
     licenses: str | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SubmitTable(Document):
     """[submit] of hpcenv.toml: defaults for submissions."""
 

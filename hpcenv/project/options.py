@@ -19,9 +19,9 @@ itself also needs that code.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import CPU_BINDINGS, DETERMINISM_PROFILES, LAUNCHERS
 
 Kind = Literal[
@@ -59,8 +59,8 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 
 
-@frozen_dataclass
-class Option(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Option:
     """One row of the table.
 
     Attributes:

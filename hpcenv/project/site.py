@@ -8,10 +8,9 @@ What it means for a run is in site_profile.py.
 import datetime as dt
 import re
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from hpcenv.frozen import frozen_dataclass
 from hpcenv.project import native_options
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, SbatchTable, SrunTable, Text, Word
@@ -93,7 +92,7 @@ def _by_digest(value: str) -> str:
 AbsolutePath = Annotated[Text, After(_absolute)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class MatchTable(Document):
     """[match]: which cluster the profile is for.
 
@@ -104,7 +103,7 @@ class MatchTable(Document):
     cluster: Word
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SourceTable(Document):
     """[source.ID]: where values come from.
 
@@ -121,7 +120,7 @@ class SourceTable(Document):
     checked: dt.date | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SourcedTable(Document):
     """What each value of a profile can say of itself.
 
@@ -151,7 +150,7 @@ class SourcedTable(Document):
         return self.source
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SiteBindTable(SourcedTable):
     """[[bind]] of a site: a folder or file of the nodes that containers see.
 
@@ -174,7 +173,7 @@ class SiteBindTable(SourcedTable):
         return self.cites
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: what becomes of a variable for the ranks.
 
@@ -203,7 +202,7 @@ def _as_tuple(value: object) -> object:
 Variables = Annotated[tuple[VariableTable, ...], Before(_as_tuple)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class ModuleTable(SourcedTable):
     """[[module]]: an environment module that the batch script loads, after those in `modules`.
 
@@ -219,7 +218,7 @@ class ModuleTable(SourcedTable):
 OWN_OPTIONS = ("constraint", "exclude", "licenses", "qos", "reservation")
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class OptionTable(SourcedTable):
     """[[option]]: an option of sbatch, or of the srun that starts the training."""
 
@@ -243,7 +242,7 @@ def _check_option(option: OptionTable) -> None:
     native_options.check(option.program, option.name, None if option.value is True else str(option.value))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class RuntimeTable(SourcedTable):
     """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does.
 
@@ -256,7 +255,7 @@ class RuntimeTable(SourcedTable):
     program: Annotated[Text, After(_program)] | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class StoreTable(SourcedTable):
     """[store]: where images are kept on this system, if neither the user nor the project names a folder.
 
@@ -267,14 +266,14 @@ class StoreTable(SourcedTable):
     folder: Annotated[Text, After(_store_folder)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class RendezvousTable(SourcedTable):
     """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
 
     host: Annotated[Text, After(_host_pattern)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class EntryWrapperTable(SourcedTable):
     """[entry-wrapper]: what starts every program in a container, for the check as for the ranks.
 
@@ -285,14 +284,14 @@ class EntryWrapperTable(SourcedTable):
     command: Annotated[tuple[Text, ...], After(_wrapper)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class BaseImageTable(SourcedTable):
     """[[base-image]]: an image that the site recommends, by digest."""
 
     image: Annotated[Text, After(_by_digest)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class PartitionTable(Document):
     """[[slurm.partition]]: what `doctor` reports about a partition. Times as Slurm writes them."""
 
@@ -310,7 +309,7 @@ class PartitionTable(Document):
     grace_time: CountOrNone | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SlurmTable(Document):
     """[slurm]: what `doctor` found; a key that is not there is unknown.
 
@@ -341,7 +340,7 @@ class SlurmTable(Document):
     partition: tuple[PartitionTable, ...] = ()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SiteFile(Document):
     """The content of a site profile's file.
 

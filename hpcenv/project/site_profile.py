@@ -6,10 +6,9 @@ Runs on: LOGIN NODE. Pure.
 import datetime as dt
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard, TypeVar
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import document
 from hpcenv.project.option_values import OptionValue
 from hpcenv.project.site import (
@@ -29,8 +28,8 @@ from hpcenv.records.variables import OLD_VALUE, is_left_alone
 USABLE_RUNTIMES = ("apptainer", "singularity")
 
 
-@frozen_dataclass
-class UsedValue(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class UsedValue:
     """One value that a profile gives to a run, for people.
 
     Attributes:
@@ -53,8 +52,8 @@ class UsedValue(Frozen):
     expires: str = ""
 
 
-@frozen_dataclass
-class Profile(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Profile:
     """A site profile, as far as a run needs it.
 
     Attributes:

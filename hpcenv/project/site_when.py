@@ -5,9 +5,9 @@ Runs on: LOGIN NODE. Pure.
 
 import fnmatch
 import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Text, Word
 from hpcenv.project.table_schema import After, Before
@@ -32,7 +32,7 @@ Bounds = Annotated[Text, After(_bounds)]
 Words = Annotated[tuple[Word, ...], Before(_listed)]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class WhenTable(Document):
     """`when` of a value: all its keys must hold. A key that is not there holds for every run.
 
@@ -52,8 +52,8 @@ class WhenTable(Document):
     rocm: Bounds | None = None
 
 
-@frozen_dataclass
-class RunFacts(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
     """What conditions ask about a run. None is unknown.
 
     Attributes:

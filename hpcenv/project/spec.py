@@ -5,10 +5,9 @@ Runs on: LOGIN NODE.
 
 import os
 import re
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from hpcenv.frozen import frozen_dataclass
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile, renew_profile
@@ -56,7 +55,7 @@ def split_overlay(value: str) -> tuple[str, str | None]:
     return (path, f"/{target}") if colon else (value, None)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class BindTable(Document):
     """[[bind]]: a host folder that the container sees."""
 
@@ -72,7 +71,7 @@ def _inside(value: str) -> str:
     return "/".join(parts)
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class CodeFilesTable(Document):
     """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
 
@@ -89,7 +88,7 @@ def _hub(value: str) -> str:
     return str(hub_reference.parse_locked(value))
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class DataTable(Document):
     """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
 
@@ -121,7 +120,7 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
     return value
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class HostTable(Document):
     """[host]: what the nodes have. With it, a mismatch is found before the job waits.
 
@@ -134,7 +133,7 @@ class HostTable(Document):
     gpu_memory: Annotated[str, After(memory)] | None = None
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
@@ -148,7 +147,7 @@ class DeterminismTable(Document):
     hash_parameters_every: CountOrNone = 0
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class ReproduceTable(Document):
     """[reproduce]: how somebody else repeats a run with less hardware.
 
@@ -160,7 +159,7 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -175,7 +174,7 @@ class PathsTable(Document):
     lockfiles: Text = "lockfiles"
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
@@ -208,7 +207,7 @@ def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, Environm
     return value
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Project(Document):
     """hpcenv.toml as a whole.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcenv.errors import Command, Hint
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile, OverlayTable
 from hpcenv.project.spec import DEFAULT_LOCK, Project, split_overlay
@@ -28,8 +28,8 @@ Name = Literal[
 ]  # fmt: skip
 
 
-@frozen_dataclass
-class StaleReason(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StaleReason:
     """One reason: the locked value, and the value now."""
 
     name: Name

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 
-
-@frozen_dataclass
-class StorePlace(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StorePlace:
     """The folder of a store, and the users who are trusted to own it; see `open_store`.
 
     Attributes:

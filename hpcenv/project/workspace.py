@@ -9,11 +9,10 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import Command, Hint, LockfileInvalid, LockfileMissing, LockfileNewer, SpecError, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.spec import DEFAULT_LOCK, LOCKFILE_NAME, Project
@@ -25,8 +24,8 @@ FindStore = Callable[[], StorePlace]
 DefaultStore = Callable[[Path, str | None], tuple[Path, str]]
 
 
-@frozen_dataclass
-class Workspace(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
     """A project folder with its parsed hpcenv.toml.
 
     Attributes:

@@ -5,15 +5,14 @@ Runs on: LOGIN NODE and COMPUTE NODE.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 SifEvidence = Literal["identity", "node-record", "full"]
 
 
-@frozen_dataclass
-class FileIdentity(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FileIdentity:
     """Identity of an open file at the time it was hashed (`stat` fields)."""
 
     device: int
@@ -23,8 +22,8 @@ class FileIdentity(Frozen):
     ctime_ns: int
 
 
-@frozen_dataclass
-class CheckedSif(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CheckedSif:
     """The SIF or squashfs that a node checked, so that the launch step can prove that it starts this one.
 
     Attributes:

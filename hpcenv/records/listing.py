@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
@@ -22,8 +20,8 @@ BYTECODE = "__pycache__"
 _CHUNK = 1 << 20
 
 
-@frozen_dataclass
-class Listing(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Listing:
     """What the copy held when it was made (`source.json`).
 
     Attributes:
@@ -36,8 +34,8 @@ class Listing(Frozen):
     live: dict[str, str] = field(default_factory=dict)
 
 
-@frozen_dataclass
-class CopyAfterAttempt(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CopyAfterAttempt:
     """How the copy differed from its listing when an attempt of the job ended (`source-after.json`).
 
     Attributes:

@@ -5,10 +5,8 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
@@ -20,8 +18,8 @@ LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none")
 Value = str | int | float | bool | tuple[str, ...]
 
 
-@frozen_dataclass
-class Setting(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Setting:
     """One environment variable for the ranks, with where it comes from and why it is set.
 
     Attributes:
@@ -35,8 +33,8 @@ class Setting(Frozen):
     expands: bool = False
 
 
-@frozen_dataclass
-class Bind(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Bind:
     """A host folder that the container sees.
 
     Attributes:
@@ -56,8 +54,8 @@ OverlayForm = Literal["squashfs", "folder"]
 OverlayUse = Literal["layer", "venv", "packages"]
 
 
-@frozen_dataclass
-class Overlay(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
     """What is mounted over an image, always read-only (docs/decisions/0035).
 
     Attributes:
@@ -75,8 +73,8 @@ class Overlay(Frozen):
     python_path: str = ""
 
 
-@frozen_dataclass
-class Environment(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Environment:
     """What the ranks run in: a SIF, or an environment of the host.
 
     Attributes:
@@ -104,8 +102,8 @@ class Environment(Frozen):
     overlay: Overlay | None = None
 
 
-@frozen_dataclass
-class FieldSeverity(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FieldSeverity:
     """The severity of one field in this run, or of a family of fields.
 
     Attributes:
@@ -121,8 +119,8 @@ class FieldSeverity(Frozen):
     between_nodes: Severity | None = None
 
 
-@frozen_dataclass
-class Expectation(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
     """What one field must be on every node.
 
     `rule` is `equal`, or `at-least` for versions that only have a floor; `note` is printed with a difference.
@@ -138,8 +136,8 @@ class Expectation(Frozen):
     if_unknown: Severity | None = None
 
 
-@frozen_dataclass
-class PackageExpectation(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PackageExpectation:
     """One installed distribution as locked; empty digests were unknown at lock time.
 
     `programs_sha256` is the word `none` for a distribution without programs.
@@ -152,8 +150,8 @@ class PackageExpectation(Frozen):
     programs_sha256: str = ""
 
 
-@frozen_dataclass
-class GpuNeeds(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class GpuNeeds:
     """What a CUDA build of torch needs from every node's driver and GPUs.
 
     Attributes:
@@ -175,8 +173,8 @@ class GpuNeeds(Frozen):
     built: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@frozen_dataclass
-class SifIdentity(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SifIdentity:
     """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
     A file with these `stat` fields and this header has the same bytes, so a node need not read all
@@ -200,8 +198,8 @@ class SifIdentity(Frozen):
     partition_size: int
 
 
-@frozen_dataclass
-class DataFolder(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class DataFolder:
     """A folder of data that the nodes get a copy of, packed into one file.
 
     Attributes:
@@ -220,8 +218,8 @@ class DataFolder(Frozen):
     unpacked: int = 0
 
 
-@frozen_dataclass
-class StageRequest(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StageRequest:
     """What is copied to the disk of every node before it is used.
 
     Attributes:
@@ -238,8 +236,8 @@ class StageRequest(Frozen):
     data: tuple[DataFolder, ...] = ()
 
 
-@frozen_dataclass
-class LaunchOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
     """How the ranks are started, beyond the shape of the run.
 
     Attributes:
@@ -265,8 +263,8 @@ class LaunchOptions(Frozen):
 PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 
-@frozen_dataclass
-class PreflightOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PreflightOptions:
     """Which checks of the nodes run before the training (node/preflight/table.py).
 
     Attributes:
@@ -279,8 +277,8 @@ class PreflightOptions(Frozen):
     skipped: tuple[str, ...] = ()
 
 
-@frozen_dataclass
-class SmokeOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SmokeOptions:
     """The smoke test over all nodes, after the verdict.
 
     Attributes:
@@ -292,8 +290,8 @@ class SmokeOptions(Frozen):
     kept: str = ""
 
 
-@frozen_dataclass
-class StopOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
     """What happens when the job must end before the training does.
 
     Attributes:
@@ -310,8 +308,8 @@ class StopOptions(Frozen):
     max_requeues: int = 20
 
 
-@frozen_dataclass
-class Secret(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Secret:
     """A variable whose value is read on the node, and written into no file of the run.
 
     Attributes:
@@ -327,8 +325,8 @@ class Secret(Frozen):
     kept: bool = False
 
 
-@frozen_dataclass
-class Source(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Source:
     """The copy of the code that a run uses and works in.
 
     Attributes:
@@ -359,8 +357,8 @@ class Source(Frozen):
 DataCompare = Literal["sha256", "size-and-time", "list"]
 
 
-@frozen_dataclass
-class RecordedData(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RecordedData:
     """Data that the run reads, as they were at submission: one `[[data]]` of hpcenv.toml.
 
     Attributes:
@@ -378,8 +376,8 @@ class RecordedData(Frozen):
     hub: str = ""
 
 
-@frozen_dataclass
-class DeterminismOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class DeterminismOptions:
     """How strictly the run must repeat.
 
     Attributes:
@@ -393,8 +391,8 @@ class DeterminismOptions(Frozen):
     variables: dict[str, str] = field(default_factory=dict)
 
 
-@frozen_dataclass
-class RecordingOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
     """What the ranks record about the training.
 
     Attributes:
@@ -411,8 +409,8 @@ class RecordingOptions(Frozen):
     trace_last: int = 0
 
 
-@frozen_dataclass
-class Manifest(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
     """Everything the nodes need to check, decide and launch one run.
 
     Attributes:

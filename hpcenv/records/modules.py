@@ -5,12 +5,13 @@ Runs on: COMPUTE NODE, LOGIN NODE. Standard library only.
 
 from __future__ import annotations
 
-from hpcenv.frozen import Frozen, frozen_dataclass
+from dataclasses import dataclass
+
 from hpcenv.records.manifest import Bind, Setting
 
 
-@frozen_dataclass
-class ModuleEffects(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ModuleEffects:
     """What the modules of one attempt set, as the batch script saw it before and after each `module load`.
 
     Attributes:

@@ -5,11 +5,11 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-from hpcenv.frozen import Frozen, frozen_dataclass
+from dataclasses import dataclass
 
 
-@frozen_dataclass
-class RequestRecord(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
     """One submission (`request.json`): written once, by the login node.
 
     It holds what was typed, before hpcenv.toml, the environment and the site profile added to it. Of

@@ -6,13 +6,12 @@ facts of the nodes, which `hpcenv submit` does not need.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 
-
-@frozen_dataclass
-class Submission(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Submission:
     """How a run came to be (`submission.json`): written once, by the login node."""
 
     schema: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import SubmitRejected
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.this_node import expand_hostlist
 from hpcenv.submission.plan import Request
 
@@ -20,8 +20,8 @@ from hpcenv.submission.plan import Request
 _LISTED = 12
 
 
-@frozen_dataclass
-class _Fault(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
     """Why one partition cannot run the job, as the parts of an error."""
 
     what: str

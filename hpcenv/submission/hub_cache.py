@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.hub_reference import HubReference, parse_locked
 from hpcenv.project.spec import DataTable
 from hpcenv.project.store_config import StorePlace
@@ -35,8 +34,8 @@ _WHY_OFFLINE = "the libraries read the fetched files and do not ask the hub"
 _WHY_CACHE = "the fetched repositories of this run"
 
 
-@frozen_dataclass
-class HubCache(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class HubCache:
     """The cache of one run, as `submit` will write it.
 
     Attributes:
@@ -52,8 +51,8 @@ class HubCache(Frozen):
         return tuple(Bind(source=path, target=path, read_only=True) for path in sorted(set(self.links.values())))
 
 
-@frozen_dataclass
-class FetchedData(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FetchedData:
     """A repository of [[data]] in the store, unchanged since it was fetched."""
 
     wanted: HubReference

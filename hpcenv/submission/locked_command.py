@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import Command, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.local import node_names
 from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, expand_hostlist
 from hpcenv.project import native_options
@@ -33,8 +32,8 @@ from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
 
-@frozen_dataclass
-class CurrentAllocation(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CurrentAllocation:
     """The allocation in which this process runs (salloc, srun or sbatch).
 
     Attributes:
@@ -71,8 +70,8 @@ def find_allocation(environ: Mapping[str, str]) -> CurrentAllocation | None:
     return CurrentAllocation(job_id=job_id, nodes=nodes, gpus=gpus)
 
 
-@frozen_dataclass
-class CheckedPlace(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CheckedPlace:
     """Nodes, or this machine, that the gate has passed.
 
     Attributes:

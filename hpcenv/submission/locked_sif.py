@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hpcenv.frozen import Frozen, frozen_dataclass
+from dataclasses import dataclass
+
 from hpcenv.records.manifest import SifIdentity
 
 
-@frozen_dataclass
-class LockedSif(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LockedSif:
     """The SIF that a run uses.
 
     Attributes:

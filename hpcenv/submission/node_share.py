@@ -8,13 +8,12 @@ Lightning#18650 (2023-09), NVIDIA/srt-slurm#254 (2026).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpcenv.cluster import node_resources
 from hpcenv.cluster.node_resources import ClusterResources, NodeResources, PartitionShares
 from hpcenv.errors import UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.context import Context
 from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
@@ -29,8 +28,8 @@ _AS_LAST = {None: -1.0, 0: float("inf")}
 _LEFT_TO_SLURM = "CPUs and memory are left to Slurm's defaults (--cpus and --mem request them)"
 
 
-@frozen_dataclass
-class NodeShare(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class NodeShare:
     """What is requested on each node, in place of Slurm's defaults.
 
     Attributes:

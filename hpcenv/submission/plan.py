@@ -6,12 +6,11 @@ Runs on: LOGIN NODE. Pure: `--dry-run` prints the plan that `submit` consumes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
@@ -25,7 +24,7 @@ from hpcenv.submission import batch_script
 from hpcenv.submission.hub_cache import HubCache
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Request(WrittenOptions):
     """What Slurm is asked for. With None, Slurm decides.
 
@@ -73,8 +72,8 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-@frozen_dataclass
-class EarlierRuns(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class EarlierRuns:
     """The runs of `--after`: they must complete before this one starts.
 
     Attributes:
@@ -90,8 +89,8 @@ class EarlierRuns(Frozen):
     waited_for: tuple[Path, ...] = ()
 
 
-@frozen_dataclass
-class Plan(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Plan:
     """A run that can be submitted.
 
     Attributes:
@@ -129,8 +128,8 @@ class Plan(Frozen):
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@frozen_dataclass
-class PlannedSource(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PlannedSource:
     """The copy of the code that `submit` will make.
 
     Attributes:
@@ -158,8 +157,8 @@ class PlannedSource(Frozen):
     has_submodules: bool = False
 
 
-@frozen_dataclass
-class Call(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Call:
     """A Python function that every rank or task calls, instead of a script.
 
     Attributes:

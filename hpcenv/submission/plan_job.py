@@ -13,12 +13,11 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcenv.errors import UsageError, WouldOverwrite
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.locking import same_tree
 from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.node.container.start_command import build_start_command, own_folders
@@ -105,8 +104,8 @@ _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
-@frozen_dataclass
-class _Wanted(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
     """What is requested, merged from all places, for which project and where."""
 
     workspace: Workspace
@@ -115,8 +114,8 @@ class _Wanted(Frozen):
     cluster: Cluster
 
 
-@frozen_dataclass
-class _Shape(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
     """What Slurm is asked for, with the origin of every value, and the site profile that had a part in it."""
 
     request: Request
@@ -125,8 +124,8 @@ class _Shape(Frozen):
     share: NodeShare = field(default_factory=NodeShare)
 
 
-@frozen_dataclass
-class _Locked(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Locked:
     """The lockfile of a run as it was read."""
 
     path: Path
@@ -134,8 +133,8 @@ class _Locked(Frozen):
     lockfile: Lockfile
 
 
-@frozen_dataclass
-class _Started(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Started:
     """What torchrun will start. `place` is its path for the ranks; None if it is `script`."""
 
     script: Path | None
@@ -146,8 +145,8 @@ class _Started(Frozen):
     environment: Environment
 
 
-@frozen_dataclass
-class _Gate(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Gate:
     """What the check compares on the nodes."""
 
     environment: Environment

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from hpcenv import size
 from hpcenv.errors import UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.listing import BYTECODE, LINK, is_importable
 
 # Text up to this size is a configuration or a note, and is copied.
@@ -48,8 +47,8 @@ _CREDENTIALS = (
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
-@frozen_dataclass
-class CopyRules(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CopyRules:
     """What is special in a project.
 
     Attributes:

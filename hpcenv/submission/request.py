@@ -10,12 +10,11 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcenv.errors import Command, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import option_values
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 Cluster = Literal["slurm", "local"]
 
 
-@frozen_dataclass
+@dataclass(frozen=True, kw_only=True)
 class SubmitOptions(OptionValues):
     """The input of a submission: the options of the table, and what torchrun starts.
 
@@ -167,8 +166,8 @@ def detect_cluster(environ: Mapping[str, str]) -> Cluster:
     return "slurm" if shutil.which("sbatch", path=environ.get("PATH")) else "local"
 
 
-@frozen_dataclass
-class MergedOptions(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class MergedOptions:
     """The values of all options after command line, project, site profile and defaults were merged.
 
     Attributes:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Launcher
 
 
-@frozen_dataclass
-class LaunchShape(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LaunchShape:
     """How the script will be started: what decides whether a note applies."""
 
     launcher: Launcher

@@ -13,11 +13,11 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcenv.errors import FileUnusable, HpcenvError, ScriptUnusable, ToolFailed, ToolMissing, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project import git
 from hpcenv.project.context import Context
 from hpcenv.project.git import WorkTree
@@ -41,8 +41,8 @@ _SHOWN = 3
 LIVE: Literal["live"] = "live"
 
 
-@frozen_dataclass
-class Code(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Code:
     """What is known about the code of a run.
 
     Attributes:
@@ -109,8 +109,8 @@ class CodeQuery:
         return tree, None if self._git is None or tree is None or not tree.commit else self._git.files()
 
 
-@frozen_dataclass
-class CodePlace(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CodePlace:
     """Where a submission takes its code from, and where its run will be.
 
     Attributes:
@@ -130,8 +130,8 @@ class CodePlace(Frozen):
     skipped: tuple[Path, ...] = ()
 
 
-@frozen_dataclass
-class _Committed(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Committed:
     """The state of the code in git.
 
     Attributes:
@@ -250,8 +250,8 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 # -- what is copied -----------------------------------------------------------------------
 
 
-@frozen_dataclass
-class _CopiedFolder(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _CopiedFolder:
     """One folder that is copied.
 
     Attributes:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv import process
@@ -28,7 +28,6 @@ from hpcenv.errors import (
     ToolMissing,
     WouldOverwrite,
 )
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
@@ -41,8 +40,8 @@ from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
 
 
-@frozen_dataclass
-class SubmitResult(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SubmitResult:
     """A submitted run."""
 
     run: str

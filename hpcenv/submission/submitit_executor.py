@@ -18,6 +18,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
@@ -26,15 +27,14 @@ from submitit.core.core import PicklingExecutor
 from hpcenv import process
 from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 # sbatch itself gives up on a silent slurmctld after MessageTimeout (10 s) and a few
 # retries; with a site's job_submit plugin a minute is not unheard of.
 _SECONDS = 180.0
 
 
-@frozen_dataclass
-class QueuedJob(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
     """A job in Slurm's queue, and the warnings of sbatch."""
 
     job_id: str

@@ -44,7 +44,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import FileUnusable, ToolFailed
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.progress import Event, OnEvent, ignore
 
 __all__ = [
@@ -74,8 +73,8 @@ _POLL_FIRST, _POLL_LAST = 0.05, 1.0
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES})
 
 
-@frozen_dataclass
-class Owner(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Owner:
     """A process, identified so that no other process is mistaken for it.
 
     Attributes:
@@ -130,8 +129,8 @@ def unfinished(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith(ends)]
 
 
-@frozen_dataclass
-class Holder(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Holder:
     """The holder of a lease, from the file of the lease.
 
     Attributes:
@@ -298,8 +297,8 @@ def _leases(folder: Path, but: str) -> list[Path]:
 # --- the file of a lease -----------------------------------------------------------------
 
 
-@frozen_dataclass
-class _Observation(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Observation:
     """The file of a lease at one moment; `key` is unique to this lease."""
 
     key: str

@@ -12,12 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.codec import decode_record, encode_record
 
 __all__ = ["SCHEMA", "ImageRecord", "Material", "Provenance", "SifFacts", "dumps", "loads", "utc_now", "with_reference"]
@@ -31,8 +30,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
-@frozen_dataclass
-class SifFacts(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class SifFacts:
     """The SIF file: digests in hexadecimal, sizes in bytes.
 
     `partition_sha256` is None until it is needed; `lock` needs it.
@@ -46,8 +45,8 @@ class SifFacts(Frozen):
     architecture: str
 
 
-@frozen_dataclass
-class Material(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Material:
     """One input of a definition file.
 
     Attributes:
@@ -63,8 +62,8 @@ class Material(Frozen):
     digest: str | None
 
 
-@frozen_dataclass
-class Provenance(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
     """How, by whom and when a SIF was made.
 
     Attributes:
@@ -92,8 +91,8 @@ class Provenance(Frozen):
     materials: tuple[Material, ...] = ()
 
 
-@frozen_dataclass
-class ImageRecord(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ImageRecord:
     """The record of a SIF in the store.
 
     Attributes:

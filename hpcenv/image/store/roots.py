@@ -9,12 +9,12 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcenv import filesystem
 from hpcenv.errors import RecordInvalid
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.store.record import utc_now
 from hpcenv.records.codec import decode_record
 
@@ -23,8 +23,8 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LONGEST = 1024 * 1024
 
 
-@frozen_dataclass
-class Root(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Root:
     """A lockfile or a run that needs images in the store.
 
     Attributes:

@@ -29,12 +29,12 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcenv import filesystem
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, UsageError, WouldOverwrite
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.image.reference import Platform
 from hpcenv.image.store import lease
 from hpcenv.image.store import record as image_record
@@ -56,8 +56,8 @@ UNLEASED = 2 * lease.STALE_AFTER
 _CHECKED = 1024 * 1024
 
 
-@frozen_dataclass
-class StoredImage(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StoredImage:
     """A SIF in the store.
 
     Attributes:
@@ -97,8 +97,8 @@ class StoredImage(Frozen):
             raise FileUnusable(f"`{self.path}` is not trusted", why=self.distrust, hint=hint)
 
 
-@frozen_dataclass
-class Store(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Store:
     """An open store; `store_folder.open_store` makes it.
 
     Attributes:

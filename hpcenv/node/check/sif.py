@@ -25,9 +25,9 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, ImageMismatch, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 
 __all__ = [
     "EMBEDDED_LOCK",
@@ -117,8 +117,8 @@ _ARCHITECTURES = {
 _COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
-@frozen_dataclass
-class Partition(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Partition:
     """What a partition's descriptor says beyond the common fields."""
 
     filesystem: str
@@ -126,8 +126,8 @@ class Partition(Frozen):
     architecture: str
 
 
-@frozen_dataclass
-class Object(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Object:
     """One object of a SIF; `position` is where its descriptor lies in the file."""
 
     id: int
@@ -143,8 +143,8 @@ class Object(Frozen):
     partition: Partition | None
 
 
-@frozen_dataclass
-class Header(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Header:
     """A SIF's header with the objects that are in use, in table order.
 
     `runs` is the primary system partition: the root file system of the container.
@@ -169,8 +169,8 @@ class Header(Frozen):
         return any(entry.kind == "signature" for entry in self.objects)
 
 
-@frozen_dataclass
-class Superblock(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Superblock:
     """Facts from the squashfs superblock."""
 
     inodes: int

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError, ImageMismatch
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.check import sif
 from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
@@ -54,8 +53,8 @@ _SUPERBLOCK = 96
 _MAGIC = b"hsqs"
 
 
-@frozen_dataclass
-class FileMount(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FileMount:
     """The mount of an open file, from /proc/self/mountinfo."""
 
     kind: str
@@ -187,8 +186,8 @@ def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
 # -- records of hashes --------------------------------------------------------------------
 
 
-@frozen_dataclass
-class Record(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Record:
     """The sha256 of a whole file, and the state of the file. The hash is used only while this state is unchanged."""
 
     where: str

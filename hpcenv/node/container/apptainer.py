@@ -19,11 +19,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from hpcenv.errors import Command, Hint, HpcenvError, ImageMismatch, ImageUnavailable, ToolFailed, UsageError
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Overlay
 
 __all__ = [
@@ -342,8 +342,8 @@ def _seconds(moment: str | None) -> int | None:
 # --- errors ------------------------------------------------------------------------------
 
 
-@frozen_dataclass
-class _Sign(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class _Sign:
     """A pattern in Apptainer's output, and the error for the user.
 
     Attributes:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.container.apptainer import host_environment
 
 # In the order in which they are searched.
@@ -26,8 +26,8 @@ _NAMES = {"apptainer": "Apptainer", "singularity-ce": "SingularityCE", "singular
 _SAID = re.compile(r"(apptainer|singularity(?:-ce|-pro)?) version (\d+\.\d+\S*)\Z")
 
 
-@frozen_dataclass
-class Runtime(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
     """What a program that starts containers is.
 
     Attributes:
@@ -142,8 +142,8 @@ def parse_version(said: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
-@frozen_dataclass
-class RuntimeDifference(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class RuntimeDifference:
     """One thing in which the programs differ, and what hpcenv does about it.
 
     Attributes:

@@ -14,9 +14,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.node.container import apptainer
 from hpcenv.node.container.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
@@ -45,8 +45,8 @@ _BY_NAME_ONLY = re.compile(
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@frozen_dataclass
-class StartCommand(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StartCommand:
     """A command as data: argv, complete environment, working directory. `opened` makes it ready to be started.
 
     Attributes:

@@ -9,9 +9,9 @@ functions that measure are beside this file; docs/reference/checks.md is written
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcenv.frozen import Frozen, frozen_dataclass
 from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, Severity
 
 LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full", "deep")
@@ -27,8 +27,8 @@ Owner = Literal["node", "user"]
 CheckPlace = Literal["host", "nodes", "container", "smoke", "run"]
 
 
-@frozen_dataclass
-class Check(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Check:
     """One check.
 
     Attributes:

@@ -1,28 +1,11 @@
-"""Comparison, hash and text of tables: what `dataclass` would make for each, `Document` has once."""
-
-from collections.abc import Iterator
+"""Comparison, hash and text of tables."""
 
 import pytest
 
-from hpcenv.project import lockfile, site, spec
-from hpcenv.project.document import Document
+from hpcenv.project import spec
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, LockedHostTable
-from hpcenv.project.site_option_types import SiteSubmitTable
 
 ASKED = AskedTable(image="host", platform="linux/amd64")
-
-
-def tables(kind: type[Document] = Document) -> Iterator[type[Document]]:
-    for table in kind.__subclasses__():
-        yield table
-        yield from tables(table)
-
-
-def test_every_table_has_them_from_document() -> None:
-    found = list(tables())
-    assert {lockfile.Lockfile, spec.Project, site.SiteFile, SiteSubmitTable} <= set(found)
-    own = {"__eq__", "__hash__", "__repr__"}
-    assert [table.__name__ for table in found if own & vars(table).keys()] == []
 
 
 def test_tables_of_one_kind_with_the_same_values_are_equal() -> None:
