@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +18,7 @@ from hpcenv.project import acceptance
 from hpcenv.project.acceptance import Asked, Review
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.records.variables import recorded_command
+from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -95,9 +97,11 @@ def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:
     return acceptance.review((*acceptance.asked_by(workspace), *more), workspace.root, os.environ)
 
 
-def remember_typed(workspace: Workspace, options: SubmitOptions) -> None:
+def remember_typed(workspace: Workspace, options: SubmitOptions, plan: Plan) -> None:
     """Keep what the user typed himself, so that `hpcenv rerun` of the run does not ask for it."""
-    typed = acceptance.asked_by_options(options, "")
+    # `rerun` takes the checkpoint that the name of a run led to.
+    led_to = replace(options, resume_from=plan.manifest.resume_from or None)
+    typed = [one for given in (options, led_to) for one in acceptance.asked_by_options(given, "", script=given.script)]
     if typed:
         with contextlib.suppress(FileUnusable):
             acceptance.keep(typed, workspace.root, os.environ)

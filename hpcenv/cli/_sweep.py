@@ -36,7 +36,7 @@ def submit(
     """Plan a sweep, submit it, and follow it with `wait`; return the exit status."""
     plan = plan_sweep(workspace, options, context)
     if not dry_run:
-        _accept.remember_typed(workspace, options)
+        _accept.remember_typed(workspace, options, plan.plan)
     review = _accept.reviewed(workspace) if dry_run else None
     return carry_out(plan, context, by_name=options.runs_dir is None, review=review, wait=wait, as_json=as_json)
 

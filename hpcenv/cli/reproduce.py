@@ -29,7 +29,7 @@ from hpcenv.errors import (
 )
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.project_image import build
-from hpcenv.project import acceptance, stale
+from hpcenv.project import stale
 from hpcenv.project.acceptance import Asked
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
@@ -283,7 +283,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
         found.record, locked, nodes=options.nodes or 1, steps=plan.steps, has_image=has_image or bundled is not None,
         slower=plan.factor,
     )  # fmt: skip
-    recorded = acceptance.asked_by_options(rerun.only_recorded(options, given), "request.json of the run")
+    recorded = rerun.asked_by_record(options, given)
     return _PreparedJob(
         workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
         manifest=found.manifest, locked=locked, has_image=has_image, bundled=bundled, cost=cost,

@@ -17,7 +17,6 @@ from hpcenv.cli._dashes import WithDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import UsageError
-from hpcenv.project import acceptance
 from hpcenv.project.acceptance import Asked
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
@@ -83,12 +82,14 @@ def command(
         if not dry_run:
             _accept.require(_render.open_project(), accept, as_json=as_json)
         return _rerun_failed(found, words, by_name=by_name, dry_run=dry_run, wait=waiting, as_json=as_json)
-    old = _old_options(found)
+    before = _manifest(found)
+    old = rerun.with_own_checkpoint(_old_options(found), before)
     new = rerun.change(old, given, without, after_dashes())
-    recorded = acceptance.asked_by_options(rerun.only_recorded(new, given), "request.json of the run")
+    recorded = rerun.asked_by_record(new, given)
     return _again(
-        found, old, new, recorded, accept, allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json
-    )
+        found, before, old, new, recorded, accept,
+        allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json,
+    )  # fmt: skip
 
 
 def _old_options(found: Run | Sweep) -> SubmitOptions:
@@ -99,42 +100,45 @@ def _old_options(found: Run | Sweep) -> SubmitOptions:
     return rerun.options_of_run(found)
 
 
+def _manifest(found: Run | Sweep) -> Manifest:
+    first = found.elements[0] if isinstance(found, Sweep) else found
+    return load_record(Manifest, first.folder.manifest)
+
+
 def _folder(found: Run | Sweep) -> Path:
     return found.folder if isinstance(found, Sweep) else found.folder.path
 
 
 def _again(
-    found: Run | Sweep, old: SubmitOptions, new: SubmitOptions, recorded: Sequence[Asked], accept: str | None,
-    *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool,
+    found: Run | Sweep, before: Manifest, old: SubmitOptions, new: SubmitOptions, recorded: Sequence[Asked],
+    accept: str | None, *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Submit the new run, or show it; return the exit status."""
     folder = _folder(found)
-    record = found.elements[0].folder.manifest if isinstance(found, Sweep) else found.folder.manifest
-    before = load_record(Manifest, record)
     if new.name is not None and new.name == old.name:
         new = replace(new, name=rerun.free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
     context = rerun.context_again(submit_cli.context_of(), before, request.command_of(new))
     workspace = _render.open_project(context.cwd)
     if not dry_run:
         _accept.require(workspace, accept, as_json=as_json, more=recorded)
-        _accept.remember_typed(workspace, new)
     review = _accept.reviewed(workspace, recorded) if dry_run else None
     other_lock = new.lock != old.lock
     if not as_json:
         _tell_changes(folder.name, rerun.changes(old, new))
-    if before.resume_from and new.resume_from == old.resume_from:
-        # The very checkpoint: the other run may have a newer one by now.
-        new = replace(new, resume_from=before.resume_from)
     if not other_lock:
         new = rerun.with_own_lockfile(new, RunFolder(folder))
     by_name = new.runs_dir is None
     if new.sweep or new.array is not None:
         sweep = plan_sweep(workspace, new, context)
+        if not dry_run:
+            _accept.remember_typed(workspace, new, sweep.plan)
         _tell_inputs(rerun.require_same_inputs(before, sweep.plan, allow=allow_changed, other_lock=other_lock), as_json)
         return _sweep.carry_out(
             sweep, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
         )
     plan = plan_job(workspace, new, context)
+    if not dry_run:
+        _accept.remember_typed(workspace, new, plan)
     _tell_inputs(rerun.require_same_inputs(before, plan, allow=allow_changed, other_lock=other_lock), as_json)
     return submit_cli.carry_out(plan, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun")
 

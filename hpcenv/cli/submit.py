@@ -74,7 +74,7 @@ def command(
         return _sweep.submit(workspace, options, context, dry_run=dry_run, wait=waiting, as_json=as_json)
     plan = plan_job(workspace, options, context)
     if not dry_run:
-        _accept.remember_typed(workspace, options)
+        _accept.remember_typed(workspace, options, plan)
     review = _accept.reviewed(workspace) if dry_run else None
     by_name = options.runs_dir is None
     return carry_out(plan, context, by_name=by_name, review=review, wait=waiting, as_json=as_json)

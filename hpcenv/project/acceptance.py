@@ -16,13 +16,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcenv.errors import FileUnusable, Hint, HpcenvError, NotAccepted
 from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
-from hpcenv.project.options import BY_NAME
+from hpcenv.project.options import BY_NAME, OPTIONS, Option
 from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
@@ -112,36 +112,50 @@ def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
             yield Asked(key=f"[store] of {key}", value=table.folder, means=means)
 
 
-def asked_by_options(options: OptionValues, origin: str) -> tuple[Asked, ...]:
+def asked_by_options(options: OptionValues, origin: str, *, script: str | None) -> tuple[Asked, ...]:
     """Return what recorded options of a submission ask for; they may be another user's.
+
+    The table of options says of each one whether it is asked (`Option.asks`). The script is asked where it may be
+    outside the project: its folder is copied, and the ranks see it.
 
     Args:
         origin: the record that they stand in.
+        script: its path, or the name of a module or of a console script, as the options say.
     """
     found = [
-        *(Asked(key=f"--secret {n}", value=v, means=f"{_SECRET} ({origin})") for n, v in options.secret.items()),
-        *_native("--sbatch", options.sbatch, f"sbatch gets it ({origin})"),
-        *_native("--srun", options.srun, f"srun gets it ({origin})"),
-        *(Asked(key="--pass-env", value=name, means=f"{_PASSED} ({origin})") for name in options.pass_env),
-        *(Asked(key=f"--env {n}", value=v, means=f"{_LOADS} ({origin})") for n, v in _loading(options.env)),
+        Asked(key=key, value=value, means=f"{option.asks} ({origin})", content=_content(option, value))
+        for option in OPTIONS
+        if option.asks
+        for key, value in _given(option, getattr(options, option.name))
     ]
-    for name in ("runs_dir", "stage_dir"):
-        value = getattr(options, name)
-        if value is not None:
-            found.append(Asked(key=BY_NAME[name].flag, value=value, means=f"hpcenv writes there ({origin})"))
-    if options.runtime is not None:
-        found.append(Asked(key="--runtime", value=options.runtime, means=f"{_STARTS} ({origin})"))
-    if options.site is not None and "/" in options.site:
-        found.append(Asked(key="--site", value=options.site, means=f"the site profile of the run ({origin})"))
+    is_file = script is not None and not options.module and not options.entry
+    if script is not None and is_file and (os.path.isabs(script) or ".." in Path(script).parts):
+        means = f"it is started, and the ranks can read and write its folder ({origin})"
+        found.append(Asked(key="the script", value=script, means=means))
     return tuple(found)
 
 
-_SECRET = "its value is read, and the ranks get it"  # noqa: S105  (no secret)
-_PASSED = "the ranks get this variable of yours"
-_LOADS = "programs of the ranks load other code because of it"
+def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the values of an option, each with its key; nothing if it is not given."""
+    if value is None or value == option.absent:
+        return
+    if option.kind == "texts":
+        yield from ((option.flag, one) for one in value)
+    elif option.kind == "variables":
+        yield from ((f"{option.flag} {name}", one) for name, one in _loading(value))
+    elif isinstance(value, Mapping):
+        yield from ((f"{option.flag} {name}", str(one)) for name, one in value.items())
+    elif option.name != "site" or site_files.is_path(value):  # a profile with a name belongs to machine or project
+        yield option.flag, str(value)
 
 
-_STARTS = "a program that is started here and on the nodes"
+def _content(option: Option, value: str) -> str:
+    return _sha256(Path(value)) if option.kind == "path" else ""
+
+
+def _means(name: str) -> str:
+    """Return what an option does outside the project: a key of hpcenv.toml that does the same has the same words."""
+    return BY_NAME[name].asks or ""
 
 
 def _is_outside(workspace: Workspace, path: str) -> bool:
@@ -157,11 +171,11 @@ def _programs(workspace: Workspace) -> Iterator[Asked]:
         place = "" if name == DEFAULT_LOCK else f"[environment.{name}] "
         inherited = place and (one.image, one.python) == (project.image, project.python)
         if one.on_host and one.python is not None and not inherited:
-            yield Asked(key=f"{place}python", value=one.python, means=_STARTS)
+            yield Asked(key=f"{place}python", value=one.python, means=_means("runtime"))
         if one.image.endswith(".def") and not inherited:
             yield Asked(key=f"{place}image", value=one.image, means="Apptainer runs the commands of this file here")
     if project.submit.runtime is not None:
-        yield Asked(key="[submit] runtime", value=project.submit.runtime, means=_STARTS)
+        yield Asked(key="[submit] runtime", value=project.submit.runtime, means=_means("runtime"))
     if project.ca_file is not None:
         yield Asked(key="ca-file", value=project.ca_file, means="registries with its certificates get your passwords")
 
@@ -189,14 +203,14 @@ def _overlays(workspace: Workspace) -> Iterator[Asked]:
 def _variables(workspace: Workspace) -> Iterator[Asked]:
     project = workspace.project
     for name, source in project.secrets.items():
-        yield Asked(key=f"[secrets] {name}", value=source, means=_SECRET)
+        yield Asked(key=f"[secrets] {name}", value=source, means=_means("secret"))
     for name, value in _loading(project.env):
-        yield Asked(key=f"[env] {name}", value=value, means=_LOADS)
+        yield Asked(key=f"[env] {name}", value=value, means=_means("env"))
     for environment, table in project.environment.items():
         for name, value in _loading(table.env):
-            yield Asked(key=f"[environment.{environment}.env] {name}", value=value, means=_LOADS)
+            yield Asked(key=f"[environment.{environment}.env] {name}", value=value, means=_means("env"))
     for name in project.submit.pass_env:
-        yield Asked(key="[submit] pass-env", value=name, means=_PASSED)
+        yield Asked(key="[submit] pass-env", value=name, means=_means("pass_env"))
 
 
 def _loading(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -243,7 +257,7 @@ def _own_profiles(workspace: Workspace) -> dict[str, Path]:
         if _same_folder(folder, site_files.shipped())
         else {f"sites/{p.name}": p for p in site_files.in_folder(folder)}
     )
-    if named is not None and ("/" in named or named.endswith(site_files.SUFFIX)):
+    if named is not None and site_files.is_path(named):
         paths[f"site = {named}"] = Path(os.path.abspath(workspace.root / os.path.expanduser(named)))
     return paths
 

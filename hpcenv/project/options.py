@@ -42,6 +42,9 @@ Kind = Literal[
     "native",  # NAME[=VALUE] of another program's option, several times
 ]
 
+# Kinds whose values are numbers, yes or no, or a word from a list: none of them names anything outside the project.
+BOUNDED: frozenset[Kind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
+
 Place = Literal["command", "python", "project", "site"]
 COMMAND: frozenset[Place] = frozenset({"command", "python"})
 PROJECT: frozenset[Place] = COMMAND | {"project"}
@@ -79,6 +82,9 @@ class Option:
         written: the value is the value of the `#SBATCH` line. Otherwise hpcenv computes that line.
         environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
         needs_slurm: it has no effect on this machine (`--cluster local`).
+        asks: what a value does outside the project. The record of a run may be somebody else's: `rerun` and
+            `reproduce` show such a value with these words, and the user accepts it first. Empty: it does nothing
+            there. None: not stated, which is right only for a kind of which hpcenv knows each value (`BOUNDED`).
     """
 
     name: str
@@ -98,6 +104,7 @@ class Option:
     written: bool = False
     environment: str = ""
     needs_slurm: bool = False
+    asks: str | None = None
 
     @property
     def key(self) -> str:
@@ -137,6 +144,8 @@ def _directive(
         written=True,
         environment=environment,
         needs_slurm=True,
+        # It is one value of one #SBATCH line, and Slurm decides what this user may have.
+        asks="",
     )
 
 
@@ -177,6 +186,7 @@ OPTIONS: tuple[Option, ...] = (
         places=EVERYWHERE,
         metavar="TYPE",
         needs_slurm=True,
+        asks="",
     ),
     Option(
         name="gpu_request",
@@ -224,6 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         sbatch="mem",
         written=True,
         needs_slurm=True,
+        asks="",
     ),
     Option(
         name="spare",
@@ -278,6 +289,7 @@ OPTIONS: tuple[Option, ...] = (
         short="w",
         written=True,
         needs_slurm=True,
+        asks="",
     ),
     Option(
         name="dependency",
@@ -290,6 +302,7 @@ OPTIONS: tuple[Option, ...] = (
         short="d",
         written=True,
         needs_slurm=True,
+        asks="",
     ),
     Option(
         name="after",
@@ -297,6 +310,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Slurm",
         help="Start when that run has completed. If it fails, this job is cancelled. A run that has failed is refused.",
         metavar="RUN",
+        asks="",
     ),
     Option(
         name="comment",
@@ -308,6 +322,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="TEXT",
         sbatch="comment",
         needs_slurm=True,
+        asks="",
     ),
     _directive("licenses", "word", "Licenses that the job needs, for example matlab:2.", short="L", metavar="LIST"),
     Option(
@@ -319,6 +334,7 @@ OPTIONS: tuple[Option, ...] = (
         places=EVERYWHERE,
         metavar="NAME[=VALUE]",
         needs_slurm=True,
+        asks="sbatch gets it",
     ),
     Option(
         name="srun",
@@ -329,6 +345,7 @@ OPTIONS: tuple[Option, ...] = (
         places=EVERYWHERE,
         metavar="NAME[=VALUE]",
         needs_slurm=True,
+        asks="srun gets it",
     ),
     Option(
         name="retry_excluding",
@@ -343,6 +360,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Slurm",
         help="Site profile to use: its name, its path, or `none`. Default: the profile that fits this cluster.",
         metavar="NAME",
+        asks="the site profile of the run",
     ),
     Option(
         name="cluster",
@@ -420,6 +438,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Launch",
         help="Pass one more argument to torchrun, for example --torchrun-args --monitor-interval=1.",
         metavar="ARG",
+        asks="",
     ),
     Option(
         name="launch_step",
@@ -447,6 +466,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Name of the lockfile to run with, and of [environment.NAME] in hpcenv.toml. Default: default.",
         metavar="NAME",
         default="default",
+        asks="",
     ),
     Option(
         name="locked",
@@ -468,6 +488,7 @@ OPTIONS: tuple[Option, ...] = (
         "profile's, else apptainer or singularity on PATH.",
         places=PROJECT,
         metavar="PROGRAM",
+        asks="a program that is started here and on the nodes",
     ),
     Option(
         name="bind",
@@ -475,6 +496,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Environment",
         help="Bind a folder or file of the nodes into the container: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro.",
         metavar="SRC[:DST[:ro]]",
+        asks="the ranks can use it: read and write, or only read if it ends with :ro",
     ),
     Option(
         name="env",
@@ -482,6 +504,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Environment",
         help="Set an environment variable for the ranks. The value is literal text.",
         metavar="NAME=VALUE",
+        asks="programs of the ranks load other code because of it",
     ),
     Option(
         name="pass_env",
@@ -490,6 +513,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Pass a variable of the job's environment to the ranks. `HF_*` passes all names that begin with HF_.",
         places=PROJECT,
         metavar="NAME",
+        asks="the ranks get this variable of yours",
     ),
     Option(
         name="secret",
@@ -497,6 +521,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Environment",
         help="Set a variable for the ranks whose value only the nodes read: from file:PATH or from env:NAME.",
         metavar="NAME=SOURCE",
+        asks="its value is read, and the ranks get it",
     ),
     Option(
         name="compat_file",
@@ -505,6 +530,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Compatibility table of GPUs, drivers and CUDA to use in place of the one in hpcenv.",
         places=ONLY_PROJECT,
         metavar="FILE",
+        asks="",
     ),
     # -- Checks ---------------------------------------------------------------------------
     Option(
@@ -523,6 +549,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Do not run this check, for example gpu.persistence. docs/reference/checks.md lists the checks.",
         places=EVERYWHERE,
         metavar="ID",
+        asks="",
     ),
     Option(
         name="determinism",
@@ -624,6 +651,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Continue from a checkpoint of another run: the name of the run (its newest checkpoint), or the path of a "
         "checkpoint. `hpcenv.training.resume_path()` returns it.",
         metavar="RUN|PATH",
+        asks="the ranks read this checkpoint",
     ),
     # -- Code -----------------------------------------------------------------------------
     Option(
@@ -642,6 +670,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Also copy and hash the files that fit this pattern, of any kind and size, for example '*.npz'.",
         places=PROJECT,
         metavar="PATTERN",
+        asks="files that fit are copied into the run folder, also those that git ignores",
     ),
     Option(
         name="allow_dirty",
@@ -658,6 +687,7 @@ OPTIONS: tuple[Option, ...] = (
         "combinations.",
         places=ONLY_COMMAND,
         metavar="NAME=V1,V2",
+        asks="",
     ),
     Option(
         name="array",
@@ -668,6 +698,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="INDICES",
         sbatch="array",
         short="a",
+        asks="",
     ),
     Option(
         name="max_parallel",
@@ -697,6 +728,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Staging",
         help="Copy this folder to the local disk of every node. The script sees the copy at the same path.",
         metavar="DIR",
+        asks="it is copied to the nodes, and the ranks can read it",
     ),
     Option(
         name="stage_dir",
@@ -704,6 +736,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Staging",
         help="Folder on the nodes for the copies. Default: the first local disk that all nodes have.",
         metavar="DIR",
+        asks="hpcenv writes there",
     ),
     Option(
         name="stage_limit",
@@ -721,6 +754,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Name of the run and of its folder. Default: the name of the script with date and time.",
         sbatch="job-name",
         short="J",
+        asks="",
     ),
     Option(
         name="runs_dir",
@@ -728,6 +762,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Output",
         help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
         metavar="DIR",
+        asks="hpcenv writes there",
     ),
     Option(
         name="template",
@@ -736,6 +771,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Template of the batch script to use in place of the one in hpcenv.",
         places=ONLY_PROJECT,
         metavar="FILE",
+        asks="the batch script, which runs outside the container",
     ),
 )
 

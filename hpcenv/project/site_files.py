@@ -64,6 +64,11 @@ def shipped() -> Path:
     return installed if installed.exists() else package.parent / "sites"
 
 
+def is_path(named: str) -> bool:
+    """Return whether a word names a profile by its path, and not by its name."""
+    return "/" in named or named.endswith(SUFFIX)
+
+
 def in_folder(folder: Path) -> tuple[Path, ...]:
     """Return the profiles of a folder by name; empty if the folder does not exist or cannot be read."""
     try:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, HpcenvError
-from hpcenv.project import acceptance
 from hpcenv.project.acceptance import Asked
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
@@ -101,7 +100,7 @@ def plan_repetition(
         HpcenvError: the run cannot be repeated here; `why` has the reasons.
     """
     options = traced_options(run, steps)
-    recorded = tuple(acceptance.asked_by_options(rerun.only_recorded(options, {}), "request.json of the run"))
+    recorded = rerun.asked_by_record(options, {})
     try:
         here = rerun.context_again(context, run.manifest, request.command_of(options))
         workspace = open_project(here.cwd)

@@ -97,7 +97,7 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
     Raises:
         SpecError, FileUnusable: as `choose`.
     """
-    if "/" in named or named.endswith(site_files.SUFFIX):
+    if site_files.is_path(named):
         # A path on the command line is relative to the current folder, one in hpcenv.toml to its folder.
         base = root if root is not None and origin.startswith("`site`") else context.cwd
         path = Path(os.path.abspath(base / os.path.expanduser(named)))

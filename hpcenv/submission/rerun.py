@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import Command, FileUnusable, RecordInvalid, UsageError
+from hpcenv.project.acceptance import Asked, asked_by_options
 from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME, Option, in_place
@@ -134,6 +135,21 @@ def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOpt
         for name, value in given.items()
     }
     return replace(options, **typed)
+
+
+def with_own_checkpoint(options: SubmitOptions, before: Manifest) -> SubmitOptions:
+    """Return the options with the very checkpoint of the run: the name of a run may lead to a newer one by now."""
+    return replace(options, resume_from=before.resume_from) if before.resume_from else options
+
+
+def asked_by_record(options: SubmitOptions, given: Mapping[str, Any]) -> tuple[Asked, ...]:
+    """Return what the record of a run, which may be another user's, asks for.
+
+    Args:
+        options: of the new run.
+        given: what the user typed for it, which is his own.
+    """
+    return asked_by_options(only_recorded(options, given), "the record of the run", script=options.script)
 
 
 def _changed(old: Any, given: Any, name: str) -> Any:

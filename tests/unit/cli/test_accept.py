@@ -15,6 +15,7 @@ import pytest
 
 import hpcenv as api
 from hpcenv.errors import NotAccepted
+from hpcenv.project.options import BY_NAME
 from tests.conftest import state_home
 
 SUBMIT = ("submit", "train.py", "--nproc", "1", "--cluster", "local")
@@ -132,6 +133,63 @@ def test_what_the_user_types_is_his_own_and_rerun_does_not_ask(hpcenv: Any, proj
     done = hpcenv("rerun", "a", cwd=project, accepts=False)
     assert done.status == NotAccepted.exit_status, done.stderr
     assert "--secret T = file:/etc/hostname" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("bind", ["/:/mnt"], "--bind = /:/mnt"),
+        ("resume_from", "/etc/hostname", "--resume-from = /etc/hostname"),
+        ("stage_data", ["/etc"], "--stage-data = /etc"),
+        ("include", ["../*"], "--include = ../*"),
+        ("site", "evil.toml", "--site = evil.toml"),
+        ("template", "/tmp/evil.sbatch", "--template = /tmp/evil.sbatch"),
+    ],
+)
+def test_rerun_asks_for_what_an_edited_record_reaches(
+    hpcenv: Any, project: Path, name: str, value: object, line: str
+) -> None:
+    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
+    assert done.status == 0, done.stderr
+    path = project / "runs/a/request.json"
+    request = json.loads(path.read_text())
+    request["options"][name] = value
+    path.write_text(json.dumps(request))
+    done = hpcenv("rerun", "a", "--allow-changed", cwd=project, accepts=False)
+    assert done.status == NotAccepted.exit_status, done.stderr
+    assert line in done.stderr
+    assert sorted(os.listdir(project / "runs")) == ["a"]
+    if name != "template":  # no option of a command line
+        word = BY_NAME[name].flag
+        done = hpcenv("rerun", "a", "--allow-changed", "--without", word, "--wait", cwd=project, accepts=False)
+        assert done.status == 0, done.stderr
+
+
+def test_rerun_asks_for_a_script_elsewhere_and_for_the_checkpoint_of_the_manifest(hpcenv: Any, project: Path) -> None:
+    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
+    assert done.status == 0, done.stderr
+    run = project / "runs/a"
+    request, manifest = json.loads((run / "request.json").read_text()), json.loads((run / "manifest.json").read_text())
+    (run / "request.json").write_text(json.dumps({**request, "script": "/etc/../etc/train.py"}))
+    (run / "manifest.json").write_text(json.dumps({**manifest, "resume_from": "/etc/hostname"}))
+    done = hpcenv("rerun", "a", cwd=project, accepts=False)
+    assert done.status == NotAccepted.exit_status, done.stderr
+    assert "the script = /etc/../etc/train.py" in done.stderr
+    assert "--resume-from = /etc/hostname" in done.stderr
+
+
+def test_the_checkpoint_that_a_typed_name_led_to_is_the_users_own(hpcenv: Any, project: Path) -> None:
+    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
+    assert done.status == 0, done.stderr
+    checkpoint = project / "runs/a/checkpoints/step-1.pt"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text("x")
+    done = hpcenv(*SUBMIT, "--name", "b", "--resume-from", "a", "--wait", cwd=project, accepts=False)
+    assert done.status == 0, done.stderr
+    done = hpcenv("rerun", "b", "--wait", cwd=project, accepts=False)
+    assert done.status == 0, done.stderr
+    manifest = json.loads((project / "runs/b-2/manifest.json").read_text())
+    assert manifest["resume_from"] == str(checkpoint)
 
 
 def test_the_api_takes_a_digest(hostile: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hpcenv.errors import NotAccepted
 from hpcenv.project import acceptance
 from hpcenv.project.init import init
+from hpcenv.project.options import OPTIONS
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.request import SubmitOptions
@@ -141,11 +142,52 @@ def test_init_accepts_what_it_wrote_and_nothing_else(tmp_path: Path) -> None:
     assert [one.key for one in acceptance.new_in(asked, folder, environ)] == ["site profile"]
 
 
-def test_what_a_record_of_a_run_asks() -> None:
-    options = SubmitOptions(
-        script="train.py", secret={"A": "file:~/a"}, sbatch={"exclusive": None}, pass_env=("B",), env={"LD_AUDIT": "x", "C": "1"},
-        runs_dir="/elsewhere", nodes=2, site="here",
-    )  # fmt: skip
-    found = acceptance.asked_by_options(options, "request.json")
-    expected = ["--secret A", "--sbatch exclusive", "--pass-env", "--env LD_AUDIT", "--runs-dir"]
-    assert [one.key for one in found] == expected
+RECORDED = {
+    "secret": ({"A": "file:~/a"}, "--secret A"),
+    "sbatch": ({"exclusive": None}, "--sbatch exclusive"),
+    "srun": ({"mpi": "none"}, "--srun mpi"),
+    "pass_env": (("B",), "--pass-env"),
+    "env": ({"LD_AUDIT": "x", "C": "1"}, "--env LD_AUDIT"),
+    "bind": (("/:/mnt",), "--bind"),
+    "stage_data": (("/home/other",), "--stage-data"),
+    "include": (("../*",), "--include"),
+    "resume_from": ("/home/other/step-1.pt", "--resume-from"),
+    "runs_dir": ("/elsewhere", "--runs-dir"),
+    "stage_dir": ("/elsewhere", "--stage-dir"),
+    "runtime": ("/tmp/evil", "--runtime"),
+    "site": ("evil.toml", "--site"),
+    "template": ("/tmp/evil.sbatch", "--template"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_a_record_of_a_run_asks(name: str) -> None:
+    value, key = RECORDED[name]
+    options = SubmitOptions(script="train.py", **{name: value})
+    (asked,) = acceptance.asked_by_options(options, "request.json", script="train.py")
+    assert asked.key == key
+    assert asked.value in str(value)
+    assert asked.means.endswith("(request.json)")
+
+
+def test_each_option_that_is_asked_has_a_case() -> None:
+    assert {option.name for option in OPTIONS if option.asks} == set(RECORDED)
+
+
+def test_a_record_asks_for_nothing_by_values_that_stay_in_the_project() -> None:
+    options = SubmitOptions(script="train.py", nodes=2, site="here", name="a", env={"C": "1"}, comment="x", lock="big")
+    assert acceptance.asked_by_options(options, "request.json", script="train.py") == ()
+
+
+@pytest.mark.parametrize("script", ["/home/me/.local/x.py", "../x.py", "a/../../x.py"])
+def test_a_script_that_may_be_outside_the_project_is_asked(script: str) -> None:
+    (asked,) = acceptance.asked_by_options(SubmitOptions(script=script), "request.json", script=script)
+    assert (asked.key, asked.value) == ("the script", script)
+    module = SubmitOptions(script="a..b", module=True)
+    assert acceptance.asked_by_options(module, "request.json", script="a..b") == ()
+
+
+def test_two_values_of_one_option_are_two_lines() -> None:
+    options = SubmitOptions(script="t.py", bind=("/a", "/b:/c:ro"))
+    found = acceptance.asked_by_options(options, "request.json", script="t.py")
+    assert [(one.key, one.value) for one in found] == [("--bind", "/a"), ("--bind", "/b:/c:ro")]

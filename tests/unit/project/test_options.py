@@ -11,7 +11,7 @@ import pytest
 from hpcenv.cli import rerun, submit
 from hpcenv.project import option_types, option_values, site_option_types
 from hpcenv.project.document import keys
-from hpcenv.project.options import GROUPS, OPTIONS, WRITTEN, Option, in_place
+from hpcenv.project.options import BOUNDED, GROUPS, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.site import SiteFile
 from hpcenv.project.spec import Project
 from hpcenv.submission.request import SubmitOptions
@@ -28,6 +28,11 @@ def test_a_row_is_complete(option: Option) -> None:
     assert (option.kind == "choice") == bool(option.choices)
     assert not option.written or (option.sbatch and option.needs_slurm)
     assert not option.environment or option.environment.startswith("SBATCH_")
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.kind not in BOUNDED], ids=lambda o: o.name)
+def test_an_option_that_takes_any_text_states_what_it_does_outside_the_project(option: Option) -> None:
+    assert option.asks is not None, "`asks`: what a recorded value of somebody else does here; empty for nothing"
 
 
 def test_names_and_texts_are_unique() -> None:
