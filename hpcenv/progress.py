@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal[
-    "resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "push", "wait", "note"
+    "resolve", "fetch", "index", "merge", "pack", "build", "verify", "stage", "publish", "wait", "note"
 ]  # fmt: skip
 
 

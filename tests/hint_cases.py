@@ -303,7 +303,6 @@ NOT_FOLLOWED: dict[str, str] = {
     "hub/tree.py: hpcenv data fetch": "it needs a hub: tests/unit/submission/test_hub_cache.py types it",
     "cli/image/_conversion.py: *": _DAMAGED_IMAGE,
     "cli/image/_conversion.py: * *": _DAMAGED_IMAGE,
-    "cli/image/_conversion.py: * --plain-http *": "a registry without TLS: tests/unit/image/test_sif_registry.py reads it",
     "image/convert/layer_index.py: hpcenv image build --limit *": _DAMAGED_IMAGE,
     "image/convert/layer_index.py: hpcenv image pull REFERENCE": _DAMAGED_IMAGE,
     "image/convert/tar_stream.py: hpcenv image build": _DAMAGED_IMAGE,

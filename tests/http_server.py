@@ -9,7 +9,7 @@ import re
 import ssl
 import sys
 import threading
-import urllib.parse
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -64,17 +64,10 @@ class Served:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                if getattr(self, "head", False):
-                    self.head = False
-                    return
                 with contextlib.suppress(OSError):
                     self.wfile.write(body)
 
-            do_POST = do_PUT = do_GET
-
-            def do_HEAD(self):
-                self.head = True
-                self.do_GET()
+            do_POST = do_GET
 
             def log_message(self, *args):
                 pass
@@ -180,79 +173,62 @@ def break_after(count):
     return fault
 
 
-class PushServed(Served):
-    """A registry that takes uploads (OCI distribution-spec 1.1).
+@dataclass(frozen=True, kw_only=True)
+class KeptSif:
+    """A SIF in a registry: two names of it, and its digest in hexadecimal and size in bytes."""
 
-    `referrers`: whether it has the referrers API. `blobs` and `manifests` hold what was pushed, by repository and name.
-    `location(path)` names the address of an upload; `upload(handler)` may answer an upload in place of the registry.
+    reference: str
+    by_digest: str
+    sha256: str
+    size: int
+
+
+class SifServed(Served):
+    """A registry that keeps SIFs as `apptainer push` does (apptainer 1.4, `internal/pkg/client/oras/`, 2026-11-23).
+
+    `blobs` and `manifests` hold what was kept, by repository and name.
     """
 
-    def __init__(self, tls=None, *, referrers=True):
-        super().__init__(tls)
-        self.referrers = referrers
+    def __init__(self):
+        super().__init__()
         self.blobs, self.manifests = {}, {}
-        self.location = lambda path: path
-        self.upload = lambda handler: None
+
+    def keep(self, sif, repository="lab/train", tag="1"):
+        """Keep a SIF, given as a path, under a tag."""
+        content = sif.read_bytes()
+        self.blobs[repository, sha(content)] = content
+        document = {
+            "schemaVersion": 2,
+            "mediaType": OCI + "manifest.v1+json",
+            "config": {"mediaType": "application/vnd.sylabs.sif.config.v1+json", "digest": sha(b"{}"), "size": 2},
+            "layers": [
+                {
+                    "mediaType": "application/vnd.sylabs.sif.layer.v1.sif",
+                    "digest": sha(content),
+                    "size": len(content),
+                    "annotations": {"org.opencontainers.image.title": sif.name},
+                }
+            ],
+        }
+        manifest = json.dumps(document).encode()
+        for name in (tag, sha(manifest)):
+            self.manifests[repository, name] = (document["mediaType"], manifest)
+        return KeptSif(
+            reference=f"oras://{self.host}/{repository}:{tag}",
+            by_digest=f"oras://{self.host}/{repository}@{sha(manifest)}",
+            sha256=sha(content).removeprefix("sha256:"),
+            size=len(content),
+        )
 
     def other(self, handler, path):
-        match = re.fullmatch(r"/v2/(?P<name>.+?)/(?P<kind>blobs|manifests|referrers)/(?P<rest>.+?)/?", path)
+        match = re.fullmatch(r"/v2/(?P<name>.+?)/(?P<kind>blobs|manifests)/(?P<rest>.+?)", path)
         if match is None:
             return None
         name, kind, rest = match.group("name", "kind", "rest")
-        if kind == "blobs" and rest.startswith("uploads"):
-            return self._upload(handler, name, path)
-        if kind == "referrers":
-            return self._referrers(name, rest) if self.referrers else None
-        if handler.command == "PUT":
-            return self._put_manifest(handler, name, rest)
         if kind == "blobs":
             body = self.blobs.get((name, rest))
             return None if body is None else (200, {"Content-Type": "application/octet-stream"}, body)
         found = self.manifests.get((name, rest))
-        return (
-            None
-            if found is None
-            else (200, {"Content-Type": found[0], "Docker-Content-Digest": sha(found[1])}, found[1])
-        )
-
-    def _upload(self, handler, name, path):
-        answer = self.upload(handler)
-        if answer is not None:
-            return answer
-        if handler.command == "POST":
-            return 202, {"Location": self.location(f"/v2/{name}/blobs/uploads/one?state=x%3D")}, b""
-        digest = urllib.parse.parse_qs(handler.path.partition("?")[2])["digest"][0]
-        if sha(handler.body) != digest:
-            return (
-                400,
-                {},
-                b'{"errors":[{"code":"DIGEST_INVALID","message":"provided digest did not match uploaded content"}]}',
-            )
-        self.blobs[name, digest] = handler.body
-        return 201, {"Location": f"/v2/{name}/blobs/{digest}"}, b""
-
-    def _put_manifest(self, handler, name, rest):
-        document = json.loads(handler.body)
-        for entry in [document["config"], *document["layers"]] if "layers" in document else []:
-            if (name, entry["digest"]) not in self.blobs:
-                return 400, {}, b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}'
-        for key in {rest, sha(handler.body)}:
-            self.manifests[name, key] = (handler.headers["Content-Type"], handler.body)
-        known = self.referrers and "subject" in document
-        return 201, {"OCI-Subject": document["subject"]["digest"]} if known else {}, b""
-
-    def _referrers(self, name, digest):
-        listed = {}
-        for (repository, _), (media, body) in self.manifests.items():
-            document = json.loads(body)
-            if repository == name and document.get("subject", {}).get("digest") == digest:
-                kind = document.get("artifactType") or document["config"]["mediaType"]
-                listed[sha(body)] = {
-                    "mediaType": media,
-                    "digest": sha(body),
-                    "size": len(body),
-                    "artifactType": kind,
-                    "annotations": document.get("annotations", {}),
-                }
-        index = {"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": list(listed.values())}
-        return 200, {"Content-Type": OCI + "index.v1+json"}, json.dumps(index).encode()
+        if found is None:
+            return None
+        return 200, {"Content-Type": found[0], "Docker-Content-Digest": sha(found[1])}, found[1]

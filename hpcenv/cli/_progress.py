@@ -35,7 +35,6 @@ _WORDS = {
     "verify": "verifying",
     "stage": "staging",
     "publish": "publishing",
-    "push": "uploading",
 }
 
 

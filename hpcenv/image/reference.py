@@ -90,7 +90,7 @@ class Reference(RegistryName):
 
 @dataclass(frozen=True, kw_only=True)
 class SifReference(RegistryName):
-    """A finished SIF in a registry, `oras://...`, as `apptainer push` writes it; or another file kept there."""
+    """A finished SIF in a registry, `oras://...`, as `apptainer push` writes it."""
 
     scheme: ClassVar[str] = "oras"
 

@@ -1,4 +1,4 @@
-"""Keep a SIF in a registry: `hpcenv image push`, and `oras://` as the source of an image.
+"""Fetch a SIF from a registry: `oras://` as the source of an image.
 
 Runs on: LOGIN NODE.
 
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from hpcenv import filesystem
-from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError
+from hpcenv.errors import ImageMismatch, ImageUnavailable
 from hpcenv.image.convert.conversion import FORMAT_LABEL
 from hpcenv.image.describe import describe_sif
 from hpcenv.image.pull import BuiltImage
@@ -29,78 +28,18 @@ from hpcenv.image.verify import read_tree_digest
 from hpcenv.node.check import sif
 from hpcenv.progress import Event, OnEvent
 
-__all__ = ["OTHER_COMPRESSION", "PushedSif", "ResolvedSif", "fetch_sif", "push_sif", "resolve_sif"]
+__all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]
 
 # What somebody can do who may not use Apptainer.
-OTHER_COMPRESSION = "who pushed it can make one that it reads: hpcenv image build --compression gzip, then image push"
+OTHER_COMPRESSION = (
+    "who pushed it can make one that it reads: hpcenv image build --compression gzip, then apptainer push"
+)
 
 # How long to wait for another download of the same SIF.
 _WAIT_SECONDS = 4 * 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushedSif:
-    """A SIF in a registry.
-
-    Attributes:
-        reference: with the tag.
-        by_digest: with the digest of the manifest; it names this SIF forever.
-        sha256: of the SIF, in hexadecimal.
-        size: of the SIF in bytes.
-        uploaded: the registry did not have the SIF before.
-    """
-
-    reference: str
-    by_digest: str
-    sha256: str
-    size: int
-    uploaded: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedSif:
-    """Which SIF a reference names now.
-
-    Attributes:
-        manifest_digest: of the manifest; signatures name it.
-        spec: the SIF.
-    """
-
-    manifest_digest: str
-    spec: BlobSpec
-
-
-def push_sif(path: Path, target: SifReference, access: Access, *, on_event: OnEvent) -> PushedSif:
-    """Upload a SIF under a tag, in the form that `apptainer pull oras://` reads.
-
-    Raises:
-        SpecError: the reference names a digest or no tag.
-        ImageMismatch: the file is not a SIF.
-        ImageUnavailable: the registry refuses it or cannot be reached.
-        FileUnusable: the file cannot be read.
-    """
-    from hpcenv.image.registry import upload
-
-    if target.digest is not None or target.tag is None:
-        why = "a push gives a SIF a tag; its digest follows from its content"
-        raise SpecError(f"cannot push to `{target}`", why=why, hint="write oras://HOST/NAME:TAG")
-    header = sif.read_header(path)
-    spec = BlobSpec(digest=f"sha256:{sif.file_sha256(path)}", size=header.file_size)
-    with contextlib.closing(source.open_client(target, access, on_event=on_event)) as client:
-        client.authenticate()
-        upload.push_bytes(client, upload.EMPTY)
-        uploaded = upload.push_file(client, spec, path, on_event=on_event)
-        made = upload.push_manifest(client, target.tag, sif_manifest.sif_manifest(spec, target))
-    return PushedSif(
-        reference=str(target),
-        by_digest=str(replace(target, tag=None, digest=made.digest)),
-        sha256=spec.digest.removeprefix("sha256:"),
-        size=spec.size,
-        uploaded=uploaded,
-    )
-
-
-def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, on_event: OnEvent) -> ResolvedSif:
+def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, on_event: OnEvent) -> BlobSpec:
     """Ask a registry which SIF a reference names now.
 
     Raises:
@@ -112,11 +51,11 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
     on_event(Event(phase="resolve", what=str(wanted)))
     with contextlib.closing(source.open_client(wanted, access, on_event=on_event)) as client:
         client.authenticate()
-        digest, body = client.manifest(wanted.digest or wanted.tag or "latest")
+        _, body = client.manifest(wanted.digest or wanted.tag or "latest")
     document = manifests.read_document(body, origin=wanted.registry, what="manifest")
     spec = sif_manifest.read_sif_layer(document, str(wanted))
     on_event(Event(phase="resolve", what=str(wanted), done=1, total=1))
-    return ResolvedSif(manifest_digest=digest, spec=spec)
+    return spec
 
 
 def fetch_sif(

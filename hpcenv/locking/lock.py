@@ -162,7 +162,7 @@ def lock(
     before, unreadable = _previous(path)
     lost = _notes_on_previous(before, path)
     pin_file = None if pins is None else open_pins(pins)  # likewise
-    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http, check_signature=True)
+    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
     found_overlay = _found_overlay(workspace)  # likewise
     environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
     report(_reading(workspace, environment))

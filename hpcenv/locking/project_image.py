@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError, UsageError
-from hpcenv.image import cosign
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Converted
 from hpcenv.image.describe import describe_sif
@@ -24,7 +23,6 @@ from hpcenv.image.reference import (
     HostEnvironment,
     LayeredImage,
     LocalImage,
-    RegistryName,
     SifFile,
     SifReference,
 )
@@ -64,15 +62,12 @@ class BuildOptions:
         allow_floating: accept an image that may be different tomorrow.
         binds: folders of the host that the build of a definition file sees.
         plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
-        check_signature: verify the signature of a locked image again, where `cosign-key` names a key. An image
-            that is not locked is verified in any case.
     """
 
     convert: ConvertOptions = field(default_factory=ConvertOptions)
     allow_floating: bool = False
     binds: tuple[Bind, ...] = ()
     plain_http: tuple[str, ...] = ()
-    check_signature: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +126,6 @@ def _make(
     source = project_source(workspace)
     if isinstance(source, HostEnvironment):
         raise SpecError('this project has no image to build: `image` is "host"', why=f"in {workspace.spec}")
-    if workspace.project.cosign_key is not None and not isinstance(source, RegistryName):
-        raise SpecError(
-            f"`{source}` is not in a registry, so it has no signature of cosign",
-            why=f"`cosign-key` in {workspace.spec} asks for one",
-            hint="remove cosign-key, or name the image in its registry",
-        )
     if isinstance(source, SifFile):
         return _use_sif_file(workspace, source)
     if isinstance(source, SifReference):
@@ -186,14 +175,9 @@ def _make_from_layers(
         allow_floating=options.allow_floating or workspace.project.allow_floating,
     )
     place = workspace.store_place
-    signed = _needs_signature(workspace, locked, options)
-    # Which image an index names is read from the registry then: the store only remembers it.
-    known = open_place(place) if place_exists(place) and not signed else None
+    known = open_place(place) if place_exists(place) else None
     image, open_blobs = resolve(request, on_event=on_event, store=known)
     _refuse_other_bytes(image, locked, workspace)
-    if signed and isinstance(request.source, RegistryName):
-        digests = tuple(filter(None, (image.index_digest, image.manifest_digest)))
-        _require_signature(workspace, request.source, digests, request.access, on_event)
     store = open_place(place, create=True)
     how = _readable_here(workspace, options.convert, environ)
 
@@ -212,23 +196,6 @@ def _make_from_layers(
         read=True,
         notes=made.notes,
     )
-
-
-def _needs_signature(workspace: Workspace, locked: ContainerTable | None, options: BuildOptions) -> bool:
-    return workspace.project.cosign_key is not None and (options.check_signature or locked is None)
-
-
-def _require_signature(
-    workspace: Workspace, source: RegistryName, digests: tuple[str, ...], access: Access, on_event: OnEvent
-) -> None:
-    """Refuse an image without a signature of the key of the project.
-
-    Raises:
-        SignatureInvalid: it has no such signature.
-    """
-    assert workspace.project.cosign_key is not None
-    key = workspace.root / Path(workspace.project.cosign_key).expanduser()
-    cosign.require_signature(source, digests, key, access, on_event=on_event)
 
 
 def _pinned(
@@ -359,14 +326,9 @@ def _fetch_sif(
     """Return the SIF of a registry: the locked one by its sha256, or the one that the tag names now."""
     access = registry_access(workspace, environ, typed=options.plain_http)
     locked = _locked_container(workspace, before)
-    signed = _needs_signature(workspace, locked, options)
-    if locked is None or signed:
+    if locked is None:
         floating = options.allow_floating or workspace.project.allow_floating
-        found = resolve_sif(source, access, allow_floating=floating, on_event=on_event)
-        spec = found.spec
-        _refuse_other_sif(source, spec, locked)
-        if signed:
-            _require_signature(workspace, source, (found.manifest_digest,), access, on_event)
+        spec = resolve_sif(source, access, allow_floating=floating, on_event=on_event)
     else:
         spec = BlobSpec(digest=f"sha256:{locked.sif.sha256}", size=locked.sif.size)
         on_event(Event(phase="note", what=f"using the locked SIF {spec.digest} (--upgrade resolves the tag again)"))
@@ -380,16 +342,6 @@ def _fetch_sif(
         on_event(Event(phase="note", what=f"{unreadable}; {OTHER_COMPRESSION}"))
     container = _described_container(str(source), made.path, made.record)
     return ProjectImage(path=made.path, container=container, record=made.record, reused=made.reused, read=True)
-
-
-def _refuse_other_sif(source: SifReference, spec: BlobSpec, locked: ContainerTable | None) -> None:
-    """Refuse a moved tag where a signature is verified: it covers the manifest, which names the SIF."""
-    if locked is not None and spec.digest != f"sha256:{locked.sif.sha256}":
-        raise ImageMismatch(
-            f"`{source}` names another SIF than the locked one, so its signature says nothing about that",
-            why=f"locked sha256:{locked.sif.sha256}\nfound {spec.digest}",
-            hint=("to lock the new SIF: ", Command("hpcenv", "lock", "--upgrade")),
-        )
 
 
 def _described_container(reference: str, path: Path, record: ImageRecord) -> ContainerTable:

@@ -17,7 +17,7 @@ import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import SchemaValidator, ValidationError
 
@@ -35,7 +35,12 @@ class Document:
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
     The constructor checks nothing. `parse` does, where bytes enter.
+
+    Attributes:
+        replaced: a key that the table does not have any more -> what to do instead.
     """
+
+    replaced: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> None:
         """Judge the document as a whole, after all its tables are valid.
@@ -225,8 +230,10 @@ def _table_in(annotation: object) -> type[Document] | None:
 
 
 def _suggest(kind: type[Document], location: Sequence[int | str]) -> str:
-    """Name the table that knows this very key, or the nearest key of the same table."""
+    """Name what replaces the key, the table that knows this very key, or the nearest key of the same table."""
     word, here = str(location[-1]), table_at(kind, location[:-1])
+    if here is not None and word in here.replaced:
+        return f": {here.replaced[word]}"
     homes = [
         name
         for name, table in _tables(kind)

@@ -5,8 +5,9 @@ Runs on: LOGIN NODE.
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
@@ -220,12 +221,16 @@ class Project(Document):
         allow_floating: accept `latest` or no tag.
         plain_http: registries (`HOST:PORT`) that are used without TLS.
         ca_file: CA certificates to trust, for registries with a private CA.
-        cosign_key: public key (PEM) with which the image in a registry must be signed when it is locked.
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
         policy: field -> severity in the gate; recorded in the lockfile.
         environment: name of a lockfile -> what its environment has in place of the values here.
     """
+
+    replaced: ClassVar[Mapping[str, str]] = {
+        "cosign-key": "hpcenv verifies no signatures; remove the key, and before `hpcenv lock` type "
+        "`cosign verify --key cosign.pub IMAGE@sha256:...`",
+    }
 
     image: Text
     overlay: Annotated[str, After(_overlay)] | None = None
@@ -234,7 +239,6 @@ class Project(Document):
     allow_floating: bool = False
     plain_http: tuple[str, ...] = ()
     ca_file: Text | None = None
-    cosign_key: Text | None = None
     submit: SubmitTable = field(default_factory=SubmitTable)
     sbatch: SbatchTable = field(default_factory=dict)
     srun: SrunTable = field(default_factory=dict)

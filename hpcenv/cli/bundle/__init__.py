@@ -14,8 +14,6 @@ VERBS = {
     "make": "Make the bundle of a run; `hpcenv bundle RUN` does the same.",
     "verify": "Say whether a bundle is complete and unchanged.",
     "unpack": "Verify a bundle and unpack it into a new folder.",
-    "push": "Upload a bundle, or the bundle of a run, to a registry.",
-    "pull": "Fetch a bundle from a registry, and verify it.",
 }
 
 

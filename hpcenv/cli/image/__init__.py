@@ -13,7 +13,6 @@ from hpcenv.cli._group import LazyGroup
 VERBS = {
     "pull": "Convert an image to a SIF in the store.",
     "build": "Make the project's SIF, or one from a definition file.",
-    "push": "Upload a SIF to a registry.",
     "verify": "Prove that a SIF contains what its image's layers contain.",
     "inspect": "Describe a SIF and its origin, or print its path.",
     "list": "List the images in the store, and who needs them.",

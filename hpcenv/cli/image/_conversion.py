@@ -5,10 +5,8 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,14 +105,9 @@ def layered_image(text: str) -> LayeredImage:
         raise error.changed(why="it is a path without a scheme", hint=HintCommand(*words)) from error
 
 
-def registry_options(command: _render.Command) -> _render.Command:
-    """Add the options that say how to connect to a registry; see `registry_access`."""
-    return _plain_http_or_own(_ca_file(command))
-
-
 def image_options(command: _render.Command) -> _render.Command:
     """Add the options that describe an image and its registry; see `image_request`."""
-    return platform(registry_options(command))
+    return platform(_plain_http_or_own(_ca_file(command)))
 
 
 def image_request(source: LayeredImage, values: dict[str, Any], *, allow_floating: bool) -> ImageRequest:
@@ -137,23 +130,6 @@ def registry_access(source: LayeredImage | RegistryName, values: dict[str, Any])
         ca_file=None if ca_file is None else Path(os.path.abspath(_render.cwd() / ca_file)),
         environ=os.environ,
     )
-
-
-@contextlib.contextmanager
-def own_plain_http_hint(host: str) -> Iterator[None]:
-    """Let the hint of an error to use http name the user's own command, not `hpcenv image pull`."""
-    try:
-        yield
-    except HpcenvError as problem:
-        parts = (
-            HintCommand(*_render.command_line(), "--plain-http", host) if _is_plain_http(part) else part
-            for part in problem.hint_parts
-        )
-        raise problem.changed(hint=tuple(parts)) from problem
-
-
-def _is_plain_http(part: str | HintCommand) -> bool:
-    return isinstance(part, HintCommand) and part[:4] == ("hpcenv", "image", "pull", "--plain-http")
 
 
 def _slurm_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

@@ -74,9 +74,9 @@ def _pull_sif(
     if where.is_projects:
         _accept.require_paths(accept, as_json=as_json)
     with _progress.shown(as_json=as_json) as on_event:
-        found = resolve_sif(wanted, access, allow_floating=floating, on_event=on_event)
+        spec = resolve_sif(wanted, access, allow_floating=floating, on_event=on_event)
         store = open_place(where.place(), create=True)
-        result = fetch_sif(wanted, found.spec, access, platform=values["platform"], store=store, on_event=on_event)
+        result = fetch_sif(wanted, spec, access, platform=values["platform"], store=store, on_event=on_event)
     unreadable = runtime.unreadable_here(result.record.sif.compression, os.environ)
     if unreadable:
         result = replace(result, notes=(*result.notes, f"{unreadable}; {OTHER_COMPRESSION}"))

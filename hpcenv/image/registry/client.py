@@ -18,10 +18,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
-from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3.exceptions
@@ -38,7 +36,7 @@ from hpcenv.image.registry.refusals import Refusals, one_line
 from hpcenv.image.registry.session import RegistrySession, read_in_time, retry_after
 from hpcenv.progress import Event, OnEvent, ignore
 
-__all__ = ["Client", "RegistryAnswer", "RegistryBlobs"]
+__all__ = ["Client", "RegistryBlobs"]
 
 _T = TypeVar("_T")
 _ERROR_LIMIT = 64 * 1024
@@ -46,19 +44,7 @@ _ERROR_LIMIT = 64 * 1024
 # unreachable registry is reported within two seconds.
 _PAUSES = (0.5, 1.0)
 _CHUNK = 256 * 1024
-# After the last byte a registry may move a blob to its storage before it answers.
-_AFTER_UPLOAD_SECONDS = 600.0
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegistryAnswer:
-    """The registry's answer to a small request; `body` is empty unless the method was GET."""
-
-    status: int
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Client:
@@ -134,97 +120,11 @@ class Client:
 
     def config(self, digest: str) -> bytes:
         """Fetch an image configuration and check its digest."""
-        return self.document(digest, "configuration")
-
-    def document(self, digest: str, what: str) -> bytes:
-        """Fetch a small blob, of at most CONFIG_LIMIT bytes, and check its digest; `what` names it in an error."""
         body, _ = self._get(f"{self._api}{self._reference.repository}/blobs/{digest}", CONFIG_LIMIT, {})
         received = digest_of(body)
         if received != digest:
-            raise self._refusals.wrong_bytes(what, expected=digest, received=received)
+            raise self._refusals.wrong_bytes("configuration", expected=digest, received=received)
         return body
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        accept: tuple[int, ...],
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-    ) -> RegistryAnswer:
-        """Send a small request about this repository, with login and repetition.
-
-        Args:
-            method: of HTTP.
-            path: below `/v2/REPOSITORY/`, or an address on the registry's host that it named in a `Link`.
-            accept: the statuses that are an answer; any other one is an error.
-            headers: of the request.
-            body: of the request.
-
-        Raises:
-            ImageUnavailable: the registry refuses it, cannot be reached, or answers too much.
-        """
-        deadline = time.monotonic() + self._timeout
-        url = urljoin(f"{self._api}{self._reference.repository}/", path)
-        if not self._is_own(url):
-            raise self._refusals.leads_elsewhere(url)
-        response = self._retry(lambda: self._request(url, headers or {}, method=method, body=body), deadline)
-        if response.status_code not in accept:
-            self._refusals.raise_for_status(response, self._error_text(response))
-        content = self._read(response, MANIFEST_LIMIT, deadline) if method == "GET" else b""
-        self.end()
-        return RegistryAnswer(status=response.status_code, url=response.url, headers=response.headers, body=content)
-
-    def send_blob(self, location: str, content: Callable[[], Iterator[bytes]], size: int) -> None:
-        """Send a blob to the address that the registry named for it (distribution-spec 1.1, "POST then PUT").
-
-        Args:
-            location: the address, with the digest. On another host it gets no credentials.
-            content: begins to read the bytes.
-            size: in bytes.
-
-        Raises:
-            Broken: another attempt, from the beginning, may succeed.
-            ImageUnavailable: another attempt would fail as well.
-        """
-        own = self._is_own(location)
-        if not own and urlsplit(location).scheme != "https":
-            raise self._refusals.leads_elsewhere(location)
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-        try:
-            self.end()
-            # Without redirects: the body would have to be sent again, and some servers redirect to a page.
-            self._response = response = self._session.put(
-                location,
-                data=_Counted(content(), size),
-                headers={**headers, **(self.login.headers() if own else {})},
-                stream=True,
-                allow_redirects=False,
-                timeout=(self._timeout, _AFTER_UPLOAD_SECONDS),
-            )
-        except exceptions.SSLError as error:
-            raise self._refusals.unreachable(error) from None
-        except (exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise Broken(self._refusals.unreachable(error)) from None
-        if response.status_code == 201:
-            self.end()
-            return
-        self._refuse_upload(response)
-
-    def _is_own(self, url: str) -> bool:
-        """Tell whether an address is on the registry's own host: no other one gets its credentials."""
-        return urlsplit(url)[:2] == urlsplit(self._api)[:2]
-
-    def _refuse_upload(self, response: requests.Response) -> NoReturn:
-        status = response.status_code
-        try:
-            self._refusals.raise_for_status(response, self._error_text(response))
-        except ImageUnavailable as error:
-            # 401: the token has expired during the upload of another blob. 404: the upload has.
-            if status in TRANSIENT or status in (401, 404):
-                raise Broken(error, retry_after=retry_after(response)) from None
-            raise
 
     def open_blob(self, digest: str, size: int, offset: int) -> tuple[int, requests.Response]:
         """Request a blob.
@@ -290,20 +190,18 @@ class Client:
             self._refusals.raise_for_status(response, self._error_text(response))
         return self._read(response, limit, deadline), response.headers
 
-    def _request(
-        self, url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None
-    ) -> requests.Response:
+    def _request(self, url: str, headers: Mapping[str, str]) -> requests.Response:
         """Send a request; after a refusal log in and send it once more."""
         authorization = self.login.headers()
-        response = self._send(url, {**headers, **authorization}, method, body)
+        response = self._send(url, {**headers, **authorization})
         if response.status_code in (401, 403):
             self.login.renew(response, authorization.get("Authorization"))
-            response = self._send(url, {**headers, **self.login.headers()}, method, body)
+            response = self._send(url, {**headers, **self.login.headers()})
         return response
 
-    def _send(self, url: str, headers: Mapping[str, str], method: str, body: bytes | None) -> requests.Response:
+    def _send(self, url: str, headers: Mapping[str, str]) -> requests.Response:
         self.end()
-        self._response = self._session.request(method, url, headers=headers, data=body, stream=True)
+        self._response = self._session.get(url, headers=headers, stream=True)
         return self._response
 
     def _retry(self, request: Callable[[], requests.Response], deadline: float) -> requests.Response:
@@ -400,20 +298,6 @@ class Client:
             if status in TRANSIENT or status == 416 or link_expired:
                 raise Broken(error, retry_after=retry_after(response), restart=status == 416) from None
             raise
-
-
-class _Counted:
-    """An iterator with a length: `requests` then sends Content-Length, not chunks, which many registries refuse."""
-
-    def __init__(self, chunks: Iterator[bytes], size: int) -> None:
-        self._chunks = chunks
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._chunks
 
 
 class RegistryBlobs:

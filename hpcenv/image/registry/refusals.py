@@ -153,15 +153,6 @@ class Refusals:
             hint="try again: hpcenv continues the download; a firewall that drops packets can be the cause",
         )
 
-    def leads_elsewhere(self, url: str) -> ImageUnavailable:
-        """Return the error for an address on another host that the registry named, and that is not used."""
-        parts = urlsplit(url)
-        return ImageUnavailable(
-            f"the registry `{self.reference.api_host}` names an address that hpcenv does not use",
-            why=f"it is {one_line(parts.scheme)}://{one_line(parts.netloc.rpartition('@')[2])}",
-            hint="report this to the administrators of the registry; behind a proxy it may not know its own address",
-        )
-
     def too_large(self, limit: int) -> ImageUnavailable:
         """Return the error for a manifest or configuration of more than `limit` bytes."""
         return ImageUnavailable(

@@ -1,4 +1,4 @@
-"""The manifest of a SIF in a registry, as Apptainer writes and reads it.
+"""The manifest of a SIF in a registry, as Apptainer writes it.
 
 Runs on: LOGIN NODE. Pure.
 
@@ -13,35 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcenv.errors import Command
-from hpcenv.image.reference import DIGEST, RegistryName
+from hpcenv.image.reference import DIGEST
 from hpcenv.image.registry.blobs import BlobSpec
-from hpcenv.image.registry.manifests import MANIFESTS, canonical, digest_of, unusable
+from hpcenv.image.registry.manifests import unusable
 
-__all__ = ["SIF_CONFIG", "SIF_LAYER", "read_sif_layer", "sif_manifest"]
+__all__ = ["read_sif_layer"]
 
-SIF_CONFIG = "application/vnd.sylabs.sif.config.v1+json"
-SIF_LAYER = "application/vnd.sylabs.sif.layer.v1.sif"
-# SingularityPro and Singularity before 3.7, with the spelling of their time (hpcng/singularity issue 4437).
-_SIF_LAYERS = (SIF_LAYER, "appliciation/vnd.sylabs.sif.layer.tar")
-_EMPTY = b"{}"
-
-
-def sif_manifest(spec: BlobSpec, target: RegistryName) -> bytes:
-    """Return the manifest of a SIF. Equal SIFs in one repository have equal manifests: it names no time and no path.
-
-    Args:
-        spec: the sha256 and the size of the SIF.
-        target: where it goes; the last part of its name becomes the name of the file for `oras pull`.
-    """
-    title = f"{target.repository.rpartition('/')[2]}.sif"
-    layer = {
-        "mediaType": SIF_LAYER,
-        "digest": spec.digest,
-        "size": spec.size,
-        "annotations": {"org.opencontainers.image.title": title},
-    }
-    config = {"mediaType": SIF_CONFIG, "digest": digest_of(_EMPTY), "size": len(_EMPTY)}
-    return canonical({"schemaVersion": 2, "mediaType": MANIFESTS[0], "config": config, "layers": [layer]})
+_SIF_LAYERS = (
+    "application/vnd.sylabs.sif.layer.v1.sif",
+    # SingularityPro and Singularity before 3.7, with the spelling of their time (hpcng/singularity issue 4437).
+    "appliciation/vnd.sylabs.sif.layer.tar",
+)
 
 
 def read_sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:

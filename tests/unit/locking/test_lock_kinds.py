@@ -5,7 +5,6 @@ A registry has test_lock_image.py. Apptainer is an executable that makes small r
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -19,13 +18,11 @@ from typing import Any
 
 import image_fakes
 import pytest
-from http_server import PushServed, Served
+from http_server import Served, SifServed
 from image_fakes import sha
 
-from hpcenv.errors import FileUnusable, ImageMismatch, ImageUnavailable, SignatureInvalid, SpecError, UsageError
-from hpcenv.image.reference import parse_sif_reference
+from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError, UsageError
 from hpcenv.image.registry.source import Access
-from hpcenv.image.sif_registry import push_sif
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.verify import read_tree_digest
 from hpcenv.locking.definition_build import DefinitionBuild, build_definition, parse_bind, read_definition
@@ -424,79 +421,35 @@ def test_a_bind_is_read_only_when_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_sif_in_a_registry_is_locked_by_its_own_digest(folder: Path, fake_slurm: Any) -> None:
-    some, served = a_sif(folder), PushServed()
+    some, served = a_sif(folder), SifServed()
     try:
-        access = Access(plain_http=(served.host,), environ={"HOME": "/none"})
-        target = parse_sif_reference(f"oras://{served.host}/lab/train:1")
-        pushed = push_sif(some, target, access, on_event=lambda _: None)
-        spec(folder, str(target), f'plain-http = ["{served.host}"]\n')
+        kept = served.keep(some)
+        spec(folder, kept.reference, f'plain-http = ["{served.host}"]\n')
         locked = lock_here(folder)
         table = container(locked)
-        assert (table.sif.sha256, table.manifest_digest) == (pushed.sha256, None)
+        assert (table.sif.sha256, table.manifest_digest) == (kept.sha256, None)
         assert table.tree_sha256 == read_tree_digest(some)
         assert locked.sif is not None
-        assert locked.sif.name == f"sha256-{pushed.sha256}.sif"
+        assert locked.sif.name == f"sha256-{kept.sha256}.sif"
         assert reasons(folder) == []
 
         # The tag moves. A clone without a store gets the locked SIF, by its sha256.
         other = folder / "other.sif"
         other.write_bytes(some.read_bytes() + b"\0" * 512)
-        moved = push_sif(other, target, access, on_event=lambda _: None)
-        assert moved.sha256 != pushed.sha256
+        moved = served.keep(other)
+        assert moved.sha256 != kept.sha256
         shutil.rmtree(open_workspace(folder).store)
         workspace, environ = open_workspace(folder), dict(os.environ)
         made = build(workspace, before=locked.lockfile, environ=environ, on_event=lambda _: None)
         assert (made.path.name, made.container) == (locked.sif.name, table)
         # One changed byte in the registry: refused, and nothing is in the store.
         shutil.rmtree(open_workspace(folder).store)
-        key = ("lab/train", f"sha256:{pushed.sha256}")
+        key = ("lab/train", f"sha256:{kept.sha256}")
         served.blobs[key] = served.blobs[key][:-1] + b"x"
         with pytest.raises(ImageUnavailable):
             build(workspace, before=locked.lockfile, environ=environ, on_event=lambda _: None)
         assert open_place(workspace.store_place).list_images() == ()
         assert container(lock_here(folder, upgrade=True)).sif.sha256 == moved.sha256
-    finally:
-        served.close()
-
-
-COSIGN = Path(__file__).resolve().parents[2] / "cosign"
-
-
-@pytest.mark.parametrize("made", ["cosign-2", "cosign-3"])
-def test_an_image_without_the_projects_signature_is_not_locked(made: str, folder: Path, fake_slurm: Any) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("NOT CHECKED: no openssl on PATH")
-    served = PushServed(referrers=False)
-    try:
-        signed = json.loads((COSIGN / f"{made}.json").read_text())
-        image = next(key for key in signed["manifests"] if "image.layer" in signed["manifests"][key])
-        held = {**signed["manifests"], "1": signed["manifests"][image]}
-        blobs = json.loads((COSIGN / "image.json").read_text())
-        served.manifests = {("lab/img", k): (json.loads(t)["mediaType"], t.encode()) for k, t in held.items()}
-        served.blobs = {("lab/img", digest): base64.b64decode(text) for digest, text in blobs.items()}
-        served.blobs |= {("lab/img", digest): text.encode() for digest, text in signed["blobs"].items()}
-        layers = [layer["digest"] for layer in json.loads(held["1"])["layers"]]
-        name = f"docker://{served.host}/lab/img:1"
-        more = f'plain-http = ["{served.host}"]\ncosign-key = "KEY.pub"\n'
-        for key, why in (("b", "is of another key"), ("none", "cannot read the key")):
-            spec(folder, name, more.replace("KEY", str(COSIGN / key)))
-            with pytest.raises((SignatureInvalid, FileUnusable)) as error:
-                lock_here(folder)
-            assert why in f"{error.value.what} {error.value.why}"
-        # Refused before anything is converted, or fetched but the image's description.
-        assert not any(digest in path for path, _ in served.requests for digest in layers)
-        assert not (folder / "lockfiles").exists()
-
-        spec(folder, name, more.replace("KEY", str(COSIGN / "a")))
-        workspace, options = open_workspace(folder), BuildOptions(check_signature=True)
-        environ = dict(os.environ)
-        made_sif = build(workspace, before=None, environ=environ, on_event=lambda _: None, options=options)
-        assert made_sif.container.manifest_digest == image
-        # An image in files has no signature.
-        write_layout(folder / "lay")
-        spec(folder, "oci:lay:1", more)
-        with pytest.raises(SpecError, match="is not in a registry"):
-            lock_here(folder)
     finally:
         served.close()
 

@@ -51,6 +51,7 @@ def test_the_smallest_project_is_one_line() -> None:
         ('image = ""', "`image` = '': must not be empty"),
         ("image = 3", '`image` = 3: must be text in quotes: image = "3"'),
         ('image = "host"\nimge = "x"', "unknown key `imge`, perhaps you meant `image`"),
+        ('image = "host"\ncosign-key = "a.pub"', "unknown key `cosign-key`: hpcenv verifies no signatures; remove the key, and before `hpcenv lock` type `cosign verify --key cosign.pub IMAGE@sha256:...`"),
         ('image = "host"\nnodes = 2', "unknown key `nodes`, it belongs under [submit]"),
         ('image = "host"\n[submit]\nnode = 2', "unknown key `submit.node`, perhaps you meant `nodes`"),
         ('image = "host"\n[submit]\nplatform = "x"', "unknown key `submit.platform`, the key belongs to the top of the file"),
