@@ -1,4 +1,4 @@
-"""What `--preflight full` adds to the start of a job, with its smoke test: `start_overhead` at this level. No limit.
+"""What `--preflight full` adds to the start of a job, with its smoke test: `start_overhead` at this level.
 
 python -m benchmarks.start_overhead_full [--json] [--rounds N] [--nodes N] [--instance NAME]
 """

@@ -114,15 +114,14 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
     """Tell what this cluster is like, and check this machine."""
     context, place = context_of(), _store_place()
     workspace = _project()
-    runs = None if workspace is None else workspace.runs
-    found = doctor(context, store=place, runs=runs)
+    found = doctor(context, store=place)
     skipped = preflight_options(SubmitOptions(script=None, **values)).skipped
     checked = None
     if values["preflight"] != "off":
         checked = check_this_machine(
             context.environ,
             workdir=context.cwd,
-            runs=runs or context.cwd,
+            runs=context.cwd if workspace is None else workspace.runs,
             store=place.root,
             policy={} if workspace is None else workspace.project.policy,
             skipped=skipped,

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hpcenv import filesystem, process
 from hpcenv.cluster import node_types, slurm_command
-from hpcenv.doctor.step_overlap import read_overlap
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.node.container import runtime
 from hpcenv.node.container.apptainer import host_environment as runtime_environment
@@ -124,16 +123,14 @@ def _plain(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
 
 
-def doctor(context: Context, *, store: StorePlace, runs: Path | None = None) -> Diagnosis:
+def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
     """Look at this machine and ask Slurm; writes nothing.
 
     Args:
         store: where images are kept.
-        runs: folder of the project's runs; None outside of a project.
     """
     notes = _Notes()
     configured = _slurm(notes, context)
-    _overlap(notes, runs)
     offers, rules = _partitions(notes, context)
     partitions = _merge(offers, rules)
     accounts = _accounting(notes, context)
@@ -261,22 +258,6 @@ def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
     if match:
         return "credential lifetime", f"{match[1]} s", "scontrol show config: AuthInfo has cred_expire"
     return "credential lifetime", "120 s", "Slurm's default; AuthInfo sets no cred_expire"
-
-
-def _overlap(notes: _Notes, runs: Path | None) -> None:
-    """Note whether the launch step starts beside the check step; where it does not, each start loses seconds."""
-    version = notes_value(notes, "version")
-    if version == UNKNOWN:
-        notes.add("Slurm", "steps beside each other", "", "there is no Slurm here")
-        return
-    found = read_overlap(runs, version)
-    notes.add("Slurm", "steps beside each other", found.value, found.how)
-    if found.value == "no":
-        notes.trouble(
-            "a second job step does not start beside another one",
-            found.how,
-            'launch-step = "after-check" under [submit] of the site profile or hpcenv.toml: each start is faster',
-        )
 
 
 def _partitions(notes: _Notes, context: Context) -> tuple[tuple[node_types.Offer, ...], dict[str, dict[str, str]]]:

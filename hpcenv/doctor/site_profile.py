@@ -137,8 +137,6 @@ def _submit(found: Diagnosis) -> list[str]:
     )
     types = found.value("GPU types")
     lines += [f"# gpu-type: {types} ({found.how('GPU types')})"]
-    beside = "steps beside each other"
-    lines += _optional("launch-step", '"after-check"' if found.value(beside) == "no" else None, found, beside)
     names = ", ".join(part.name + (" (default)" if part.default else "") for part in found.partitions)
     lines += [f"# partition: {names or UNKNOWN} ({found.how('partitions')})"]
     lines += [f"# account: {', '.join(found.accounts[:20]) or UNKNOWN} ({found.how('your accounts')})"]

@@ -4,11 +4,9 @@ Runs on: inside the image (or in a host environment), alone: standard library an
 
     python3 agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...
     python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
-    python3 agent.py RECORD --start-gate FOLDER                          # the arguments come through the gate
 
-With --start-gate it waits in FOLDER for the launch step outside, before it imports anything and before it starts
-anything (start_gate.py in this folder; node/container/start_gate.py is the other side). In a SIF, Python has -S then,
-and searches for site-packages only when it may.
+With --start-gate it imports torch and waits in FOLDER for the launch step outside, before it starts anything
+(start_gate.py in this folder; node/container/start_gate.py is the other side).
 
 It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
 the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
@@ -457,13 +455,10 @@ def main(arguments: List[str]) -> int:
     _follow_launch_step()
     record_path, words = arguments[:1], arguments[1:]
     if words[:1] == ["--start-gate"] and len(words) > 1:
-        gate = _beside("start_gate").Gate(words[1])
-        if not gate.load(_own_import_path):
+        _own_import_path()
+        if not _beside("start_gate").may_start(words[1]):
             return _REFUSED
-        release = gate.wait_for_release()
-        if release is None:
-            return _REFUSED
-        words = words[2:] or release
+        words = words[2:]
     if not record_path or words[:1] not in (["--"], ["--tasks"]):
         print("usage: agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...", file=sys.stderr)
         return 2

@@ -62,7 +62,6 @@ STEPS = {
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
-    "task-on-release": Step(f"{_STEPS}.launch", "task_on_release"),
     "outcome": Step(f"{_STEPS}.finish", "outcome", takes_status=True, lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes_status=True, lasting=True),
     "local": Step("hpcenv.node.local", "run_here"),

@@ -51,7 +51,6 @@ class OptionValues:
     standalone: bool = False
     max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
-    launch_step: Literal["beside-check", "after-check"] | None = None
     rocm: bool = False
     lock: str = "default"
     locked: bool = False
@@ -135,7 +134,6 @@ class SubmitTable(Document):
     assume_shared: bool = False
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
-    launch_step: Literal["beside-check", "after-check"] | None = None
     rocm: bool = False
     runtime: Text | None = None
     pass_env: tuple[str, ...] = ()

@@ -440,16 +440,6 @@ OPTIONS: tuple[Option, ...] = (
         metavar="ARG",
         asks="",
     ),
-    Option(
-        name="launch_step",
-        kind="choice",
-        choices=("beside-check", "after-check"),
-        group="Launch",
-        help="When the launch step starts: together with the check step, where it waits for the verdict, or after the "
-        "check. Some clusters cannot start a second step beside another one. Default: beside-check.",
-        places=ONLY_FILES,
-        needs_slurm=True,
-    ),
     # -- Environment ----------------------------------------------------------------------
     Option(
         name="rocm",

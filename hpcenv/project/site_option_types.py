@@ -32,7 +32,6 @@ class SiteSubmitTable(Document):
     licenses: Word | None = None
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
-    launch_step: Literal["beside-check", "after-check"] | None = None
     rocm: bool = False
     preflight: Literal["quick", "full", "deep", "off"] | None = None
     skip_check: tuple[str, ...] = ()

@@ -246,7 +246,6 @@ class LaunchOptions:
         standalone: one node, and a rendezvous that no other machine can reach.
         max_restarts: how often torchrun starts its ranks again after a failure.
         torchrun_args: more arguments for torchrun, each literal.
-        beside_check: the launch step starts together with the check step, and waits for the verdict.
         cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
         expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
     """
@@ -255,7 +254,6 @@ class LaunchOptions:
     standalone: bool = False
     max_restarts: int = 0
     torchrun_args: tuple[str, ...] = ()
-    beside_check: bool = False
     expand: bool = False
     cpu_binding: CpuBinding = "off"
 

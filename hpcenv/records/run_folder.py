@@ -177,11 +177,6 @@ class RunFolder:
         return self.path / "env"
 
     @property
-    def launch_waits(self) -> Path:
-        """Marker that the launch step has started on the first node, and waits for the verdict."""
-        return self.env / "launch-waits"
-
-    @property
     def exits(self) -> Path:
         return self.path / "exits"
 

@@ -219,9 +219,6 @@ def render_script(
     if manifest.unset:
         parts.append("unset")
         values["unset"] = batch_script.options(manifest.unset)
-    # A user's own template from before this part existed starts the launch step after the check.
-    if manifest.launches and manifest.launch.beside_check and "#@if beside-check\n" in template:
-        parts.append("beside-check")
     if manifest.stage is not None:
         parts.append("stage")
         values["stage_options"] = batch_script.options(_stage_options(manifest, request))
@@ -231,12 +228,6 @@ def render_script(
     if manifest.smoke is not None:
         parts.append("smoke")
         values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
-    if "beside-check" in parts and {"inside", "smoke"} & {*parts}:
-        # A user's own template from before this part existed: a launch step that starts late could keep these waiting.
-        if "#@if between\n" in template:
-            parts.append("between")
-        else:
-            parts.remove("beside-check")
     return batch_script.render(template, values, parts=parts)
 
 
@@ -302,8 +293,6 @@ def _check_options(manifest: Manifest, request: Request) -> list[str]:
         *_cpus(request),
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
-        # The check shares the CPUs, the memory and the GPUs of the job with the launch step that waits.
-        *(["--overlap"] if manifest.launch.beside_check else []),
         "--job-name=check",
     ]
 
@@ -359,8 +348,6 @@ def _inside_options(manifest: Manifest, request: Request) -> list[str]:
         "--ntasks-per-node=1",
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *_cpus(request),
-        # The launch step may be waiting for its release already.
-        "--overlap",
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         "--job-name=inside",
@@ -378,8 +365,6 @@ def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) ->
         "--ntasks-per-node=1",
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *_cpus(request),
-        # The launch step may be waiting for its release already.
-        "--overlap",
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         "--job-name=smoke",

@@ -350,7 +350,6 @@ def launch_options(options: SubmitOptions, request: Request, *, torch: str = "")
         max_restarts=options.max_restarts or 0,
         torchrun_args=options.torchrun_args,
         # Which nodes train where there are spare ones is known only after the check.
-        beside_check=options.launch_step != "after-check" and not request.spare,
         expand=options.expand,
         cpu_binding=launch_rules.cpu_binding(options.cpu_binding, options.torchrun_args, options.srun),
     )

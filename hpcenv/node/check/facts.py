@@ -100,7 +100,6 @@ def gather(
     *,
     probe: str,
     record_places: Sequence[Path] = sif_check.NODE_PLACES,
-    on_proved: Callable[[CheckedSif], None] | None = None,
 ) -> Facts:
     """Return all facts of this node and of the environment on it.
 
@@ -110,7 +109,6 @@ def gather(
         environ: the environment of the step.
         probe: the text of the probe program (probe_source.py).
         record_places: where this node may keep hashes that it has taken.
-        on_proved: called as soon as the SIF is proved to be the locked one.
     """
     found = _Gathered()
     look = places.start(manifest, environ)
@@ -124,7 +122,7 @@ def gather(
         _timed(
             found,
             "sif",
-            lambda: _read_sif(manifest, staged, environ, found, probe, record_places, on_proved),
+            lambda: _read_sif(manifest, staged, environ, found, probe, record_places),
             look.within(sif),
         )
     else:
@@ -201,7 +199,7 @@ def _cause_in(stderr: str) -> str:
 class _Outside(threading.Thread):
     """Reads host and network while the container is started and read: a driver may take seconds to answer.
 
-    The modules for it are loaded in this thread: the launch step waits for the proof of the SIF, not for them.
+    The modules for it are loaded in this thread, while the SIF is hashed and the container starts.
 
     Attributes:
         found, network, fabric, checks, rank_cpus: the results; not to be read before the thread has ended.
@@ -340,7 +338,6 @@ def _read_sif(
     found: _Gathered,
     probe: str,
     record_places: Sequence[Path],
-    on_proved: Callable[[CheckedSif], None] | None,
 ) -> None:
     """Check the SIF; start it and read its inside only if it is the locked one.
 
@@ -371,10 +368,6 @@ def _read_sif(
         overlay = manifest.environment.overlay
         if overlay is not None and not _read_overlay(manifest, overlay, found, record_places):
             return
-        if on_proved is not None and any(
-            e.field == _SIF and e.value == found.sif.sha256 for e in manifest.expectations
-        ):
-            on_proved(found.sif)
         _timed(found, "probe", lambda: _probe(manifest, staged, environ, found, probe, image_fd=descriptor))
         if not leads_to(found.sif, descriptor):
             # Apptainer opens the file by its name (node/container/start_gate.py), so it may have probed another file.

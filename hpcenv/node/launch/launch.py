@@ -26,10 +26,9 @@ from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown,
 from hpcenv.node.check import loaded, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
-from hpcenv.node.container.start_gate import Release, StartGate, is_unchanged
-from hpcenv.node.launch import early_start, node_exit, processes, rank_errors, reserve, start_hook, starts
+from hpcenv.node.container.start_gate import StartGate, is_unchanged
+from hpcenv.node.launch import node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.node.launch.current_attempt import AttemptWatch, is_current_attempt
-from hpcenv.node.launch.early_start import Begun, NotReleasedError
 from hpcenv.node.launch.run_variables import run_variables
 from hpcenv.node.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.node.launch.supervise import Signals, caught_signals, supervise
@@ -62,7 +61,6 @@ def launch(
     environ: Mapping[str, str],
     *,
     say: Callable[[str], None],
-    release: int | None = None,
 ) -> int:
     """Run the training on this node and return its exit status (128 + N for signal N).
 
@@ -71,7 +69,6 @@ def launch(
         this_node: this node and this attempt.
         environ: environment variables of the job step.
         say: called with one line for the job's log.
-        release: file descriptor on which the batch script says that the training may start; None if it may start now.
 
     Raises:
         NodeRejected, NodesUnknown, RecordInvalid: the gate did not pass this node in this
@@ -82,21 +79,22 @@ def launch(
     node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say, local_rank=local_rank)
     with caught_signals() as signals, ExitStack() as stack:
         processes.adopt_orphans()
-        early = None
-        if release is not None:
-            try:
-                early = early_start.wait_for_release(
-                    manifest,
-                    this_node,
-                    environ,
-                    signals,
-                    begin=lambda checked: _begin_early(node, checked, stack),
-                    local_rank=local_rank,
-                    source=release,
-                )
-            except NotReleasedError as ended:
-                return ended.status
-        return _train(node, early, signals, stack)
+        return _train(node, signals, stack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """An agent that was started, and waits at its start gate.
+
+    Attributes:
+        child: apptainer, or the agent on the host.
+        gate: its start gate.
+        before: processes below this one that were running before.
+    """
+
+    child: subprocess.Popen[bytes]
+    gate: StartGate
+    before: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +118,7 @@ class _Node:
         return RunFolder(Path(self.manifest.run_folder))
 
 
-def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack) -> int:
+def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
     """Start the training, wait for its end, and record it."""
     manifest, run, this_node, say = node.manifest, node.run, node.this_node, node.say
     stop = Stop(manifest, this_node, node.environ, asks=node.local_rank in (None, 0))
@@ -129,10 +127,9 @@ def _train(node: _Node, early: Begun | None, signals: Signals, stack: ExitStack)
     libraries = _Libraries(node)
     try:
         settings, nodes = _opened_by_gate(manifest, run, this_node)
-        begun = _begin(node, settings, nodes, early, libraries, signals, stack)
+        asked = signals.asked_to_end is not None
+        begun = None if asked else _begin(node, settings, nodes, stack, judge=libraries.are_locked)
     except HpcenvError as error:
-        if early is not None:
-            early_start.end(early)
         # Without this record, the report would name a failure of another node as the first one.
         status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
         ended = _exit_record(manifest, this_node, status, started, signals)
@@ -237,21 +234,7 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
     return settings, len(verdict.launched or this_node.nodes)
 
 
-def _begin_early(node: _Node, checked: CheckedSif, stack: ExitStack) -> Begun:
-    """Start the container before the verdict: without the settings of the gate, and without secrets."""
-    manifest = node.manifest
-    # A variable without a value is one that the network decision leaves out.
-    given = {setting.name: setting.value for setting in manifest.settings if setting.value}
-    sif = (stack.enter_context(_opened_sif(node, checked)), checked)
-    begun = _start_agent(node, {**given, **_own_variables(node)}, (), (), sif, stack)
-    on_node = Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace")
-    begun.gate.load_when(
-        lambda report: early_start.may_load(manifest, node.this_node, report, on_node), _order(manifest)
-    )
-    return begun
-
-
-def _order(manifest: Manifest) -> dict[str, object]:
+def _what_to_load(manifest: Manifest) -> dict[str, object]:
     """Return what the agent loads before it starts anything, and what it reports then."""
     if manifest.launch.launcher == "torchrun":
         return {"torch": True, "libraries": loaded.wanted(manifest)}
@@ -299,31 +282,6 @@ class _Libraries:
         )
 
 
-def _begin(
-    node: _Node,
-    settings: NodeSettings,
-    nodes: int,
-    early: Begun | None,
-    libraries: _Libraries,
-    signals: Signals,
-    stack: ExitStack,
-) -> Begun | None:
-    """Release the container that waits, or start one; return None if this process is asked to end."""
-    manifest = node.manifest
-    if early is not None:
-        variables = _variables(node, settings)
-        words = starts.launcher_words(manifest, settings, nodes=nodes, local_rank=node.local_rank)
-        if signals.asked_to_end is None and _fits(node, early, settings, variables):
-            late = {name: value for name, value in variables.items() if early.variables.get(name) != value}
-            unset = [name for name in early.variables if name not in variables]
-            early.gate.release(Release(words=words, variables=late, unset=unset), libraries.are_locked)
-            return early
-        early_start.end(early)
-    if signals.asked_to_end is not None:
-        return None
-    return _begin_now(node, settings, nodes, stack, judge=libraries.are_locked)
-
-
 def begin(
     manifest: Manifest,
     this_node: ThisNode,
@@ -337,7 +295,7 @@ def begin(
 ) -> Begun:
     """Start the ranks of another program than the training, as the training is started: of the smoke test.
 
-    The caller calls `gate.attend()` until the gate is open.
+    The caller calls `gate.wait()` until the gate is open.
 
     Args:
         manifest: of the run, with the changed program.
@@ -353,10 +311,10 @@ def begin(
         NodeRejected, NodesUnknown, FileUnusable, ToolMissing: they cannot be started from the checked SIF.
     """
     node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=lambda _line: None, ranks=ranks)
-    return _begin_now(node, settings, nodes, stack, output=output)
+    return _begin(node, settings, nodes, stack, output=output)
 
 
-def _begin_now(
+def _begin(
     node: _Node,
     settings: NodeSettings,
     nodes: int,
@@ -365,77 +323,27 @@ def _begin_now(
     judge: Callable[[Mapping[str, object]], bool] = lambda _loaded: True,
     output: IO[bytes] | None = None,
 ) -> Begun:
-    """Start the agent with all that it needs, and release it."""
+    """Start the agent, which waits at its gate. `stack` closes and removes everything that is opened here.
+
+    Args:
+        node: what the launch is about.
+        settings: of this node.
+        nodes: number of nodes that take part.
+        stack: see above.
+        judge: gets what the agent has loaded; returns whether the ranks may start with it.
+        output: for what the agent and its ranks print; None for this process's own.
+    """
     manifest, sif = node.manifest, None
     variables = _variables(node, settings)
     if manifest.environment.kind == "sif":
         checked = _checked_sif(node)
         _require_checked_overlay(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
-    words = starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank)
-    begun = _start_agent(node, variables, words, settings.binds, sif, stack, output=output)
-    begun.gate.load_when(lambda _report: (), _order(manifest))
-    begun.gate.release(Release(), judge)
-    return begun
-
-
-def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
-    """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
-    manifest = node.manifest
-    return {
-        **{setting.name: setting.value for setting in settings.settings},
-        **_own_variables(node),
-        **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
-    }
-
-
-def _fits(node: _Node, early: Begun, settings: NodeSettings, variables: Mapping[str, str]) -> bool:
-    """Return whether the container that waits is as the gate wants it: from the checked file, and no other binds."""
-    facts = _facts(node.run, node.this_node)
-    if facts is None or facts.sif != early.checked or settings.binds or early.child.poll() is not None:
-        return False
-    changed = {name for name in {*variables, *early.variables} if early.variables.get(name) != variables.get(name)}
-    return not any(early_start.DECIDES_CODE.match(name) for name in changed)
-
-
-def _start_agent(
-    node: _Node,
-    variables: Mapping[str, str],
-    words: Sequence[str],
-    binds: Sequence[Bind],
-    sif: tuple[int, CheckedSif] | None,
-    stack: ExitStack,
-    *,
-    output: IO[bytes] | None = None,
-) -> Begun:
-    """Start the agent, which waits at its gate. `stack` closes and removes everything that is opened here.
-
-    Args:
-        node: what the launch is about.
-        variables: of the ranks.
-        words: what the agent starts; empty if it gets that through the gate.
-        binds: of the network decision.
-        sif: the open file and its check; None on the host.
-        output: for what the agent and its ranks print; None for this process's own.
-    """
-    manifest, run, this_node = node.manifest, node.run, node.this_node
-    home = run.home_of(this_node.node)
-    try:
-        if sif is not None:
-            home.mkdir(parents=True, exist_ok=True)
-        outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
-        tmp = stack.enter_context(_tmp(node))
-        gate = StartGate(Path(outside), sif, overlay=None if sif is None else _checked_overlay(node))
-    except OSError as error:
-        raise FileUnusable(
-            f"node {this_node.node} cannot make the container's folders",
-            why=str(error),
-            hint="check free space and quota of the run folder and of the node's temporary folder (TMPDIR)",
-        ) from error
+    gate, outside, tmp = _make_gate(node, sif, stack, judge)
     argv = agent_argv(
         manifest,
-        this_node.node,
-        words=words,
+        node.this_node.node,
+        words=starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank),
         gate_options=gate.options,
         ranks=node.ranks,
         local_rank=node.local_rank,
@@ -450,15 +358,44 @@ def _start_agent(
             passed=manifest.pass_env,
         )
     else:
-        start = _in_container(
-            node, argv, variables, [gate.bind, *container_binds(manifest, tmp), *binds], sif[0], stack
-        )
-        start = _outliving(start, Path(outside))
+        binds = [gate.bind, *container_binds(manifest, tmp), *settings.binds]
+        start = _outliving(_in_container(node, argv, variables, binds, sif[0], stack), outside)
     before = process.below(os.getpid())
     what = "torchrun" if manifest.launch.launcher == "torchrun" else "the training"
     child = _start(start, () if sif is None else (sif[0],), stack, output, what=what)
-    checked = None if sif is None else sif[1]
-    return Begun(child=child, gate=gate, before=before, checked=checked, variables=dict(variables))
+    return Begun(child=child, gate=gate, before=before)
+
+
+def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
+    """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
+    manifest = node.manifest
+    return {
+        **{setting.name: setting.value for setting in settings.settings},
+        **_own_variables(node),
+        **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
+    }
+
+
+def _make_gate(
+    node: _Node, sif: tuple[int, CheckedSif] | None, stack: ExitStack, judge: Callable[[Mapping[str, object]], bool]
+) -> tuple[StartGate, Path, str]:
+    """Make the folders of the container and its start gate; return the gate, its folder, and the folder for /tmp."""
+    this_node = node.this_node
+    try:
+        if sif is not None:
+            node.run.home_of(this_node.node).mkdir(parents=True, exist_ok=True)
+        outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
+        tmp = stack.enter_context(_tmp(node))
+        overlay = None if sif is None else _checked_overlay(node)
+        gate = StartGate(Path(outside), sif, overlay, load=_what_to_load(node.manifest), judge=judge)
+    except OSError as error:
+        raise FileUnusable(
+            f"node {this_node.node} cannot make the container's folders",
+            why=str(error),
+            hint="check free space and quota of the run folder and of the node's temporary folder (TMPDIR)",
+        ) from error
+    stack.callback(gate.close)
+    return gate, Path(outside), tmp
 
 
 def _in_container(
@@ -541,7 +478,7 @@ def agent_argv(
     Args:
         manifest: manifest of the run.
         node: name of the node.
-        words: what the agent starts, see `starts.launcher_words`; empty if it gets that through the gate.
+        words: what the agent starts, see `starts.launcher_words`.
         gate_options: options that make the agent wait at its start gate.
         ranks: folder for the records and the output of the ranks; None for that of the training.
         local_rank: the only rank that the agent starts; None for those of the node.
@@ -549,7 +486,6 @@ def agent_argv(
     run = RunFolder(Path(manifest.run_folder))
     return [
         manifest.environment.python,
-        *(["-S"] if manifest.environment.kind == "sif" else []),
         str(run.code / "hpcenv" / "incontainer" / "agent.py"),
         str((ranks or run.ranks) / node / rank_errors.agent_record(local_rank)),
         *gate_options,

@@ -23,7 +23,7 @@ from pathlib import Path
 from hpcenv.errors import HpcenvError, NodesUnknown
 from hpcenv.node.container.start_gate import StartGate
 from hpcenv.node.launch import launch, processes
-from hpcenv.node.launch.early_start import Begun
+from hpcenv.node.launch.launch import Begun
 from hpcenv.node.launch.supervise import Signals, caught_signals
 from hpcenv.node.smoke import nccl_log, ras
 from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds

@@ -80,10 +80,7 @@ def smoke_follow(run: RunFolder, environ: Mapping[str, str]) -> int:
     heard = told.listen(0, [node.name for node in planned.nodes], _say_on, seconds=seconds)
     if heard.missing:
         many = f" and {len(heard.missing) - 1} more" if len(heard.missing) > 1 else ""
-        say(
-            f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s. Perhaps the step "
-            'did not start beside the launch step: `launch-step = "after-check"` under [submit] starts that one later'
-        )
+        say(f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s")
     return heard.status or smoke_judge(run, environ)
 
 

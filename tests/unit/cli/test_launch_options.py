@@ -37,7 +37,7 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
     manifest = json.loads(done.stdout)["data"]["manifest"]
     assert manifest["launch"] == {
         "cpu_binding": "near-gpu",
-        "launcher": "torchrun", "beside_check": True, "expand": False, "standalone": True, "max_restarts": 2,
+        "launcher": "torchrun", "expand": False, "standalone": True, "max_restarts": 2,
         "torchrun_args": ["--monitor-interval=1", "--role=a b"],
     }  # fmt: skip
     assert manifest["pass_env"] == ["HF_*"]

@@ -49,7 +49,7 @@ OTHERS = {
         "subprocess",
         "statistics",
     },
-    "task-on-release": {
+    "task": {
         "hpcenv.incontainer.probe.loader",
         "hpcenv.node.network.rules",
         "hpcenv.node.smoke.run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
@@ -19,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
-from hpcenv.records.manifest import Environment, LaunchOptions, Manifest, SmokeOptions, StageRequest
+from hpcenv.records.manifest import Environment, Manifest, SmokeOptions, StageRequest
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, render_script
 
@@ -69,15 +68,9 @@ CASES = {
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
         ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--stage", "--name", "staged"),
     ),
-    "beside-check": (
-        manifest("/home/alice/project/runs/beside", launch=LaunchOptions(beside_check=True)),
-        Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
-        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--name", "beside"),
-    ),
     "smoke": (
         manifest(
             "/home/alice/project/runs/smoke",
-            launch=LaunchOptions(beside_check=True),
             smoke=SmokeOptions(kept="/home/alice/.cache/hpcenv/smoke"),
         ),
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
@@ -124,25 +117,6 @@ def test_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
         ["shellcheck", "--exclude=SC2016", "job.sbatch"], cwd=tmp_path, text=True, capture_output=True
     )
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_a_template_from_before_the_part_for_the_waiting_launch_step_starts_it_after_the_check() -> None:
-    older = re.sub(r"^#@if beside-check\n.*?^#@end\n", "", TEMPLATE, flags=re.MULTILINE | re.DOTALL)
-    what, request, command = CASES["beside-check"]
-    script = render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
-    assert "coproc" in rendered("beside-check")
-    assert "coproc" not in script
-    assert ' task "$run"' in script
-
-
-def test_a_template_from_before_the_part_between_check_and_launch_starts_the_launch_after_the_smoke_test() -> None:
-    older = re.sub(r"^#@if between\n.*?^#@end\n", "", TEMPLATE, flags=re.MULTILINE | re.DOTALL)
-    assert older != TEMPLATE
-    what, request, command = CASES["smoke"]
-    script = render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
-    assert "smoke-tell" in script and "coproc" not in script
-    what, request, command = CASES["beside-check"]
-    assert "coproc" in render_script(older, what, request, python="/shared/hpcenv/bin/python", command=command)
 
 
 def test_an_unrendered_template_is_bash_too() -> None:
@@ -244,13 +218,6 @@ STEP = """#!/bin/bash
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
-if [ "$name" = check ] && [ -n "${BESIDE:-}" ]; then
-  until [ -e "$4/env/launch-waits" ]; do sleep 0.02; done
-fi
-if [ "$name" = check ] && [ -n "${LOST:-}" ]; then
-  until [ -e "$4/lost" ]; do sleep 0.05; done
-  sleep 0.5 # until bash knows
-fi
 [ "$name" = decide ] && [ -n "${PLAN:-}" ] && mkdir -p "$4/smoke" && touch "$4/smoke/plan.json"
 if [ "$name" = smoke-tell ]; then
   echo "told"
@@ -261,27 +228,12 @@ fi
 [ "$name" = smoke-follow ] && read -r line && echo "heard $line" >> "$CALLS"
 variable=END_${name//-/_}
 [ "$(grep -c "^$name" "$CALLS")" = 2 ] && [ -n "${END_smoke_follow_later:-}" ] && variable=END_smoke_follow_later
-if [ "$name" = task-on-release ]; then
-  [ -n "${NEVER:-}" ] && sleep 1 && exit 1
-  [ -n "${ALONE:-}" ] && sleep 0.3 # Python starts
-  mkdir -p "$4/env" && touch "$4/env/launch-waits"
-  [ -n "${LOST:-}" ] && touch "$4/lost" && exit 143
-  read -r line
-  echo "${line:-closed}" >> "$CALLS"
-  [ "$line" = start ] || exit 0
-  [ "${AT:-}" = released ] && { kill "-$SIGNAL" "$PPID"; sleep 0.3; kill "-$SIGNAL" "$PPID"; sleep 0.3; }
-  variable=END_task
-fi
 exit "${!variable:-0}"
 """
 # Starts the step, and sends what SIGNAL says to the batch script while the step AT runs.
 SRUN = """#!/bin/bash
 while [ "$1" != "$PYTHON" ]; do shift; done
 [ "$4" = "${AT:-}" ] && kill "-$SIGNAL" $PPID
-if [ -n "${ALONE:-}" ]; then # no step starts beside another one; the first is the check
-  [ "$4" = task-on-release ] && until grep -q '^check' "$CALLS"; do sleep 0.02; done
-  exec flock "$CALLS.lock" "$@"
-fi
 exec "$@"
 """
 CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
@@ -343,41 +295,6 @@ def run_script(
     return done, [line.strip() for line in calls.read_text().splitlines()]
 
 
-# The launch step that waits runs beside the others: its own lines come whenever they come.
-WAITS = "task-on-release"
-
-
-@pytest.mark.parametrize(
-    ("said", "status", "steps", "answer"),
-    [
-        ({}, 0, ["begin", "check", "decide", "start", "outcome 0", "finish 0"], "start"),
-        ({"task": 7}, 7, ["begin", "check", "decide", "start", "outcome 7", "finish 7"], "start"),
-        ({"task": 143}, 143, ["begin", "check", "decide", "start", "outcome 143", "finish 143"], "start"),
-        # A signal to this shell does not end the wait for the training.
-        ({"AT": "released", "SIGNAL": "TERM", "task": 3}, 3,
-         ["begin", "check", "decide", "start", "outcome 3", "finish 3"], "start"),
-        # Without a match the input ends, and nothing starts.
-        ({"decide": 90}, 90, ["begin", "check", "decide", "finish 90"], "closed"),
-        ({"decide": 137}, 91, ["begin", "check", "decide", "finish 91"], "closed"),
-        ({"check": 140}, 91, ["begin", "check", "stopped 140", "finish 91"], "closed"),
-        ({"AT": "check", "SIGNAL": "TERM", "stopped": 143}, 143, ["begin", "check", "stopped 143", "finish 143"], "closed"),
-        # It could not start, or a node of it was lost: it is started again, after the check.
-        ({"NEVER": "1"}, 0, ["begin", "check", "decide", "task", "outcome 0", "finish 0"], ""),
-        ({"LOST": "1", "task": 5}, 5, ["begin", "check", "decide", "task", "outcome 5", "finish 5"], ""),
-    ],
-)  # fmt: skip
-def test_a_launch_step_that_waits_is_released_by_the_verdict_only(
-    tmp_path: Path, said: dict[str, Any], status: int, steps: list[str], answer: str
-) -> None:
-    done, calls = run_script(tmp_path, rendered("beside-check"), said)
-    assert [line for line in calls if line not in (WAITS, "closed")] == steps, done.stderr
-    assert done.returncode == status
-    assert WAITS in calls
-    assert ("closed" in calls) == (answer == "closed")
-    if "NEVER" in said or "LOST" in said:
-        assert "hpcenv: the launch step did not start beside the check; it starts now" in done.stderr
-
-
 _FOLLOWED = ["begin", "check", "decide", "smoke-follow", "heard told"]
 _ENDED = "smoke-tell ended"
 
@@ -385,17 +302,13 @@ _ENDED = "smoke-tell ended"
 @pytest.mark.parametrize(
     ("said", "status", "steps"),
     [
-        # The training starts, and the step of the smoke test ends beside it.
-        ({"LINGER": "1"}, 0, [*_FOLLOWED, "start", "outcome 0", "finish 0", _ENDED]),
+        # The training starts when the step of the smoke test has ended.
+        ({"LINGER": "1"}, 0, [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"]),
         ({"LINGER": "1", "smoke-follow": 90}, 90, [*_FOLLOWED, "finish 90", _ENDED]),
         ({"LINGER": "1", "smoke-follow": 137}, 91, [*_FOLLOWED, "finish 91", _ENDED]),
         # The pairs need what the first test used.
         ({"LINGER": "1", "smoke-follow": 102, "smoke-judge": 90}, 90,
          [*_FOLLOWED, _ENDED, "smoke-pairs", "smoke-judge", "finish 90"]),
-        # Where the launch step did not start beside the check, perhaps no step starts beside another.
-        ({"LINGER": "1", "NEVER": "1"}, 0, [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"]),
-        # No step starts beside another one: the launch step starts after the check, and would keep the test from starting.
-        ({"ALONE": "1"}, 0, [*_FOLLOWED, "task", "outcome 0", "finish 0"]),
         # A node was asked to stop.
         ({"smoke-follow": 140}, 91, [*_FOLLOWED, "stopped 140", "finish 91"]),
         # The reason of TERM is unknown: the test goes on, and its second judge gets what is left.
@@ -406,29 +319,16 @@ _ENDED = "smoke-tell ended"
          [*_FOLLOWED, "stopped 143", "smoke-follow", "heard later", "smoke-pairs", "smoke-judge", "finish 90"]),
     ],
 )  # fmt: skip
-def test_the_training_does_not_wait_until_the_step_of_the_smoke_test_has_ended(
+def test_the_smoke_test_is_judged_before_its_step_has_ended(
     tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]
 ) -> None:
-    waits = {} if {"NEVER", "ALONE"} & {*said} else {"BESIDE": "1"}
     # Variables of the environment of the submission are not taken for those of the script.
-    kept = {"smoke": "1", "launch": "1", "LAUNCH_PID": "1"}
-    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **waits, **said}, kept)
+    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said}, {"smoke": "1"})
     # What runs beside others may come before or after them.
-    beside = {WAITS, "closed", "smoke-tell", *([] if "LINGER" in said else [_ENDED])}
+    beside = {"smoke-tell", *([] if "LINGER" in said else [_ENDED])}
     assert [line for line in calls if line not in beside] == steps, done.stderr
     assert done.returncode == status
     assert _ENDED in calls
-
-
-def test_a_launch_step_after_the_check_waits_for_the_step_of_the_smoke_test(tmp_path: Path) -> None:
-    what, request, command = CASES["smoke"]
-    what = dataclasses.replace(what, launch=LaunchOptions(beside_check=False))
-    script = render_script(TEMPLATE, what, request, python="/shared/hpcenv/bin/python", command=command)
-    done, calls = run_script(tmp_path, script, {"PLAN": "1", "LINGER": "1"})
-    assert [line for line in calls if line != "smoke-tell"] == [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"], (
-        done.stderr
-    )
-    assert "later\n" in done.stdout, "what the nodes say afterwards is in the log"
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])

@@ -304,9 +304,8 @@ def test_options_of_other_programs_are_merged_name_by_name(plan: Make, project: 
         "#SBATCH --nice=5", "#SBATCH --mail-type=END", '#SBATCH --wckey="a b"', "#SBATCH --exclusive",
     ]  # fmt: skip
     (check,) = (line for line in lines if 'step.py" check' in line)
-    beside_check, after_check = (line for line in lines if 'step.py" task' in line)
-    assert "--mpi=none --cpu-bind=none " in beside_check
-    assert "--mpi=none --cpu-bind=none " in after_check
+    (launch,) = (line for line in lines if 'step.py" task' in line)
+    assert "--mpi=none --cpu-bind=none " in launch
     assert "cpu-bind" not in check
     (origin,) = (text for text in made.requested if text.startswith("--sbatch"))
     assert origin.endswith(f"(--sbatch, [sbatch] in {project}/hpcenv.toml, {sites}/here.toml)")
