@@ -31,7 +31,6 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- RunNotRunning        23   the command needs a running run
     |- JobFailed            24   a function's run ended without a result
     |- RunEndUnknown        25   a waited run ended, and its exit status is unknown
-    |- RebuildDiffers       28   `image rebuild --build`: the new image differs from the lockfile
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
@@ -44,6 +43,8 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NodesDisagree        93   nodes differ from each other, none from the lockfile
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
+
+28 was of a command that is gone: no new error gets this number.
 
 90 to 93 are numbers that training scripts are unlikely to use. So the job's own exit status tells
 whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
@@ -383,13 +384,6 @@ class RunEndUnknown(HpcenvError):
 
     code = "run-end-unknown"
     exit_status = 25
-
-
-class RebuildDiffers(HpcenvError):
-    """`image rebuild --build`: the new image differs from the lockfile in a field that must match."""
-
-    code = "rebuild-differs"
-    exit_status = 28
 
 
 class NotAccepted(HpcenvError):

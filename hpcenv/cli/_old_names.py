@@ -26,14 +26,13 @@ OLD_OPTIONS = {
         for command in ("submit", "rerun")
         for key in ("template", "compat-file", "assume-shared", "stage-limit")
     },
-    **{(f"image {command}", "--name"): "--tag" for command in ("init", "rebuild")},
-    **{(f"image {command}", "--out"): "--output" for command in ("init", "rebuild")},
+    ("image init", "--name"): "--tag",
+    ("image init", "--out"): "--output",
     ("image init", "--with"): "lock the package together with torch, and give the lock: --pylock FILE",
     ("image init", "--apt"): "add the package to the line `$apt install` of both files",
     ("image init", "--base-python"): "leave it out: with --base, --python is the Python of the base",
     ("image init", "--plain-http"): "name the digest, --base NAME@sha256:..., or set plain-http in hpcenv.toml",
     ("image init", "--compat-file"): "set compat-file in the table [submit] of hpcenv.toml",
-    ("image rebuild", "--site"): "--pip-config",
     ("diff", "--profile"): "--determinism",
 }
 
@@ -73,8 +72,6 @@ def answer(problem: click.UsageError, arguments: Sequence[str]) -> UsageError | 
     command = "" if problem.ctx is None else problem.ctx.command_path.partition(" ")[2]
     if command == "export" and "sbatch" in arguments:
         return _exported(arguments)
-    if command == "image rebuild" and isinstance(problem, click.UsageError) and "unexpected extra" in problem.message:
-        return _rebuilt(arguments)
     if isinstance(problem, click.NoSuchOption):
         option = problem.option_name
         new = OLD_OPTIONS.get((command, option)) or OLD_OPTIONS.get(("", option))
@@ -100,16 +97,4 @@ def _exported(arguments: Sequence[str]) -> UsageError:
         "`hpcenv export sbatch` is now `hpcenv submit --export DIR`",
         why="the command has a new name",
         hint=Command("hpcenv", *words, *arguments[end:]),
-    )
-
-
-def _rebuilt(arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for `hpcenv image rebuild LOCKFILE`, with the lockfile as the value of `--lock`."""
-    lockfile = next((number for number, word in enumerate(arguments) if word.endswith(".toml")), None)
-    if lockfile is None:
-        return None
-    return UsageError(
-        "`hpcenv image rebuild LOCKFILE` is now `hpcenv image rebuild --lock NAME`",
-        why="every command names a lockfile in this way",
-        hint=Command("hpcenv", *arguments[:lockfile], "--lock", *arguments[lockfile:]),
     )

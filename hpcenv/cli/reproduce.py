@@ -33,7 +33,6 @@ from hpcenv.project import stale
 from hpcenv.project.acceptance import Asked
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
-from hpcenv.recipes.rebuilt_image import make_image_again
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce import reproduction_text
@@ -80,9 +79,6 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 )  # fmt: skip
 @click.option("--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.")
 @click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.")
-@click.option(
-    "--rebuild", is_flag=True, help="If the image cannot be fetched, make it again from the hashes of its packages."
-)
 @click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
 @click.option("--statement", metavar="FILE", help="Write the verdict as an in-toto statement, too.")
 @click.option("--key", metavar="KEY", help="With --statement: sign it with this SSH key; see `hpcenv sign`.")
@@ -96,7 +92,7 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.pass_context
 def command(
     context: click.Context, /, target: str, rung: int, steps: int, copy_to: str | None, allow_changed: bool,
-    rebuild: bool, dry_run: bool, statement: str | None, key: str | None, accept: str | None,
+    dry_run: bool, statement: str | None, key: str | None, accept: str | None,
     timeout: float | None, as_json: bool, **params: Any,
 ) -> int:  # fmt: skip
     """Repeat TARGET, a run of somebody else, and say whether the result is the same.
@@ -110,10 +106,9 @@ def command(
         3  the whole run in the same shape
 
     It says first what it costs and what must be accepted. Then it gets the image: it is here, or
-    in the bundle, or fetched by its digest, or with --rebuild made again. Then it submits, waits
-    and compares. Options of `hpcenv submit` apply to the new run. Ends with 0 if
-    it is reproduced to the last bit, 40 within the tolerance, 41 if not, 42 if nothing can be
-    compared.
+    in the bundle, or fetched by its digest. Then it submits, waits and compares. Options of
+    `hpcenv submit` apply to the new run. Ends with 0 if it is reproduced to the last bit, 40
+    within the tolerance, 41 if not, 42 if nothing can be compared.
     """  # noqa: D301  (click's mark for "do not wrap")
     stated = _statement_of(statement, key, target, dry_run=dry_run)
     found = find_target(_render.cwd(), _unpacked(target, as_json=as_json), runs=params["runs_dir"])
@@ -127,7 +122,7 @@ def command(
     }
     wish = _Wish(
         rung=cast("Rung", rung), steps=steps, typed=typed, args=after_dashes(), accept=accept, timeout=timeout,
-        allow_changed=allow_changed, dry_run=dry_run, as_json=as_json, rebuild=rebuild,
+        allow_changed=allow_changed, dry_run=dry_run, as_json=as_json,
     )  # fmt: skip
     job = _prepare(found, wish, copy_to)
     page = Reproduction(
@@ -217,7 +212,6 @@ class _Wish:
     accept: str | None
     timeout: float | None
     allow_changed: bool
-    rebuild: bool
     dry_run: bool
     as_json: bool
 
@@ -313,7 +307,7 @@ def _project(run: RunFolder, manifest: Manifest, copy_to: str | None) -> tuple[W
 
 def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish) -> Reproduction:
     """Get the image, submit, wait, compare."""
-    job, image = _get_image(found, job, wish)
+    job, image = _get_image(job, wish)
     context = replace(submit_cli.context_of(), cwd=job.folder, command=request.command_of(job.plan.options))
     plan = plan_job(job.workspace, job.plan.options, context)
     changed = _require_same_code(job, plan, allow=wish.allow_changed)
@@ -351,8 +345,8 @@ def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> 
     return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
 
 
-def _get_image(found: Target, job: _PreparedJob, wish: _Wish) -> tuple[_PreparedJob, str]:
-    """Get the image from the bundle, by its digest, or made again; return the job that uses it, and how, in words."""
+def _get_image(job: _PreparedJob, wish: _Wish) -> tuple[_PreparedJob, str]:
+    """Get the image from the bundle or by its digest; return the job that uses it, and how, in words."""
     container = job.locked.container
     if container is None:
         return job, 'the environment of this machine (`image = "host"`), compared with the lockfile by the gate'
@@ -366,15 +360,9 @@ def _get_image(found: Target, job: _PreparedJob, wish: _Wish) -> tuple[_Prepared
     try:
         return job, _fetch_image(job, container, as_json=wish.as_json)
     except ImageUnavailable as error:
-        if not wish.rebuild:
-            hint = "--rebuild makes it again from the hashes of its packages, as far as they are known"
-            raise error.changed(hint=hint) from error
-        _render.tell(f"note: {error.what}; the image is made again from the hashes of its packages")
-    lockfile = Path(job.other_lockfile or found.lockfile)
-    made = make_image_again(job.workspace, lockfile, environ=os.environ, on_line=_render.tell)
-    # Its lockfile is not the one that hpcenv.toml asks for.
-    options = replace(job.plan.options, lockfile=made.lockfile, frozen=True, locked=False)
-    return replace(job, plan=replace(job.plan, options=options)), made.how
+        before = (*error.hint_parts, "\nor ") if error.hint_parts else ()
+        bundle = Command("hpcenv", "bundle", "make", "RUN", "--with-sif", "FILE")
+        raise error.changed(hint=(*before, "ask the authors for a bundle with the image: ", bundle)) from error
 
 
 def _fetch_image(job: _PreparedJob, container: ContainerTable, *, as_json: bool) -> str:

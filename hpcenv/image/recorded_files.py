@@ -6,7 +6,5 @@ Runs on: LOGIN NODE. The recipe writes them, `hpcenv lock` and the lint rules re
 FOLDER = "/usr/share/hpcenv"
 REPORT = f"{FOLDER}/pip-report.json"
 REQUIREMENTS = f"{FOLDER}/requirements.lock"
-UNPROVED = f"{FOLDER}/requirements.unproved.txt"
 BUILT = f"{FOLDER}/built.json"
-UNPROVED_REPORT = f"{FOLDER}/pip-report-unproved.json"
 SYSTEM_PACKAGES = f"{FOLDER}/dpkg-packages.txt"

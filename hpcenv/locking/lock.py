@@ -27,7 +27,7 @@ from hpcenv.errors import (
     SpecError,
 )
 from hpcenv.image.convert import squashfs_reader
-from hpcenv.image.recorded_files import BUILT, REPORT, UNPROVED_REPORT
+from hpcenv.image.recorded_files import BUILT, REPORT
 from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
@@ -629,22 +629,17 @@ def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]
 
 
 def _reported_wheels(image: Path, report: Report) -> tuple[KnownFile, ...]:
-    """Return pip's reports in an image: recipes of `image init` keep them."""
-    found: list[KnownFile] = []
+    """Return what pip's report in an image names: recipes of `image init` keep it."""
     try:
         part = sif.read_header(image).runs
+        text = squashfs_reader.read_file(image, REPORT.lstrip("/").encode(), offset=part.offset, size=part.size)
     except HpcenvError:
+        return ()  # most images have none
+    try:
+        return tuple(parse_report(text, origin=REPORT))
+    except LockfileInvalid as error:
+        report(f"  {error.what}: {error.why}")
         return ()
-    for place in (REPORT, UNPROVED_REPORT):
-        try:
-            text = squashfs_reader.read_file(image, place.lstrip("/").encode(), offset=part.offset, size=part.size)
-        except HpcenvError:
-            continue  # most images have none
-        try:
-            found += parse_report(text, origin=place)
-        except LockfileInvalid as error:
-            report(f"  {error.what}: {error.why}")
-    return tuple(found)
 
 
 def _compose(

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hpcenv.errors import SpecError
-from hpcenv.image import recorded_files
 from hpcenv.project.template import fill
 from hpcenv.recipes.combination import CPU, Combination
 from hpcenv.recipes.compiled_packages import PackageBuild, wheel_folder
@@ -40,7 +39,7 @@ SITE_FILES = ("pip.conf", "apt.sources", "apt.conf", "ca.crt")
 USER_ID = 10001
 
 # Files that hpcenv wrote begin so, and may be replaced.
-FIRST_LINE = "# Written by `hpcenv image"
+FIRST_LINE = "# Written by `hpcenv image init`"
 _DOCKERIGNORE = "*\n!requirements.*\n"
 _SITE_IGNORE = "*\n!.gitignore\n"
 
@@ -84,10 +83,6 @@ class ImageRecipe:
         base_has_python: whether the base contains the Python, so that apt installs none.
         installer: pip itself, where that of the distribution is too old; None for the distribution's.
         build: packages to compile, None for none.
-        unproved: packages without a known hash; for `hpcenv image rebuild` only.
-        environment: more environment variables.
-        remark: a sentence for the head of both files.
-        verb: the command that writes it, `init` or `rebuild`.
     """
 
     name: str
@@ -98,10 +93,6 @@ class ImageRecipe:
     base_has_python: bool = False
     installer: PinnedPackage | None = None
     build: PackageBuild | None = None
-    unproved: tuple[PinnedPackage, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    remark: str = ""
-    verb: str = "init"
 
     @property
     def image(self) -> str:
@@ -123,22 +114,17 @@ def render(recipe: ImageRecipe) -> dict[str, str]:
     _check_words(recipe)
     files = {
         "image.def": _definition(recipe),
-        "requirements.lock": f"{FIRST_LINE} {recipe.verb}`; made from the locked packages.\n"
-        + requirements(recipe.pins),
+        "requirements.lock": f"{FIRST_LINE}; made from the locked packages.\n" + requirements(recipe.pins),
         "README.md": _readme(recipe),
         ".dockerignore": _DOCKERIGNORE,
         "site/.gitignore": _SITE_IGNORE,
     }
-    if recipe.unproved:
-        lines = [f"{FIRST_LINE} {recipe.verb}`; the lockfile has no hash of these packages."]
-        lines += [f"{pin.name}=={pin.version}" for pin in recipe.unproved]
-        files["requirements.unproved.txt"] = "\n".join(lines) + "\n"
     if recipe.installer is not None:
-        head = f"{FIRST_LINE} {recipe.verb}`; the pip that installs the packages.\n"
+        head = f"{FIRST_LINE}; the pip that installs the packages.\n"
         files["requirements.pip.lock"] = head + pinned_lines((recipe.installer,))
     if recipe.build is not None:
         for name, pins in (("build", recipe.build.tools), ("sources", recipe.build.sources)):
-            head = f"{FIRST_LINE} {recipe.verb}`; {_BUILD_FILES[name]}.\n"
+            head = f"{FIRST_LINE}; {_BUILD_FILES[name]}.\n"
             files[f"requirements.{name}.lock"] = head + pinned_lines(pins)
     if not recipe.base.is_sif:
         files["Dockerfile"] = _dockerfile(recipe)
@@ -171,12 +157,7 @@ def _check_words(recipe: ImageRecipe) -> None:
         )
     compiled = (*recipe.build.tools, *recipe.build.sources) if recipe.build is not None else ()
     installer = (recipe.installer,) if recipe.installer is not None else ()
-    problems = [*unusable(recipe.unproved, need_hashes=False), *unusable((*recipe.pins, *compiled, *installer))]
-    problems += [
-        f"the variable {name[:40]!r} cannot be written"
-        for name, value in recipe.environment
-        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) or not re.fullmatch(r"[ -~]{0,4000}", value)
-    ]
+    problems = unusable((*recipe.pins, *compiled, *installer))
     if problems:
         raise SpecError("values cannot be written into a recipe", why="\n".join(problems[:10]))
 
@@ -191,12 +172,7 @@ def _template(name: str) -> str:
 def _install_packages(recipe: ImageRecipe) -> str:
     """Return the shell lines of the stage `packages`."""
     values = {"site_configuration": _template("site-configuration.sh").rstrip(), "choose_pip": _choose_pip(recipe)}
-    if recipe.unproved:
-        report = recorded_files.UNPROVED_REPORT if recipe.pins else recorded_files.REPORT
-        values["unproved_report"] = PurePosixPath(report).name
-    parts = _parts(
-        ("install-python", not recipe.base_has_python), ("locked", recipe.pins), ("unproved", recipe.unproved)
-    )
+    parts = _parts(("install-python", not recipe.base_has_python))
     return fill(_template("install-packages.sh"), values, parts=parts).rstrip()
 
 
@@ -251,7 +227,6 @@ def _values(recipe: ImageRecipe) -> dict[str, str]:
     """Return the values that the Dockerfile and the definition file share."""
     combination, base = recipe.combination, recipe.base
     values = {
-        "verb": recipe.verb,
         "torch": combination.torch,
         "cuda": combination.cuda,
         "cuda_name": "CPU only" if combination.cuda == CPU else f"CUDA {combination.cuda}",
@@ -268,7 +243,7 @@ def _values(recipe: ImageRecipe) -> dict[str, str]:
     }
     if recipe.build is not None:
         values["compile_packages"] = _compile_packages(recipe, recipe.build)
-    return values | ({"remark": " ".join(recipe.remark.split())} if recipe.remark else {})
+    return values
 
 
 def _parts(*parts: tuple[str, object]) -> tuple[str, ...]:
@@ -278,10 +253,7 @@ def _parts(*parts: tuple[str, object]) -> tuple[str, ...]:
 
 def _shared_parts(recipe: ImageRecipe) -> tuple[str, ...]:
     return _parts(
-        ("remark", recipe.remark),
-        ("unproved", recipe.unproved),
         ("cuda", recipe.combination.cuda != CPU),
-        ("environment", recipe.environment),
         ("build", recipe.build is not None),
         ("installer", recipe.installer is not None),
     )
@@ -297,14 +269,7 @@ def _dockerfile(recipe: ImageRecipe) -> str:
     }
     if recipe.build is not None:
         values["build_base"] = recipe.build.base or values["base"]
-    if recipe.environment:
-        values["environment"] = "\n".join(f"ENV {name}={_docker_quoted(value)}" for name, value in recipe.environment)
     return fill(_template("Dockerfile"), values, parts=_shared_parts(recipe))
-
-
-def _docker_quoted(value: str) -> str:
-    """Quote a value for ENV: Docker expands nothing in it."""
-    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
 def _definition(recipe: ImageRecipe) -> str:
@@ -319,9 +284,6 @@ def _definition(recipe: ImageRecipe) -> str:
         named = re.sub(r":[^:/@]+@", "@", recipe.build.base)
         values["build_bootstrap"] = "docker" if named else values["bootstrap"]
         values["build_base"] = named or values["base"]
-    if recipe.environment:
-        lines = (f"    export {name}={_shell_quoted(value)}" for name, value in recipe.environment)
-        values["environment"] = "\n".join(lines)
     has_tag = base.tag and not base.is_sif
     if has_tag:
         values["base_tag"] = base.tag
@@ -329,11 +291,7 @@ def _definition(recipe: ImageRecipe) -> str:
     return fill(_template("image.def"), values, parts=parts)
 
 
-def _shell_quoted(value: str) -> str:
-    return "'" + value.replace("'", "'\\''") + "'"
-
-
 def _readme(recipe: ImageRecipe) -> str:
     """Return the README: how to build the image, and where the site's files go."""
-    values = {"verb": recipe.verb, "image": recipe.image, "sif": recipe.sif}
+    values = {"image": recipe.image, "sif": recipe.sif}
     return fill(_template("README.md"), values, parts=("sif",) if recipe.base.is_sif else ("registry",))

@@ -194,19 +194,16 @@ def _newest(table: Compat, python: str) -> str:
     return suggestions[0].torch if suggestions else table.torches[0].version
 
 
-def write(
-    recipe: ImageRecipe, folder: Path, *, more: Mapping[str, str] | None = None, force: bool = False
-) -> WrittenRecipe:
+def write(recipe: ImageRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
     """Write all files of a recipe, or none if one of them exists and is not hpcenv's.
 
     Args:
-        more: other files, name -> text.
         force: replace files that hpcenv did not write.
 
     Raises:
         WouldOverwrite: a file exists that hpcenv did not write.
     """
-    files = {**image_recipe.render(recipe), **(more or {})}
+    files = image_recipe.render(recipe)
     _refuse_overwriting(folder, files, force=force)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

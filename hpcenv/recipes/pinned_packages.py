@@ -134,7 +134,7 @@ def can_be_pinned(name: str, version: str) -> bool:
     return True
 
 
-def unusable(pins: Sequence[PinnedPackage], *, need_hashes: bool = True) -> list[str]:
+def unusable(pins: Sequence[PinnedPackage]) -> list[str]:
     """Return a problem for each package whose name, version or hashes a requirements file cannot contain."""
     problems = []
     for pin in pins:
@@ -142,7 +142,7 @@ def unusable(pins: Sequence[PinnedPackage], *, need_hashes: bool = True) -> list
             problems.append(f"{pin.name[:60]!r} is not a package name")
         elif not can_be_pinned(pin.name, pin.version):
             problems.append(f"{pin.name}: {pin.version[:60]!r} is not one version")
-        elif need_hashes and (not pin.hashes or not all(_SHA256.fullmatch(one) for one in pin.hashes)):
+        elif not pin.hashes or not all(_SHA256.fullmatch(one) for one in pin.hashes):
             problems.append(f"{pin.name} {pin.version} has no sha256")
     return problems
 

@@ -20,7 +20,6 @@ VERBS = {
     "init": "Write a Dockerfile and a definition file for a torch.",
     "lint": "Look for trouble in recipes and images.",
     "scan": "Look for known vulnerabilities of the locked packages.",
-    "rebuild": "Make an image again from a lockfile.",
 }
 
 

@@ -5,14 +5,6 @@ $apt install --no-install-recommends ca-certificates python3 python3-pip python3
 #@end
 @{choose_pip}
 python3 -m venv --without-pip /opt/venv
-#@if locked
 "$python" -m pip --python /opt/venv/bin/python install --no-cache-dir --no-input --disable-pip-version-check \
     --no-deps --require-hashes --only-binary :all: \
     --report /usr/share/hpcenv/pip-report.json --requirement /usr/share/hpcenv/requirements.lock
-#@end
-#@if unproved
-# The lockfile has no hash of these packages: compare the image with the lockfile.
-"$python" -m pip --python /opt/venv/bin/python install --no-cache-dir --no-input --disable-pip-version-check \
-    --no-deps --only-binary :all: \
-    --report /usr/share/hpcenv/@{unproved_report} --requirement /usr/share/hpcenv/requirements.unproved.txt
-#@end

@@ -22,8 +22,6 @@ from hpcenv.node.container import secret
 from hpcenv.node.launch import launch
 from hpcenv.node.this_node import ThisNode
 from hpcenv.project.hub_reference import parse_locked
-from hpcenv.recipes.rebuild import RebuildResult as Rebuild
-from hpcenv.recipes.rebuild_comparison import ComparedField
 from hpcenv.records.manifest import Secret
 from hpcenv.submission import function
 from tests import run_folders
@@ -110,13 +108,6 @@ def shared(scene: Scene) -> Scene:
 def stale(scene: Scene) -> str:
     scene.spec('platform = "linux/arm64"\n')
     return scene.typed("submit", "train.py", "--nproc", "1", "--cluster", "local")
-
-
-def rebuilt(scene: Scene) -> HpcenvError:
-    row = ComparedField(field="python.version", locked="3.11.7", found="3.12.1", outcome="different", severity="must")
-    result = Rebuild(folder=scene.project, image="a:1", base="ubuntu", files=(), parts=(), rows=(row,))
-    assert result.problem is not None
-    return result.problem
 
 
 def with_spec(scene: Scene, text: str, *argv: str) -> str:
@@ -207,7 +198,6 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "not-comparable": two_without_metrics,
     "bundle-invalid": no_bundle,
     "signature-invalid": not_signed,
-    "rebuild-differs": lambda s: shown(rebuilt(s)),
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }
 

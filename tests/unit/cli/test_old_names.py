@@ -37,12 +37,6 @@ from hpcenv.cli._old_names import OLD_OPTIONS
         ("image init --with numpy", "the option `--with` no longer exists", "--pylock FILE"),
         ("image init --apt vim", "the option `--apt` no longer exists", "`$apt install` of both files"),
         ("image init --base-python", "the option `--base-python` no longer exists", "leave it out"),
-        ("image rebuild --lock x --out d", "`--out` is now `--output`", "hpcenv image rebuild --lock x --output d"),
-        (
-            "image rebuild lockfiles/x.lock.toml --tag t",
-            "`hpcenv image rebuild LOCKFILE` is now `hpcenv image rebuild --lock NAME`",
-            "hpcenv image rebuild --lock lockfiles/x.lock.toml --tag t",
-        ),
     ],
 )  # fmt: skip
 def test_an_old_name_is_answered_with_the_new_command(

@@ -318,7 +318,7 @@ def test_a_build_in_the_image_says_what_it_compiled_and_by_what(
         assert (torch.wheel.sha256, torch.wheel.built.source_sha256) == ("a" * 64, "b" * 64)
         assert (torch.wheel.built.nvcc, torch.wheel.built.arch_list) == ("13.0.88", "8.0")
         assert read_lockfile(made.path).packages == made.lockfile.packages
-        # No index has the wheel: it cannot be installed by its hash, and a rebuild says so.
+        # No index has the wheel: it cannot be installed by its hash, and an export says so.
         assert "compiled in its image" in why_no_wheel(torch)
         again = lock_here(folder).lockfile
         assert again.packages == made.lockfile.packages

@@ -106,9 +106,7 @@ def test_a_sif_as_base_gives_a_definition_only():
         {"base": BaseImage(reference="/a b.sif", digest=DIGEST, is_sif=True)},
         {"tag": "x y"},
         {"pins": (pin("x", "1\ny==2"),)},
-        {"unproved": (pin("x", "1 --index-url=x", hashes=()),)},
-        {"environment": (("A B", "x"),)},
-        {"environment": (("A", "x\nRUN y"),)},
+        {"pins": (pin("x", "1 --index-url=x"),)},
     ],
 )
 def test_odd_words_are_refused(more):
@@ -116,33 +114,8 @@ def test_odd_words_are_refused(more):
         image_recipe.render(recipe(**more))
 
 
-def test_values_are_quoted_for_both():
-    value = """a$HOME "q" 'x' \\ `id` #"""
-    files = image_recipe.render(recipe(environment=(("NVIDIA_REQUIRE_CUDA", value),)))
-    line = next(line for line in files["image.def"].splitlines() if "NVIDIA_REQUIRE" in line)
-    done = subprocess.run(
-        ["sh", "-c", f'{line}\nprintf %s "$NVIDIA_REQUIRE_CUDA"'], capture_output=True, text=True, env={}
-    )
-    assert done.stdout == value
-    parsed = dockerfile.parse(files["Dockerfile"])
-    setting = next(i for i in parsed.stages[-1].instructions if "NVIDIA_REQUIRE" in i.arguments)
-    assert "$HOME" not in setting.arguments.replace("\\$HOME", "")
-
-
-def test_packages_without_a_hash_are_installed_apart():
-    files = image_recipe.render(recipe(unproved=(pin("odd", "3", hashes=()),), verb="rebuild"))
-    assert "odd==3" in files["requirements.unproved.txt"]
-    text = files["image.def"].replace("\\\n", "")
-    lines = [line for line in text.splitlines() if " install " in line and "pip" in line and "--requirement" in line]
-    assert ["--require-hashes" in line for line in lines] == [True, False]
-    assert "COPY requirements.unproved.txt" in files["Dockerfile"]
-    only = image_recipe.render(recipe(pins=(), unproved=(pin("odd", "3", hashes=()),)))
-    assert "--require-hashes" not in only["image.def"]
-    assert recorded_files.REPORT in only["image.def"]
-
-
 def test_what_hpcenv_wrote_is_known_again():
-    files = image_recipe.render(recipe(unproved=(pin("odd", "3", hashes=()),)))
+    files = image_recipe.render(recipe())
     assert all(image_recipe.is_ours(text) for text in files.values())
     assert not image_recipe.is_ours("FROM debian\n")
 
@@ -155,14 +128,14 @@ def test_a_tag_replaces_that_of_the_combination():
 
 def test_the_templates_contain_the_paths_that_the_lock_reads():
     text = "".join(path.read_text() for path in image_recipe.TEMPLATES.iterdir() if path.is_file())
-    for path in (recorded_files.REPORT, recorded_files.REQUIREMENTS, recorded_files.UNPROVED, image_recipe.VENV):
+    for path in (recorded_files.REPORT, recorded_files.REQUIREMENTS, image_recipe.VENV):
         assert path in text
     assert recorded_files.SYSTEM_PACKAGES in text
     assert all(f"{image_recipe.SITE}/{name}" in text for name in image_recipe.SITE_FILES)
 
 
 def test_every_template_is_used():
-    files = image_recipe.render(recipe(choose(), unproved=(pin("odd", "3", hashes=()),), remark="x", verb="rebuild"))
+    files = image_recipe.render(recipe(choose()))
     files |= image_recipe.render(recipe(choose(distribution="ubuntu22.04")))
     assert "@{" not in "".join(files.values())
     assert "#@" not in "".join(files.values())
