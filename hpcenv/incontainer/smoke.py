@@ -431,10 +431,7 @@ def main(words: Optional[List[str]] = None) -> int:
 
 
 def _end(status: int) -> None:
-    """End this process at once: the batch node waits until the rank's memory and device are free.
-
-    The clean-up of Python and of torch's libraries takes some 0.1 s, and could still hang or fail.
-    """
+    """End this process at once: the clean-up of Python and of torch's libraries could hang or fail."""
     import ctypes
 
     sys.stdout.flush()

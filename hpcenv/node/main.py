@@ -57,8 +57,6 @@ STEPS = {
     "inside": Step(f"{_STEPS}.inside", "check_inside"),
     "inside-judge": Step(f"{_STEPS}.inside", "judge_inside"),
     "smoke": Step(f"{_STEPS}.smoke", "smoke_test"),
-    "smoke-tell": Step(f"{_STEPS}.smoke", "smoke_tell"),
-    "smoke-follow": Step(f"{_STEPS}.smoke", "smoke_follow"),
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),

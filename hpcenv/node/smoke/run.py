@@ -2,10 +2,6 @@
 
 Runs on: COMPUTE NODE, one task per node. This process takes no part in the collectives: a rank that hangs in one cannot
 end itself.
-
-The node gives its result as soon as every rank has written its own and its process has ended: GPU memory, ports and
-connections of the ranks are free then. torchrun needs about another second to end. The result does not wait for that,
-because it says nothing about the network. It has a limit.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +23,6 @@ from hpcenv.node.launch.launch import Begun
 from hpcenv.node.launch.supervise import Signals, caught_signals
 from hpcenv.node.smoke import nccl_log, ras
 from hpcenv.node.smoke.plan import PAIR_SECONDS, rounds
-from hpcenv.node.smoke.rank_processes import RankProcesses
 from hpcenv.node.smoke.reach import Reach
 from hpcenv.node.smoke.watch import Counter, Others, Watch
 from hpcenv.node.this_node import ThisNode
@@ -39,14 +34,12 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.smoke import SmokeEnd, SmokePlan, SmokeReport
 from hpcenv.records.verdict import NodeSettings
 
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_LOOKS = 0.05
 # The files of the ranks are on a file system that all nodes share.
 _SECONDS_BETWEEN_READS = 1.0
 # The interface's traffic in these last seconds tells a slow link from a cut one.
 _COUNTED_SECONDS = 5.0
 _SECONDS_TO_END = 10.0
-# torchrun waits for the agents of the other nodes, whose ranks may end later by a part of a second.
-_SECONDS_FOR_TORCHRUN = 5.0
 _SAID_BYTES = 2000
 _DIAGNOSTICS_BYTES = 1 << 20
 
@@ -57,7 +50,6 @@ def run(
     environ: Mapping[str, str],
     *,
     pairs: bool,
-    tell: Callable[[SmokeReport], None] = lambda _report: None,
 ) -> SmokeReport:
     """Run the test on this node and write its record.
 
@@ -66,7 +58,6 @@ def run(
         this_node: this node and this attempt.
         environ: environment variables of the job step.
         pairs: test pairs of nodes, not all ranks together.
-        tell: called with the report as soon as it is written; torchrun may still be ending.
 
     Raises:
         RecordInvalid, NodesUnknown: there is no plan for this attempt.
@@ -88,7 +79,6 @@ def run(
         # Pairs go on without one that failed: each has its own limit.
         if not pairs and report.ended not in ("done", "other-ended"):
             save_record(replace(report, ranks=()), folder.smoke_ended)
-        tell(report)
     return report
 
 
@@ -127,7 +117,7 @@ class _Test:
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
         self._others = Others(folder.smoke_ended, run=plan.run, attempt=plan.attempt, node=this_node.node)
-        self._next_read = self._next_done_read = 0.0
+        self._next_read = 0.0
 
     @property
     def _per_node(self) -> int:
@@ -140,7 +130,7 @@ class _Test:
         return next((str(one.value) for one in expected if one.field == "libs.nccl.version"), "")
 
     def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
-        """Run the test; `stack` ends what still runs of torchrun after every rank has ended."""
+        """Run the test; `stack` ends what still runs of it."""
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir(parents=True)
         manifest, settings = self._changed()
@@ -161,10 +151,7 @@ class _Test:
         end = self._attend(begun, signals)
         answer = self._ask_ras() if end.ended == "timeout" else ""
         moved = self._counter.moved()
-        if end.ended == "done":
-            stack.callback(_wait_for_torchrun, begun.child, signals)
-        else:
-            _end(begun)
+        _end(begun)
         return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
 
     def _changed(self) -> tuple[Manifest, NodeSettings]:
@@ -205,49 +192,34 @@ class _Test:
         if self._number > 0 and not self._pairs and not self._manifest.launch.standalone:
             reach = Reach(self._settings.rendezvous.host, self._plan.port)
             reach.start()
-        ranks = RankProcesses(begun.child.pid, count=1 if self._pairs else self._per_node)
         try:
             while True:
                 begun.gate.wait(_SECONDS_BETWEEN_LOOKS)
                 status = begun.child.poll()
                 if status is not None:
-                    return self._ended(status, begun.gate, ranks)
-                end = self._look(ranks, signals, reach)
+                    return self._ended(status, begun.gate)
+                end = self._look(signals, reach)
                 if end is not None:
                     return end
         finally:
             if reach is not None:
                 reach.close()
 
-    def _look(self, ranks: RankProcesses, signals: Signals, reach: Reach | None) -> _End | None:
+    def _look(self, signals: Signals, reach: Reach | None) -> _End | None:
         self._counter.look()
         if signals.asked_to_end is not None or signals.warned:
             number = signals.asked_to_end or signal.SIGUSR2
             return _End(ended="stopped", problem=f"got {signal.Signals(number).name}")
-        ranks.look()
-        if reach is not None and ranks.seen:
-            reach.close()  # The agents have met: from here on the limits of the phases hold.
-        elif reach is not None and reach.silent_for() > self._plan.seconds:
-            target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
-            return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
-        if not self._pairs and ranks.have_ended() and self._read_done():
-            return _End(ended="done")
-        return self._read(ranks_run=ranks.seen)
-
-    def _read_done(self) -> bool:
-        """Look whether ranks that have ended wrote their last word: at once, then as often as at other shared files."""
-        now = time.monotonic()
-        if now < self._next_done_read:
-            return False
-        self._next_done_read = now + _SECONDS_BETWEEN_READS
-        return self._all_done()
-
-    def _read(self, *, ranks_run: bool) -> _End | None:
-        """Look at what the ranks and the other nodes have written, not more often than a shared file system likes."""
         now = time.monotonic()
         if now < self._next_read:
             return None
         self._next_read = now + _SECONDS_BETWEEN_READS
+        ranks_run = self._watch.begun()
+        if reach is not None and ranks_run:
+            reach.close()  # The agents have met: from here on the limits of the phases hold.
+        elif reach is not None and reach.silent_for() > self._plan.seconds:
+            target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
+            return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
         late = self._watch.late()
         if late is None:
             other = None if self._pairs else self._others.ended(ranks_run=ranks_run)
@@ -261,15 +233,11 @@ class _Test:
     def _all_done(self) -> bool:
         return all(rank.done for rank in self._watch.ranks(nccl=False))
 
-    def _ended(self, status: int, gate: StartGate, ranks: RankProcesses) -> _End:
-        """Return what the end of the agent means.
-
-        One whose ranks are done may fail all the same: the first node keeps the agents' store, and does not keep it for
-        long after its own ranks have ended.
-        """
+    def _ended(self, status: int, gate: StartGate) -> _End:
+        """Return what the end of the agent means. One whose ranks are done may fail all the same."""
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
-        if self._all_done() and (status == 0 or not ranks.run()):
+        if self._all_done():
             return _End(ended="done")
         if not self._watch.started():
             return _End(ended="not-started", problem=f"the ranks ended with {status}: {self._said()}")
@@ -321,13 +289,6 @@ def _last_lines(path: Path) -> list[str]:
         return read_end(path, most=_DIAGNOSTICS_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _wait_for_torchrun(child: subprocess.Popen[bytes], signals: Signals) -> None:
-    """Let the agent end by itself, in a limited time: its ranks have ended, and the result is known."""
-    until = time.monotonic() + _SECONDS_FOR_TORCHRUN
-    while child.poll() is None and time.monotonic() < until and signals.asked_to_end is None:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _end(begun: Begun) -> None:

@@ -67,6 +67,10 @@ class Watch:
         """Whether all ranks have imported torch."""
         return all(self._place(rank) not in (("start", "begin"), ("start", "failed")) for rank in self._ranks)
 
+    def begun(self) -> bool:
+        """Whether a rank runs: with torchrun, the agents of all nodes have met by then."""
+        return any(read_lines(self._file(rank)) for rank in self._ranks)
+
     def _place(self, rank: int) -> tuple[str, str]:
         lines = read_lines(self._file(rank))
         last = lines[-1] if lines else {}

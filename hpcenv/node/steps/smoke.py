@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from hpcenv.errors import Status
 from hpcenv.node.check import verdict_table
 from hpcenv.node.manifest import open_manifest
-from hpcenv.node.smoke import conclude, told
+from hpcenv.node.smoke import conclude
 from hpcenv.node.smoke import run as smoke
-from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place, say
+from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place
 from hpcenv.records.facts import Facts
-from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.smoke import SmokePlan, SmokeReport
+from hpcenv.records.smoke import SmokeReport
 from hpcenv.records.verdict import Verdict
-
-_PHASES = 4
-# Longer than the time limit of the step itself (submission/plan.py, `_smoke_options`), counted from its start.
-_SECONDS_FOR_SRUN = 7 * 60.0
 
 
 def plan(
@@ -40,26 +35,14 @@ def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
     return _status_of(_smoke(run, environ))
 
 
-def smoke_tell(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the smoke test on this node, and tell `smoke_follow` on standard output when its ranks have ended."""
-    report = _smoke(run, environ, tell=lambda report: print(told.line_of(report, _status_of(report)), flush=True))
-    return _status_of(report)
-
-
 def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Test pairs of nodes, with this node in some of them."""
     return _status_of(_smoke(run, environ, pairs=True))
 
 
-def _smoke(
-    run: RunFolder,
-    environ: Mapping[str, str],
-    *,
-    pairs: bool = False,
-    tell: Callable[[SmokeReport], None] = lambda _report: None,
-) -> SmokeReport:
+def _smoke(run: RunFolder, environ: Mapping[str, str], *, pairs: bool = False) -> SmokeReport:
     manifest = open_manifest(run, environ)
-    return smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs, tell=tell)
+    return smoke.run(manifest, find_place(run, manifest, environ), environ, pairs=pairs)
 
 
 def _status_of(report: SmokeReport) -> int:
@@ -68,24 +51,6 @@ def _status_of(report: SmokeReport) -> int:
         return 0
     number = next((n for n in REQUESTS if report.problem.endswith(n.name)), signal.SIGTERM)
     return 128 + number
-
-
-def smoke_follow(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Judge as soon as all nodes tell on standard input that their ranks are done; otherwise when the input ends.
-
-    Returns the status of `smoke_judge`; or that of a node that was asked to end, and nothing is judged.
-    """
-    planned = load_record(SmokePlan, run.smoke_plan)
-    seconds = planned.start_seconds + _PHASES * planned.seconds + _SECONDS_FOR_SRUN
-    heard = told.listen(0, [node.name for node in planned.nodes], _say_on, seconds=seconds)
-    if heard.missing:
-        many = f" and {len(heard.missing) - 1} more" if len(heard.missing) > 1 else ""
-        say(f"hpcenv smoke test: node {heard.missing[0]}{many} told nothing within {seconds:.0f} s")
-    return heard.status or smoke_judge(run, environ)
-
-
-def _say_on(line: str) -> None:
-    print(line, flush=True)
 
 
 def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:

@@ -8,9 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -219,15 +217,8 @@ name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
 [ "$name" = decide ] && [ -n "${PLAN:-}" ] && mkdir -p "$4/smoke" && touch "$4/smoke/plan.json"
-if [ "$name" = smoke-tell ]; then
-  echo "told"
-  sleep "${LINGER:-0}"
-  echo "later"
-  echo "smoke-tell ended" >> "$CALLS"
-fi
-[ "$name" = smoke-follow ] && read -r line && echo "heard $line" >> "$CALLS"
 variable=END_${name//-/_}
-[ "$(grep -c "^$name" "$CALLS")" = 2 ] && [ -n "${END_smoke_follow_later:-}" ] && variable=END_smoke_follow_later
+[ "$(grep -c "^$name" "$CALLS")" = 2 ] && [ -n "${END_smoke_judge_later:-}" ] && variable=END_smoke_judge_later
 exit "${!variable:-0}"
 """
 # Starts the step, and sends what SIGNAL says to the batch script while the step AT runs.
@@ -271,9 +262,7 @@ def test_the_steps_in_their_order(tmp_path: Path, said: dict[str, Any], status: 
     assert (done.returncode, calls) == (status, steps), done.stderr
 
 
-def run_script(
-    tmp_path: Path, script: str, said: dict[str, Any], kept: Mapping[str, str] = MappingProxyType({})
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     run, calls, python = tmp_path / "run", tmp_path / "calls", tmp_path / "python"
     (run / "code").mkdir(parents=True)
     for name in ("manifest.json", "code/step.py"):
@@ -287,7 +276,7 @@ def run_script(
     words = {name: value for name, value in said.items() if name.isupper()}
     done = subprocess.run(
         ["bash", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **kept, **ends, **words},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "PYTHON": str(python), **ends, **words},
         capture_output=True,
         text=True,
         timeout=30,
@@ -295,40 +284,29 @@ def run_script(
     return done, [line.strip() for line in calls.read_text().splitlines()]
 
 
-_FOLLOWED = ["begin", "check", "decide", "smoke-follow", "heard told"]
-_ENDED = "smoke-tell ended"
+_SMOKED = ["begin", "check", "decide", "smoke"]
+_JUDGED = [*_SMOKED, "smoke-judge"]
 
 
 @pytest.mark.parametrize(
     ("said", "status", "steps"),
     [
-        # The training starts when the step of the smoke test has ended.
-        ({"LINGER": "1"}, 0, [*_FOLLOWED, _ENDED, "task", "outcome 0", "finish 0"]),
-        ({"LINGER": "1", "smoke-follow": 90}, 90, [*_FOLLOWED, "finish 90", _ENDED]),
-        ({"LINGER": "1", "smoke-follow": 137}, 91, [*_FOLLOWED, "finish 91", _ENDED]),
-        # The pairs need what the first test used.
-        ({"LINGER": "1", "smoke-follow": 102, "smoke-judge": 90}, 90,
-         [*_FOLLOWED, _ENDED, "smoke-pairs", "smoke-judge", "finish 90"]),
+        ({}, 0, [*_JUDGED, "task", "outcome 0", "finish 0"]),
+        ({"smoke-judge": 90}, 90, [*_JUDGED, "finish 90"]),
+        ({"smoke-judge": 137}, 91, [*_JUDGED, "finish 91"]),
+        ({"smoke-judge": 102, "smoke-judge-later": 90}, 90, [*_JUDGED, "smoke-pairs", "smoke-judge", "finish 90"]),
         # A node was asked to stop.
-        ({"smoke-follow": 140}, 91, [*_FOLLOWED, "stopped 140", "finish 91"]),
-        # The reason of TERM is unknown: the test goes on, and its second judge gets what is left.
-        ({"smoke-follow": 143, "stopped": 0}, 91,
-         [*_FOLLOWED, "stopped 143", "smoke-follow", "heard later", "stopped 143", "finish 91"]),
-        # The second judge may want pairs, too.
-        ({"smoke-follow": 143, "stopped": 0, "smoke-follow-later": 102, "smoke-judge": 90}, 90,
-         [*_FOLLOWED, "stopped 143", "smoke-follow", "heard later", "smoke-pairs", "smoke-judge", "finish 90"]),
+        ({"smoke": 140}, 91, [*_SMOKED, "stopped 140", "finish 91"]),
+        ({"smoke-judge": 102, "smoke-pairs": 140}, 91, [*_JUDGED, "smoke-pairs", "stopped 140", "finish 91"]),
+        # The reason of TERM is unknown: the result is judged.
+        ({"smoke": 143, "stopped": 0}, 0, [*_SMOKED, "stopped 143", "smoke-judge", "task", "outcome 0", "finish 0"]),
     ],
-)  # fmt: skip
-def test_the_smoke_test_is_judged_before_its_step_has_ended(
+)
+def test_the_result_of_the_smoke_test_decides_whether_the_training_starts(
     tmp_path: Path, said: dict[str, Any], status: int, steps: list[str]
 ) -> None:
-    # Variables of the environment of the submission are not taken for those of the script.
-    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said}, {"smoke": "1"})
-    # What runs beside others may come before or after them.
-    beside = {"smoke-tell", *([] if "LINGER" in said else [_ENDED])}
-    assert [line for line in calls if line not in beside] == steps, done.stderr
-    assert done.returncode == status
-    assert _ENDED in calls
+    done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said})
+    assert (done.returncode, calls) == (status, steps), done.stderr
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcenv.node.smoke.rank_processes import RankProcesses
-from hpcenv.node.smoke.told import Told, listen
 from hpcenv.node.smoke.watch import Others
-from hpcenv.process import parent_of
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Expectation
 from hpcenv.records.smoke import SmokeNode, SmokePlan, SmokeReport
@@ -121,52 +114,37 @@ def test_ranks_that_run_get_time_for_their_own_message(tmp_path: Path) -> None:
     assert others.ended(ranks_run=False) is not None
 
 
-# Stands for an agent: starts one rank, which does as the script says, and then does not end. Its number is there before
+# Stands for an agent: starts one rank, which does as the script says, and then ends with 7. Its number is there before
 # its rank is.
 _AGENT = """
 for word in "$@"; do case $word in --folder=*) folder=${word#--folder=} ;; esac; done
 number=$(cat "$folder/../../number.$(basename "$folder")")
-echo $$ > "$folder/../../agent.$(basename "$folder")"
-LOCAL_RANK=0 sh -c 'sleep 1; echo "{\\"phase\\": \\"all\\", \\"state\\": \\"$2\\"}" > "$1/rank-$3.jsonl"; sleep 0.5' \
+LOCAL_RANK=0 sh -c 'echo "{\\"phase\\": \\"all\\", \\"state\\": \\"$2\\"}" > "$1/rank-$3.jsonl"' \
   sh "$folder" STATE "$number"
-exec sleep 300
+exit 7
 """
 
 
-def test_a_node_tells_its_result_when_its_ranks_have_ended_and_ends_a_torchrun_that_hangs(
-    run_of_two: Any, port: int
-) -> None:
-    run = run_of_two
-    run.torchrun(_AGENT.replace("STATE", "end"))
+def _run_on_first_node(run: Any, agent: str) -> SmokeReport:
+    run.torchrun(agent)
     (run.folder.smoke / "number.n1").write_text("0")
-    begun = time.monotonic()
-    step = run.start("smoke-tell", "n1")
-    assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
-    agent = int((run.folder.smoke / "agent.n1").read_text())
-    assert parent_of(agent) == step.pid, "the agent still runs"
-    assert load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False)).ended == "done"
-    assert step.wait(timeout=30) == 0
-    assert parent_of(agent) is None
-    assert time.monotonic() - begun < 60, "the limit of a start is 300 s"
+    step = run.start("smoke", "n1")
+    said, _ = step.communicate(timeout=60)
+    assert (step.returncode, said) == (0, "")
+    return load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False))
 
 
 def test_a_rank_that_says_nothing_of_its_end_is_not_done(run_of_two: Any, port: int) -> None:
-    run = run_of_two
-    run.torchrun(_AGENT.replace("STATE", "begin").replace("exec sleep 300", "exit 7"))
-    (run.folder.smoke / "number.n1").write_text("0")
-    step = run.start("smoke-tell", "n1")
-    said, _ = step.communicate(timeout=60)
-    assert (step.returncode, said) == (0, "hpcenv-smoke n1 failed 0\n")
+    assert _run_on_first_node(run_of_two, _AGENT.replace("STATE", "begin")).ended == "failed"
 
 
 def test_ranks_that_are_done_are_done_though_their_agent_fails(run_of_two: Any, port: int) -> None:
-    """The agent of the first node has ended, with the store in it, before this one."""
-    run = run_of_two
-    run.torchrun(_AGENT.replace("STATE", "end").replace("exec sleep 300", "exit 7"))
-    (run.folder.smoke / "number.n1").write_text("0")
-    step = run.start("smoke-tell", "n1")
-    said, _ = step.communicate(timeout=60)
-    assert (step.returncode, said) == (0, "hpcenv-smoke n1 done 0\n")
+    assert _run_on_first_node(run_of_two, _AGENT.replace("STATE", "end")).ended == "done"
+
+
+def test_a_torchrun_that_hangs_after_its_ranks_is_ended_at_the_limit(run_of_two: Any, port: int) -> None:
+    report = _run_on_first_node(run_of_two, _AGENT.replace("STATE", "end").replace("exit 7", "exec sleep 300"))
+    assert (report.ended, report.problem) == ("timeout", "rank 0 gave its result, but its process did not end")
 
 
 def test_diagnostics_are_read_from_what_the_ranks_write_not_from_torchruns_copy(run_of_two: Any, port: int) -> None:
@@ -178,78 +156,5 @@ def test_diagnostics_are_read_from_what_the_ranks_write_not_from_torchruns_copy(
     )
     save_record(replace(_plan(port), backend="nccl"), run.folder.smoke_plan)
     logs = 'mkdir -p "$folder/x/attempt_0/0"; echo "NCCL DIAG [OK] p2p: fine" > "$folder/x/attempt_0/0/stdout.log"\n'
-    run.torchrun(_AGENT.replace("STATE", "end").replace("number=", logs + "number="))
-    (run.folder.smoke / "number.n1").write_text("0")
-    step = run.start("smoke-tell", "n1")
-    assert step.stdout.readline() == "hpcenv-smoke n1 done 0\n"
-    report = load_record(SmokeReport, run.folder.smoke_of("n1", pairs=False))
+    report = _run_on_first_node(run, _AGENT.replace("STATE", "end").replace("number=", logs + "number="))
     assert report.diagnostics == ("[OK] p2p: fine",)
-
-
-def test_ranks_have_ended_when_their_last_thread_has() -> None:
-    # The first thread ends before the other one: it is a zombie that has its memory and its files.
-    program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(4,)).start(); "
-    program += "print(flush=True); time.sleep(2); ctypes.CDLL(None).pthread_exit(None)"
-    rank = subprocess.Popen([sys.executable, "-c", program], env={"LOCAL_RANK": "0"}, stdout=subprocess.PIPE)
-    assert rank.stdout is not None
-    try:
-        rank.stdout.readline()
-        ranks = RankProcesses(os.getpid(), count=1)
-        assert not ranks.have_ended(), "none is known"
-        ranks.look()
-        assert ranks.seen
-        _wait(lambda: parent_of(rank.pid) is None)
-        assert not ranks.have_ended()
-        _wait(ranks.have_ended)
-        assert rank.poll() == 0
-    finally:
-        rank.kill()
-        rank.communicate()
-
-
-def _wait(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 15
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen within 15 s"
-        time.sleep(0.01)
-
-
-_NODES = ("n1", "n2")
-
-
-def _listen(text: bytes, *, stays_open: bool = False, seconds: float = 60.0) -> tuple[Told, list[str]]:
-    source, end = os.pipe()
-    said: list[str] = []
-    os.write(end, text)
-    if not stays_open:
-        os.close(end)
-    try:
-        return listen(source, _NODES, said.append, seconds=seconds), said
-    finally:
-        os.close(source)
-        if stays_open:
-            os.close(end)
-
-
-def test_the_batch_node_listens_until_all_nodes_are_done_and_no_longer() -> None:
-    lines = b"hpcenv-smoke n2 done 0\nsomething else\n0: hpcenv-smoke n1 done 0\nrest"
-    assert _listen(lines, stays_open=True) == (Told(all_done=True, status=0), ["something else", "rest"])
-
-
-def test_it_does_not_listen_for_ever_to_a_step_that_does_not_start() -> None:
-    line = b"hpcenv-smoke n2 done 0\n"
-    assert _listen(line, stays_open=True, seconds=0.2) == (Told(all_done=False, status=0, missing=("n1",)), [])
-
-
-@pytest.mark.parametrize(
-    ("lines", "status", "said"),
-    [
-        (b"hpcenv-smoke n1 done 0\n", 0, []),
-        (b"hpcenv-smoke n1 done 0\nhpcenv-smoke n2 failed 0\n", 0, []),
-        (b"hpcenv-smoke n1 done 0\nhpcenv-smoke n2 stopped 140\n", 140, []),
-        (b"hpcenv-smoke n1 done 0\nhpcenv-smoke n3 done 0\n", 0, ["hpcenv-smoke n3 done 0"]),
-        (b"hpcenv-smoke n1 done 0\nhpcenv-smoke n2 done x\n\xff", 0, ["hpcenv-smoke n2 done x", "\\xff"]),
-    ],
-)
-def test_without_the_word_of_each_node_it_listens_to_the_end(lines: bytes, status: int, said: list[str]) -> None:
-    assert _listen(lines) == (Told(all_done=False, status=status), said)
