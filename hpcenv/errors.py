@@ -359,7 +359,7 @@ class DataUnavailable(HpcenvError):
 
 
 class LintFailed(HpcenvError):
-    """`image lint` found problems in a recipe or an image, or `image scan` known vulnerabilities of packages."""
+    """`image lint` found problems in a recipe or an image."""
 
     code = "lint-failed"
     exit_status = 22

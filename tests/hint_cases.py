@@ -346,7 +346,6 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/definition_build.py: srun hpcenv image build *": "it needs compute nodes with internet access",
     "locking/definition_build.py: hpcenv image pull *": "it needs two registries, one with TLS",
     "locking/formats/cyclonedx.py: pip install cyclonedx-python-lib": _NETWORK,
-    "locking/formats/spdx.py: pip install packageurl-python": _NETWORK,
     "locking/formats/pylock.py: hpcenv export requirements": _NETWORK,
     "locking/formats/pylock.py: pip config list": _NETWORK,
     "locking/image_path.py: hpcenv image build --lock *": "it makes a SIF, which takes a minute: tests/unit/locking/test_lock_image.py runs it",

@@ -60,7 +60,6 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "image prune": (("image", "prune", "--store", "."), "file-unusable"),
     "image init": (("image", "init", "--torch", "2.13.0", "--cuda", "12.8"), "spec-invalid"),
     "image lint": (("image", "lint", "nosuch"), "file-unusable"),
-    "image scan": (("image", "scan", "--lock", "nosuch.lock.toml"), "lockfile-missing"),
 }
 
 

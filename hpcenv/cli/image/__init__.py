@@ -19,7 +19,6 @@ VERBS = {
     "prune": "Remove images that no lockfile and no run needs.",
     "init": "Write a Dockerfile and a definition file for a torch.",
     "lint": "Look for trouble in recipes and images.",
-    "scan": "Look for known vulnerabilities of the locked packages.",
 }
 
 

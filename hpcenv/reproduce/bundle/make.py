@@ -15,7 +15,7 @@ from hpcenv.progress import OnEvent, ignore
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.reproduce.bundle import citation, crate
+from hpcenv.reproduce.bundle import citation
 from hpcenv.reproduce.bundle.archive import BundleMember, counted, write_archive
 from hpcenv.reproduce.bundle.content import Content, collect
 from hpcenv.reproduce.record import RunRecord, read_record
@@ -102,7 +102,7 @@ def make(
         image="" if sif is None else IMAGE,
         left_out=content.left_out,
     )
-    members = [*content.members, *_described(record, about, content, authors)]
+    members = [*content.members, *_described(record, about, authors)]
     if sif is not None:
         members.append(BundleMember(name=IMAGE, source=sif, compressed=False))
     step = counted(on_event, "pack", target.name, sum(_size(member) for member in members))
@@ -139,16 +139,14 @@ def _require_locked(sif: Path, run: RunFolder) -> None:
         raise FileUnusable(f"`{sif}` is not the locked image", why=why)
 
 
-def _described(record: RunRecord, about: About, content: Content, authors: tuple[str, ...]) -> list[BundleMember]:
+def _described(record: RunRecord, about: About, authors: tuple[str, ...]) -> list[BundleMember]:
     """Return the members that are made from the record."""
-    described = [
+    return [
         BundleMember(name=RECORD, source=encode_record(record).encode()),
         BundleMember(name=ABOUT, source=encode_record(about).encode()),
         BundleMember(name="CITATION.cff", source=citation.citation(record, authors).encode()),
         BundleMember(name="README.md", source=_readme(record, about).encode()),
     ]
-    text = crate.metadata(record, [*content.members, *described], authors)
-    return [*described, BundleMember(name=crate.METADATA, source=text.encode())]
 
 
 def _readme(record: RunRecord, about: About) -> str:
