@@ -73,10 +73,7 @@ def _measure(rounds: int) -> dict[str, Any]:
     starts: dict[str, list[float]] = {kind: [] for kind in ("", "off")}
     with tempfile.TemporaryDirectory() as folder:
         hook = Path(folder, "start-hook")
-        for name, source in node_code.start_hook_files().items():
-            place = hook / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(Path(source).read_bytes())
+        node_code.copy_start_hook(hook)
         for _ in range(rounds):
             for kind in KINDS:
                 steps[kind].append(_seconds(SCRIPT, kind, hook, Path(folder)))

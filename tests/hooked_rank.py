@@ -45,10 +45,7 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hook = folder / "start-hook"
-        for name, source in node_code.start_hook_files().items():
-            place = self.hook / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(Path(source).read_bytes())
+        node_code.copy_start_hook(self.hook)
 
     def start(
         self, script: str, *words: str, path: str = "", environ: dict[str, str] | None = None, **options: object

@@ -6,23 +6,17 @@ nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.m
 
 from __future__ import annotations
 
+import io
 import os
-import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Sequence
+from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcenv import filesystem, node, process
-from hpcenv.errors import FileUnusable, ToolFailed
+from hpcenv import filesystem, node
+from hpcenv.errors import FileUnusable
 from hpcenv.records import listing
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.submission import file_copies
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-# A file system that hangs. Usually it takes 50 ms.
-_SECONDS = 600.0
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = ("incontainer", "node", "records")
@@ -38,6 +32,9 @@ RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init_
 _HOOK_ROOM = "incontainer/start_hook"
 _HOOK_PACKAGE = "_hpcenv_start_hook"
 _HOOK_ENTRY = "sitecustomize.py"
+
+# Flags of a compiled module (PEP 552): what the 8 bytes after them hold, and whether Python compares them.
+_BY_TIME, _UNCHECKED_HASH, _CHECKED_HASH = 0, 1, 3
 
 
 def package_folder() -> Path:
@@ -57,78 +54,111 @@ def node_modules() -> list[str]:
     return sorted(found)
 
 
-class NodeCodeCopy:
-    """Copies what the nodes run, and what the ranks can import, while its caller goes on; use it in a `with`.
+def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
+    """Write what the nodes run, and what the ranks can import, into a run folder.
 
-    The modules that the steps on the nodes import are in one archive. It also has what Python has compiled of them: the
-    steps then compile nothing if their Python has this version.
+    The modules that the steps on the nodes import are in one archive: a parallel file system makes one file much
+    faster than hundreds.
 
     Args:
         as_files: write these modules as files: for a folder that a Python of any version runs. Such a Python can keep
             what it compiles of files; of modules in an archive it does not.
 
     Raises:
-        ToolMissing, ToolFailed: Python cannot be started.
+        FileUnusable: a file cannot be read or written.
     """
-
-    def __init__(self, run: RunFolder, *, as_files: bool = False) -> None:
-        self._run = run
-        modules = node_modules()
-        files = modules if as_files else [name for name in modules if name.startswith(f"{FILES_ROOM}/")]
-        pairs = [path for pair in _copies(run, files) for path in pair]
-        packed = () if as_files else (file_copies.ARCHIVE, str(run.archive), *modules)
-        # Sources are named from the folder of the package: the command line stays short.
-        argv = [sys.executable, "-I", "-S", file_copies.__file__, *pairs, *packed]
-        self._program = process.BackgroundProcess(argv, timeout=_SECONDS, cwd=package_folder())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._program.__exit__()
-
-    def finish(self) -> None:
-        """Wait until the files are there.
-
-        Raises:
-            FileUnusable: a file cannot be copied.
-        """
-        try:
-            printed = self._program.finish().stdout
-        except ToolFailed as error:
-            raise self._failed(error.stderr, error.what) from error
-        # Where the caller ignores SIGCHLD, Python takes each status for 0.
-        if printed != file_copies.DONE:
-            raise self._failed("", "the program that copies it did not come to its end")
-
-    def _failed(self, written: str, otherwise: str) -> FileUnusable:
-        """Return the error that the program wrote, with the hint for a full file system."""
-        what = f"cannot copy the code of the nodes to `{self._run.code}`"
-        number, _, path = written.strip().partition(" ")
-        if not number.isdigit() or not path:
-            return FileUnusable(what, why=written or otherwise)
-        reason = os.strerror(int(number))
-        full = filesystem.refused(Path(path), OSError(int(number), reason))
-        return FileUnusable(what, why=f"{reason}: {path}", hint=full.hint)
+    package, modules = package_folder(), node_modules()
+    files = modules if as_files else [name for name in modules if name.startswith(f"{FILES_ROOM}/")]
+    hook = [f"{_HOOK_ROOM}/{Path(name).name}" for name in start_hook_files() if name != _HOOK_ENTRY]
+    try:
+        _copy(package / "node/step.py", run.step)
+        for name in files:
+            _copy(package / name, run.code / "hpcenv" / name)
+        for name in (*RANK_MODULES, *hook):
+            _copy(package / name, run.inside / "hpcenv" / name)
+        copy_start_hook(run.start_hook)
+        if not as_files:
+            _write(run.archive, packed(package, modules))
+    except OSError as error:
+        what, path = f"cannot copy the code of the nodes to `{run.code}`", error.filename
+        hint = filesystem.refused(Path(path), error).hint
+        raise FileUnusable(what, why=f"{error.strerror}: {path}", hint=hint) from error
 
 
-def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
-    """Copy what the nodes run, and what the ranks can import, and wait for it; arguments as for `NodeCodeCopy`.
+def copy_start_hook(folder: Path) -> None:
+    """Write the start hook into its folder.
 
     Raises:
-        ToolMissing, ToolFailed, FileUnusable: as for `NodeCodeCopy`.
+        OSError: a file cannot be read or written.
     """
-    with NodeCodeCopy(run, as_files=as_files) as copy:
-        copy.finish()
+    for name, source in start_hook_files().items():
+        _copy(Path(source), folder / name)
 
 
-def _copies(run: RunFolder, files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file that is copied, relative to the package, and its place in the run folder."""
-    yield from ((name, f"{run.code}/hpcenv/{name}") for name in files)
-    yield "node/step.py", str(run.step)
-    hook = [f"{_HOOK_ROOM}/{name.rpartition('/')[2]}" for name in start_hook_files() if name != _HOOK_ENTRY]
-    yield from ((name, f"{run.inside}/hpcenv/{name}") for name in (*RANK_MODULES, *hook))
-    yield from ((source, f"{run.start_hook}/{name}") for name, source in start_hook_files().items())
+def _copy(source: Path, target: Path) -> None:
+    _write(target, source.read_bytes())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file and make its folder. Its mode is that of new files: a read-only installation must not matter.
+
+    Raises:
+        OSError: it cannot be written; `filename` names it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        # A write does not say of which file (a full disk, a quota).
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
+
+
+def packed(package: Path, modules: Sequence[str]) -> bytes:
+    """Return a zip archive of modules, and of what Python has compiled of them: the nodes compile nothing then.
+
+    Equal modules give equal bytes: the names are sorted, and all have the oldest time of the format. Nothing is
+    compressed: Python then reads it without zlib.
+
+    Args:
+        package: the folder of the package.
+        modules: paths relative to it.
+
+    Raises:
+        OSError: a module cannot be read.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(modules):
+            source = (package / name).read_bytes()
+            archive.writestr(_member(name), source)
+            compiled = _compiled(package / name, source)
+            if compiled is not None:
+                archive.writestr(_member(f"{name}c"), compiled)
+    return content.getvalue()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(f"hpcenv/{name}")  # its time is 1980-01-01, unless another one is named
+
+
+def _compiled(module: Path, source: bytes) -> bytes | None:
+    """Return what Python has compiled of a module, or None if that is not there or not of this source.
+
+    In an archive, Python compares the times of both with a precision of 2 s and in the time zone of the node
+    (zipimport, Python 3.13). So they are compared here, and the header gets a hash that Python does not check.
+    """
+    try:
+        compiled = Path(cache_from_source(str(module))).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # the nodes compile it
+    status = module.stat()
+    flags, stamp = int.from_bytes(compiled[4:8], "little"), compiled[8:16]
+    by_hash = source_hash(source)
+    by_time = b"".join((int(value) & 0xFFFFFFFF).to_bytes(4, "little") for value in (status.st_mtime, status.st_size))
+    fresh = stamp == by_time if flags == _BY_TIME else flags in (_UNCHECKED_HASH, _CHECKED_HASH) and stamp == by_hash
+    if compiled[:4] != MAGIC_NUMBER or not fresh:
+        return None
+    return MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little") + by_hash + compiled[16:]
 
 
 def start_hook_files() -> dict[str, str]:

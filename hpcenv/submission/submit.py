@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from hpcenv.records.files import save_record, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.submission import hub_cache, kept_secrets, snapshot
-from hpcenv.submission.node_code import NodeCodeCopy
+from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
@@ -75,7 +75,7 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     job_ids: list[str] = []
     warnings: list[str] = []
     try:
-        materialize(plan, run, context, while_copying=_import_submitit if on_slurm else lambda: None)
+        materialize(plan, run, context)
         kept_secrets.write(plan.manifest, plan.secret_values, own)
         for _ in range(max(1, plan.manifest.chain)):
             job_id, said = _start(plan, run, context, after=job_ids[-1] if job_ids else None)
@@ -216,36 +216,21 @@ def _stop_local(job_id: str | None) -> None:
             os.kill(int(job_id.rpartition("-")[2]), signal.SIGTERM)
 
 
-def materialize(
-    plan: Plan,
-    run: RunFolder,
-    context: Context,
-    *,
-    code_as_files: bool = False,
-    while_copying: Callable[[], object] = lambda: None,
-) -> None:
+def materialize(plan: Plan, run: RunFolder, context: Context, *, code_as_files: bool = False) -> None:
     """Write everything the nodes need, the manifest last.
 
     Args:
-        code_as_files: `as_files` of `NodeCodeCopy`.
-        while_copying: called while another process copies the code of the nodes.
+        code_as_files: `as_files` of `copy_node_code`.
     """
     with contextlib.ExitStack() as stack:
-        node_code = stack.enter_context(NodeCodeCopy(run, as_files=code_as_files))
         copied = None if plan.source is None else stack.enter_context(snapshot.make(plan.source, run, context.environ))
+        copy_node_code(run, as_files=code_as_files)
         _write_records(plan, run)
-        while_copying()
         if plan.source is not None and copied is not None:
             # The check compares the script, or the module of the function.
             sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
             snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
-        node_code.finish()
     save_record(plan.manifest, run.manifest, durable=False)
-
-
-def _import_submitit() -> None:
-    """Import what gives the job to Slurm. It takes as long as the copies."""
-    from hpcenv.submission import submitit_executor  # noqa: F401
 
 
 def _write_records(plan: Plan, run: RunFolder) -> None:

@@ -50,7 +50,7 @@ from hpcenv.records.facts import Facts, Interface, Network, Route
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Finding, Verdict
-from hpcenv.submission import file_copies, node_code
+from hpcenv.submission import node_code
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.verify import verify
@@ -643,9 +643,7 @@ class Case:
         options = SubmitOptions(**{**usual, **self.options, **words})
         manifest = plan_job(open_workspace(self.root), options, context).manifest
         # A node finds the run folder with the start hook in it.
-        folder = RunFolder(Path(manifest.run_folder)).start_hook
-        hook = [(source, f"{folder}/{name}") for name, source in node_code.start_hook_files().items()]
-        assert file_copies.main([path for pair in hook for path in pair]) == 0
+        node_code.copy_start_hook(RunFolder(Path(manifest.run_folder)).start_hook)
         return manifest
 
     def gate(self) -> list[Seen]:

@@ -353,33 +353,6 @@ def test_a_dockerfile_as_image_is_refused_with_the_command_that_builds_it(
     assert "docker://HOST/NAME:TAG" in done.stderr
 
 
-def test_the_process_ends_as_python_would_end_it() -> None:
-    """It does without Python's own end, but exit functions are called, and a thread of somebody is waited for."""
-    program = (
-        "import atexit, sys, threading, time\n"
-        "atexit.register(print, 'registered before')\n"
-        "import hpcenv.__main__ as entry\n"
-        "def command():\n"
-        "    atexit.register(print, 'registered by a library')\n"
-        "    if sys.argv[1] == 'thread':\n"
-        "        threading.Thread(target=lambda: (time.sleep(1), print('thread'))).start()\n"
-        "    print('command')\n"
-        "    sys.exit(int(sys.argv[2]) if sys.argv[2].isdigit() else sys.argv[2])\n"
-        "entry._main = command\n"
-        "entry.main()\n"
-    )
-
-    def end(*words: str) -> tuple[int, list[str], str]:
-        argv = [sys.executable, "-c", program, *words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-        return done.returncode, done.stdout.splitlines(), done.stderr
-
-    exits = ["registered by a library", "registered before"]
-    assert end("alone", "91") == (91, ["command", *exits], "")
-    assert end("alone", "a text") == (1, ["command", *exits], "a text\n")
-    assert end("thread", "0") == (0, ["command", "thread", *exits], "")
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="NOT RUN: needs /dev/full")
 @pytest.mark.parametrize("words", ["--help", "compat --json", "explain", "lock --help", "no-such-command --json"])
 @pytest.mark.parametrize("options", [[], ["-u"]])

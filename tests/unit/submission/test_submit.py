@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import compileall
 import hashlib
+import io
 import os
 import py_compile
 import subprocess
@@ -28,7 +29,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities
 from hpcenv.runs.find import find_run
-from hpcenv.submission import file_copies
+from hpcenv.submission import node_code
 from hpcenv.submission.node_code import copy_node_code, package_folder
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
@@ -598,7 +599,7 @@ def test_only_what_was_compiled_of_this_source_comes_along(
     (tmp_path / "a.py").write_text("WHAT = 1\n")
 
     def packed() -> dict[str, bytes]:
-        (tmp_path / "a.zip").write_bytes(file_copies.pack(["a.py"]))
+        (tmp_path / "a.zip").write_bytes(node_code.packed(tmp_path, ["a.py"]))
         with zipfile.ZipFile(tmp_path / "a.zip") as archive:
             return {name: archive.read(name) for name in archive.namelist()}
 
@@ -628,32 +629,35 @@ def test_a_file_of_the_nodes_that_cannot_be_copied_is_named(tmp_path: Path) -> N
     assert caught.value.why == f"Is a directory: {other.archive}"
 
 
-def test_a_copy_that_is_killed_or_not_finished_is_not_taken_for_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "python"
-    tool.write_text("#!/bin/sh\nkill -9 $$\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tool))
-    with pytest.raises(FileUnusable) as caught:
-        copy_node_code(RunFolder(tmp_path / "run"))
-    assert caught.value.why == "`python` ended with status -9"
-    tool.write_text("#!/bin/sh\nexit 0\n")  # as it looks to a caller that ignores SIGCHLD
+def test_a_full_disk_is_named_with_the_hint_that_helps(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.code.mkdir(parents=True)
+    run.step.symlink_to("/dev/full")
     with pytest.raises(FileUnusable, match="cannot copy the code of the nodes") as caught:
-        copy_node_code(RunFolder(tmp_path / "run"))
-    assert caught.value.why == "the program that copies it did not come to its end"
-    tool.write_text("#!/bin/sh\necho 28 /full/a.py >&2\nexit 1\n")
-    with pytest.raises(FileUnusable) as caught:
-        copy_node_code(RunFolder(tmp_path / "run"))
-    assert caught.value.why == "No space left on device: /full/a.py"
+        copy_node_code(run)
+    assert caught.value.why == f"No space left on device: {run.step}"
     assert "prune" in str(caught.value.hint)
 
 
-def test_a_source_that_is_missing_is_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert file_copies.main([str(tmp_path / "b.py"), str(tmp_path / "copy" / "b.py")]) == 1
-    assert file_copies.main([file_copies.ARCHIVE, str(tmp_path / "a.zip"), str(tmp_path / "b.py")]) == 1
-    assert capfd.readouterr().err == f"2 {tmp_path}/b.py\n" * 2
-    assert list(tmp_path.iterdir()) == []
+def test_a_source_that_is_missing_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"b\.py"):
+        node_code.packed(tmp_path, ["b.py"])
+
+
+def test_equal_modules_give_equal_bytes(tmp_path: Path) -> None:
+    modules = {"b.py": "B = 1\n", "a.py": "A = 1\n", "room/c.py": "C = 1\n"}
+    for folder, names in (("one", sorted(modules)), ("other", sorted(modules, reverse=True))):
+        for name in names:
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(modules[name])
+            os.utime(path, (len(folder), 1e9 * len(folder) / 3))
+            path.chmod(0o600 if folder == "one" else 0o755)
+    one, other = (node_code.packed(tmp_path / folder, list(modules)) for folder in ("one", "other"))
+    assert one == other
+    assert zipfile.ZipFile(io.BytesIO(one)).namelist() == ["hpcenv/a.py", "hpcenv/b.py", "hpcenv/room/c.py"]
+    (tmp_path / "other" / "a.py").write_text("A = 2\n")
+    assert node_code.packed(tmp_path / "other", list(modules)) != one
 
 
 # -- CPUs and memory ----------------------------------------------------------------------
