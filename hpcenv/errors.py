@@ -34,7 +34,6 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
-    |- SignatureInvalid     46   a lockfile or bundle was not signed by the expected person, or changed since
     |- HashesUnproved       47   a package's wheel is not proved, and hashes are required
     |- DataUnavailable      48   data of a hub are not here as the hub has them
     |- NodeRejected         90   in the job: a node differs from the lockfile
@@ -44,7 +43,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
-28 was of a command that is gone: no new error gets this number.
+28 and 46 were of commands that are gone: no new error gets these numbers.
 
 90 to 93 are numbers that training scripts are unlikely to use. So the job's own exit status tells
 whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
@@ -405,13 +404,6 @@ class BundleInvalid(HpcenvError):
 
     code = "bundle-invalid"
     exit_status = 45
-
-
-class SignatureInvalid(HpcenvError):
-    """A file has no valid signature of an accepted person, or it is not the file that was signed."""
-
-    code = "signature-invalid"
-    exit_status = 46
 
 
 class WaitTimeout(HpcenvError):

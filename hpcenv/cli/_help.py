@@ -32,7 +32,6 @@ VERBS = {
     "reproduce": "Repeat a run of somebody else, and compare the results.",
     "compare": "Say whether two runs gave the same results.",
     "bundle": "Make one archive of a run, verify and unpack one.",
-    "sign": "Sign a lockfile or a bundle with an SSH key.",
     "net": "Explain and compare the network settings of runs.",
     "export": "Write the lockfile in another tool's format.",
 }

@@ -25,7 +25,6 @@ from hpcenv.errors import (
     NotComparable,
     Status,
     UsageError,
-    WouldOverwrite,
 )
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.project_image import build
@@ -47,8 +46,6 @@ from hpcenv.reproduce.measured import OF_RANKS
 from hpcenv.reproduce.record import RunRecord, read_record
 from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of, why_rejected
 from hpcenv.reproduce.rungs import STEPS, Rung, RungPlan, plan_rung
-from hpcenv.reproduce.signature import sign
-from hpcenv.reproduce.statement import write_statement
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of, wait_for
@@ -80,8 +77,6 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.option("--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.")
 @click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.")
 @click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
-@click.option("--statement", metavar="FILE", help="Write the verdict as an in-toto statement, too.")
-@click.option("--key", metavar="KEY", help="With --statement: sign it with this SSH key; see `hpcenv sign`.")
 @submit_options
 @_accept.option
 @click.option(
@@ -92,7 +87,7 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.pass_context
 def command(
     context: click.Context, /, target: str, rung: int, steps: int, copy_to: str | None, allow_changed: bool,
-    dry_run: bool, statement: str | None, key: str | None, accept: str | None,
+    dry_run: bool, accept: str | None,
     timeout: float | None, as_json: bool, **params: Any,
 ) -> int:  # fmt: skip
     """Repeat TARGET, a run of somebody else, and say whether the result is the same.
@@ -110,11 +105,10 @@ def command(
     `hpcenv submit` apply to the new run. Ends with 0 if it is reproduced to the last bit, 40
     within the tolerance, 41 if not, 42 if nothing can be compared.
     """  # noqa: D301  (click's mark for "do not wrap")
-    stated = _statement_of(statement, key, target, dry_run=dry_run)
     found = find_target(_render.cwd(), _unpacked(target, as_json=as_json), runs=params["runs_dir"])
     proofs = found.proofs()
     if rung == 0:
-        return _show(_stated(proved(found, proofs, proofs_cost()), found, stated), as_json=as_json)
+        return _show(proved(found, proofs, proofs_cost()), as_json=as_json)
     typed = {
         name: value
         for name, value in table_values(params).items()
@@ -140,48 +134,7 @@ def command(
         for line in reproduction_text.before_lines(page):
             _render.tell(line)
     _accept.require(job.workspace, accept, as_json=as_json, more=job.recorded)
-    return _show(_stated(_carry_out(found, job, page, wish), found, stated), as_json=as_json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StatementWish:
-    """Where the statement goes, the key that signs it, and the bundle that it is about."""
-
-    path: Path
-    key: Path | None
-    bundle: Path | None
-
-
-def _statement_of(statement: str | None, key: str | None, target: str, *, dry_run: bool) -> _StatementWish | None:
-    """Return what --statement and --key ask for; refuse at the beginning what would fail at the end."""
-    if statement is None:
-        if key is not None:
-            raise UsageError("`--key` goes with `--statement` only", hint="add --statement FILE")
-        return None
-    if dry_run:
-        raise UsageError("`--statement` does not go with `--dry-run`", why="without a run there is no verdict")
-    path = _render.cwd() / statement
-    if path.suffix != ".json":
-        raise UsageError(f"`{statement}` does not end in .json", hint="`hpcenv sign` and `verify` tell files by it")
-    for file in (path, path.with_name(f"{path.name}.sig")):
-        if os.path.lexists(file):
-            raise WouldOverwrite(f"`{file}` exists", hint="--statement FILE names another file")
-    place = _render.cwd() / target
-    bundle = place if place.is_file() and place.suffix != ".toml" else None
-    return _StatementWish(path=path, key=None if key is None else Path(key).expanduser(), bundle=bundle)
-
-
-def _stated(page: Reproduction, found: Target, wish: _StatementWish | None) -> Reproduction:
-    """Write and sign the statement about a reproduction, if it was asked for."""
-    if wish is None:
-        return page
-    if page.verdict == "not-comparable":
-        return replace(page, notes=(*page.notes, f"{wish.path.name} was not written: nothing could be compared"))
-    write_statement(page, found, wish.path, bundle=wish.bundle)
-    note = f"the verdict is in {wish.path}"
-    if wish.key is not None:
-        note = f"{note}, signed in {sign(wish.path, wish.key).signature.name}"
-    return replace(page, notes=(*page.notes, note))
+    return _show(_carry_out(found, job, page, wish), as_json=as_json)
 
 
 def _unpacked(target: str, *, as_json: bool) -> str:

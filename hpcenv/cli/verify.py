@@ -12,15 +12,12 @@ import click
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli._submit_options import table_option
-from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import UsageError
 from hpcenv.node.check import verdict_table
 from hpcenv.project.fields import Level
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.verdict import Verdict
-from hpcenv.reproduce.signature import verify_signature
-from hpcenv.reproduce.statement import ReproductionClaim
 from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome, verify, with_notes
@@ -49,9 +46,6 @@ _OF_JOBS = ("partition", "account", "time", "preflight")
 @table_option("account", "With --nodes.")
 @table_option("time", "With --nodes.")
 @table_option("preflight", "With --nodes; nothing is trained.")
-@click.option("--signature", metavar="FILE", help="Verify who signed this lockfile, bundle or verdict; nothing else.")
-@click.option("--signers", metavar="FILE", help="With --signature: OpenSSH's file of allowed signers.")
-@click.option("--identity", metavar="WHO", default="", help="With --signature: who must have signed.")
 @_accept.option
 @_render.json_option
 def command(
@@ -59,9 +53,6 @@ def command(
     as_json: bool,
     strict: bool,
     accept: str | None,
-    signature: str | None,
-    signers: str | None,
-    identity: str,
     **options: Any,
 ) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
@@ -70,8 +61,6 @@ def command(
     read; 92 with --strict, a field of severity `warn` differs; 93 the nodes differ from
     each other; 4 to 7 there is no usable lockfile.
     """
-    if signature is not None or signers is not None:
-        return _verify_signature(signature, signers, identity, as_json=as_json)
     _refuse_without_effect(nodes, options)
     options |= parse_flags({name: options[name] for name in _OF_JOBS})
     workspace = _render.open_project()
@@ -92,28 +81,6 @@ def command(
     _tell_seconds(seconds)
     _render.tell(f"{result}, in {time.monotonic() - started:.1f} s")
     return status
-
-
-def _verify_signature(file: str | None, signers: str | None, identity: str, *, as_json: bool) -> int:
-    if file is None or signers is None:
-        raise UsageError(
-            "`--signature FILE` and `--signers FILE` go together", why="only a list of accepted keys says who signed"
-        )
-    verified = verify_signature(Path(file), Path(signers).expanduser(), identity=identity)
-    if as_json:
-        _render.success("verify", verified)
-    else:
-        _render.say(f"{verified.kind} signed by {escape_control(verified.identity)}, sha256 {verified.sha256}")
-        if verified.claim is not None:
-            _show_claim(verified.claim)
-    return 0
-
-
-def _show_claim(claim: ReproductionClaim) -> None:
-    """Print what the signer vouches for."""
-    _render.say(escape_control(f"rung {claim.rung}, {claim.verdict}, {claim.created}: {claim.headline}"))
-    for name, digest in claim.subjects.items():
-        _render.say(escape_control(f"  of {name} sha256 {digest}"))
 
 
 def _tell_seconds(seconds: dict[str, dict[str, float]]) -> None:

@@ -47,7 +47,6 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "data resolve": (("data", "resolve", "a/b/c"), "usage"),
     "net explain": (("net", "explain", "--from", "nosuch.json"), "record-invalid"),
     "net diff": (("net", "diff", "a", "b"), "run-not-found"),
-    "sign": (("sign", "nosuch", "--key", "nosuch"), "file-unusable"),
     "bundle make": (("bundle", "nosuch"), "run-not-found"),
     "bundle verify": (("bundle", "verify", "nosuch"), "file-unusable"),
     "bundle unpack": (("bundle", "unpack", "nosuch"), "file-unusable"),

@@ -50,7 +50,7 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What a bundle proves about itself. It does not prove who made it: that is what a signature is for.
+    """What a bundle proves about itself. It does not prove who made it: `ssh-keygen -Y sign` does.
 
     Attributes:
         checks: in the order in which they were made.

@@ -126,11 +126,6 @@ def no_bundle(scene: Scene) -> str:
     return scene.typed("bundle", "verify", "paper.hpcenv.zip")
 
 
-def not_signed(scene: Scene) -> str:
-    (scene.project / "signers").write_text("")
-    return scene.typed("verify", "--signature", "lockfiles/default.lock.toml", "--signers", "signers")
-
-
 def not_accepted(scene: Scene) -> str:
     asks = '[[bind]]\nsource = "/scratch"\ntarget = "/data"\n[secrets]\nHF_TOKEN = "file:~/token"\n'
     scene.spec(asks)
@@ -197,7 +192,6 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "not-accepted": not_accepted,
     "not-comparable": two_without_metrics,
     "bundle-invalid": no_bundle,
-    "signature-invalid": not_signed,
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }
 

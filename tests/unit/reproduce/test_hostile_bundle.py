@@ -1,5 +1,5 @@
 """A bundle of a stranger that asks for everything: nothing of it runs, and each refusal says why. Archives that try to be
-written elsewhere are in bundle/test_bundle.py, signatures in test_signature.py."""
+written elsewhere are in bundle/test_bundle.py."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def proofs(run: RunFolder) -> dict[str, tuple[str, str]]:
     found = find_target(run.path.parent, str(run.path)).proofs()
-    keys = ("lockfile is", "layers", "manifest has", "copy of the code", "facts of all", "every rank", "signed")
+    keys = ("lockfile is", "layers", "manifest has", "copy of the code", "facts of all", "every rank")
     return {key: next((one.result, one.why) for one in found if key in one.what) for key in keys}
 
 
@@ -49,7 +49,7 @@ def test_rung_0_needs_no_slurm_no_container_and_no_gpu(run, hpcenv, tmp_path):
     empty.mkdir()
     done = hpcenv("reproduce", str(run.path), cwd=tmp_path, environ={"PATH": str(empty), "HOME": str(tmp_path)})
     assert done.status == 0, done.stderr
-    assert done.stdout.startswith("proved from the files: 5 of 7 statements")
+    assert done.stdout.startswith("proved from the files: 5 of 6 statements")
     assert max(map(len, done.stdout.splitlines())) <= 80
     page = json.loads(hpcenv("reproduce", str(run.path), "--json", cwd=tmp_path).stdout)
     assert page["ok"] and page["data"]["verdict"] == "proved" and page["data"]["cost"]["nodes"] == 0
@@ -59,7 +59,7 @@ def test_the_recorded_run_is_proved(run):
     found = proofs(run)
     assert {key: result for key, (result, _) in found.items()} == {
         "lockfile is": "proved", "layers": "unknown", "manifest has": "proved", "copy of the code": "proved",
-        "facts of all": "proved", "every rank": "proved", "signed": "unknown",
+        "facts of all": "proved", "every rank": "proved",
     }  # fmt: skip
     assert "match on 2 nodes" in found["facts of all"][1]
 
@@ -128,7 +128,7 @@ def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
     (tmp_path / "reader").mkdir()
     done = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert done.status == 0, done.stderr
-    assert done.stdout.startswith("proved from the files: 5 of 7")
+    assert done.stdout.startswith("proved from the files: 5 of 6")
     assert os.listdir(tmp_path / "reader") == ["table-1"]
     again = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert (again.status, again.stdout) == (0, done.stdout) and "was unpacked before" in again.stderr
