@@ -352,6 +352,9 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/image_path.py: hpcenv lock": "a SIF file of the project was replaced; `lock` is followed elsewhere",
     "locking/lock.py: hpcenv lock --from *": "it needs conda; tests/unit/locking/test_conda_packages.py follows it",
     "locking/lock.py: hpcenv lock": "a SIF in the store must be replaced by another one",
+    "locking/overlay.py: hpcenv lock": "the lockfile must be one of an older hpcenv",
+    "locking/overlay.py: mksquashfs * *": "tests/cluster/test_overlay.py packs a folder",
+    "locking/overlay.py: mksquashfs DIR x.sqsh": "the lockfile must be one of an older hpcenv",
     "locking/overlay.py: mksquashfs FOLDER *": "FOLDER is the user's; tests/cluster/test_overlay.py packs one",
     "locking/overlay.py: * python3 -m venv --system-site-packages *": "it makes an environment in FOLDER; "
     "tests/cluster/test_overlay.py makes one so",
@@ -360,6 +363,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "node/container/apptainer.py: hpcenv lock": "the image must be gone from the registry",
     "node/container/apptainer.py: hpcenv image build --compression gzip": "it needs SingularityCE; docs/reference/runtimes.md",
     "node/this_node.py: hpcenv submit SCRIPT": "somebody must start a step of a job by hand",
+    "project/stale.py: mksquashfs DIR x.sqsh": "the lockfile must be one of an older hpcenv",
     "project/stale.py: hpcenv image build *": "it makes a SIF, which takes a minute: tests/unit/locking/test_lock_image.py runs it",
     "project/toml_files.py: ls -ld *": "it shows the permissions that are missing; followed for project/workspace.py",
     "project/workspace.py: pip install --upgrade hpcenv": _NETWORK,

@@ -58,7 +58,7 @@ from hpcenv.project import compatibility, document, fields, severities, stale, t
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import CondaTable, ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
-from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
+from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
@@ -246,15 +246,12 @@ def _with_overlay(
 
     image, base, why = Path(environment.sif), None, ""
     try:
-        # A layer may change files of the image in place: only their content shows that.
-        level = "full" if found.overlay.use == "layer" else "record"
-        base = probe(overlay.base_environment(workspace, image, found), environ, level=level)
+        base = probe(overlay.base_environment(workspace, image, found), environ, level="record")
     except EnvironmentUnreadable as error:
         why = error.why or error.what
     overlay.require_interpreter(found, base, why, environment)
     overlay.require_python(found.overlay, environment, environ)
-    target = split_overlay(workspace.project.overlay or "")[1]
-    table = overlay.identify(found.overlay, overlay.python_path_of(base), target=target)
+    table = overlay.identify(found.overlay, overlay.python_path_of(base))
     mounted = overlay.locked_overlay(workspace, table)
     return with_overlay(environment, mounted, workspace), replace(container, overlay=table), base
 
@@ -1062,21 +1059,23 @@ def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason
 
 
 def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stale.StaleReason]:
-    """Return why what is mounted over the image is not the locked overlay."""
+    """Return why what is mounted over the image is not the locked overlay, or cannot be mounted."""
     if container.overlay is None:
         return []
     from hpcenv.locking import overlay
 
-    there = overlay.locked_overlay(workspace, container.overlay)
     wanted = container.overlay.digest
     try:
-        digest, _ = overlay.current(there, None)
+        source, digest = overlay.current(workspace, container.overlay)
     except (HpcenvError, OSError, ValueError) as error:
         found = error.what if isinstance(error, HpcenvError) else str(error)
         return [stale.StaleReason(name="overlay-missing", locked=wanted, found=found)]
-    if digest == wanted:
-        return []
-    return [stale.StaleReason(name="overlay-differs", locked=wanted, found=digest, note=there.source)]
+    if digest != wanted:
+        return [stale.StaleReason(name="overlay-differs", locked=wanted, found=digest, note=source)]
+    if not container.overlay.can_be_mounted:
+        only = "only a squashfs at a path of the container is mounted"
+        return [stale.StaleReason(name="overlay-form", locked=container.overlay.in_words, found=only)]
+    return []
 
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:

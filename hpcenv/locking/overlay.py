@@ -17,16 +17,14 @@ from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
-from hpcenv.node.check import bare_image, overlay_check, sif_check
-from hpcenv.node.container import apptainer
+from hpcenv.node.check import bare_image, bind_content, overlay_check, sif_check
 from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay
-from hpcenv.project.stale import locked_target
 from hpcenv.project.workspace import Workspace
-from hpcenv.records.manifest import Environment, Overlay, OverlayForm, OverlayUse, SifIdentity
+from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentity
 
 _KEY = "`overlay` in hpcenv.toml"
-# What makes a folder an environment: its interpreter has to be started.
+# What makes packages an environment: its interpreter has to be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10
@@ -54,32 +52,28 @@ def find(workspace: Workspace) -> FoundOverlay:
     """Return the overlay that hpcenv.toml names, judged by what lies there. Starts nothing.
 
     Raises:
-        SpecError: it is not there, or is nothing that can be mounted over an image.
+        SpecError: it is not there, or is not a squashfs with a target.
     """
-    assert workspace.project.overlay is not None
-    written = split_overlay(workspace.project.overlay)[0]
     path, target = _named(workspace)
-    form = _form_of(path)
     if workspace.project.on_host:
         raise SpecError(
             "`overlay` needs an image",
             why=f'`image = "host"` in {workspace.spec.name}: there is nothing to mount it over',
             hint="name the image, or remove `overlay`",
         )
-    if form == "squashfs" and target is None:
-        return FoundOverlay(overlay=_layer(path))
-    place = os.path.normpath(target) if target is not None else os.path.realpath(path)
-    _refuse_binds_below(workspace, place)
-    names = _names_in(path, form)
-    use: OverlayUse = "venv" if {_OF_VENV, _OF_CONDA} & names else "packages"
-    if use == "packages" and target is None:
+    _require_squashfs(workspace, path, target)
+    if target is None:
         raise SpecError(
             f"the overlay `{path}` has no target",
-            why=f"it is a folder of packages; its place comes on PYTHONPATH, and that is locked: {_KEY}",
-            hint=f"name a place that is the same everywhere: overlay = {json.dumps(f'{written}:/opt/packages')}",
+            why=f"hpcenv mounts a squashfs with packages at a path of the container, not over the whole image: {_KEY}",
+            hint=f"name a place that is the same everywhere: {_written(workspace, '/opt/packages')}",
         )
+    place = os.path.normpath(target)
+    _refuse_binds_below(workspace, place)
+    names = _names_in(path)
+    use: OverlayUse = "venv" if {_OF_VENV, _OF_CONDA} & names else "packages"
     _require_plain(place)
-    overlay = Overlay(source=os.path.realpath(path), form=form, use=use, target=place)
+    overlay = Overlay(source=os.path.realpath(path), use=use, target=place)
     python = workspace.project.python
     if use == "venv" and python is not None and not python.startswith(f"{place}/"):
         raise SpecError(
@@ -87,7 +81,7 @@ def find(workspace: Workspace) -> FoundOverlay:
             why=f'`python = "{python}"` in {workspace.spec.name} names another interpreter',
             hint=f"remove `python`, or name one below {place}/bin",
         )
-    interpreter, version = _interpreter_of(path, form) if _OF_VENV in names else ("", "")
+    interpreter, version = _interpreter_of(path) if _OF_VENV in names else ("", "")
     return FoundOverlay(overlay=overlay, interpreter=interpreter, version=version)
 
 
@@ -95,7 +89,7 @@ def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
     """Return how a locked overlay is mounted; its content is compared with the lockfile elsewhere.
 
     Raises:
-        SpecError: hpcenv.toml names none.
+        SpecError: hpcenv.toml names none, or the locked one is not a squashfs with a target.
     """
     if workspace.project.overlay is None:
         raise SpecError(
@@ -103,15 +97,22 @@ def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
             why=f"the place of an overlay is not locked; {workspace.spec} says where it is",
             hint='write `overlay = "PATH"` there, or lock again without it',
         )
-    path, target = _named(workspace)
-    if locked.use == "layer":
-        return _layer(path)
-    source = os.path.realpath(path)
-    place = locked.target or target or source
+    path, _ = _named(workspace)
+    if locked.target is None or not locked.can_be_mounted:
+        raise SpecError(
+            f"the locked overlay cannot be mounted: it is {locked.in_words}",
+            why="hpcenv mounts a squashfs at a path of the container; the lockfile is from before 2026-11-25",
+            hint=(
+                "pack the folder that has the packages: ",
+                Command("mksquashfs", "DIR", "x.sqsh"),
+                f"\nthen write {_overlay_line('x.sqsh', locked.target or '/TARGET')} in {workspace.spec.name}, and: ",
+                Command("hpcenv", "lock"),
+            ),
+        )
+    place = locked.target
     python_path = f"{place}:{locked.python_path}" if locked.python_path else place
     return Overlay(
-        source=source,
-        form=locked.form,
+        source=os.path.realpath(path),
         use=locked.use,
         target=place,
         python_path=python_path if locked.use == "packages" else "",
@@ -125,7 +126,7 @@ def _named(workspace: Workspace) -> tuple[str, str | None]:
 
 def _require_plain(place: str) -> None:
     """Refuse a target that PATH or PYTHONPATH would split, or the options of a container runtime."""
-    if not apptainer.can_be_layer(place):
+    if {":", ","} & set(place):
         raise SpecError(
             f"nothing can be mounted at `{place}`",
             why="PATH and PYTHONPATH are split at `:`, and options of container runtimes at `,`",
@@ -133,51 +134,60 @@ def _require_plain(place: str) -> None:
         )
 
 
-def _layer(path: str) -> Overlay:
-    source = os.path.realpath(path)
-    if not apptainer.can_be_layer(source):
-        raise SpecError(
-            f"`{source}` cannot be mounted over an image",
-            why="the container runtime reads `:` and `,` in the value of --overlay as separators",
-            hint="give the file a path without them",
-        )
-    return Overlay(source=source, form="squashfs", use="layer")
-
-
-def _form_of(path: str) -> OverlayForm:
+def _require_squashfs(workspace: Workspace, path: str, target: str | None) -> None:
     try:
         if os.path.isdir(path):
-            return "folder"
+            raise _is_folder(workspace, path, target)
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             magic = file.read(4)
     except OSError as error:
         raise SpecError(f"the overlay `{path}` cannot be read", why=f"{error.strerror}; it is {_KEY}") from error
     if magic != b"hsqs":
         raise SpecError(
-            f"`{path}` is neither a squashfs nor a folder",
+            f"the overlay `{path}` is not a squashfs",
             why=f"it is {_KEY}; overlays that can be written to (ext3) have no lasting identity",
             hint=("pack the folder with its packages: ", Command("mksquashfs", "FOLDER", f"{Path(path).stem}.sqsh")),
         )
-    return "squashfs"
 
 
-def _names_in(path: str, form: OverlayForm) -> frozenset[str]:
+def _is_folder(workspace: Workspace, path: str, target: str | None) -> SpecError:
+    # The commands of a virtual environment name the path at which it was made.
+    own = os.path.realpath(path) if _OF_VENV in os.listdir(path) else "/opt/packages"
+    folder = os.path.normpath(path)
+    packed = f"{folder}.sqsh"
+    line = _overlay_line(os.path.relpath(packed, workspace.root), target or own)
+    return SpecError(
+        f"the overlay `{path}` is a folder",
+        why=f"a squashfs is one file, with one identity that every node recognises without reading it: {_KEY}",
+        hint=(
+            "pack it: ",
+            Command("mksquashfs", folder, packed),
+            f"\nthen write {line} in {workspace.spec.name}",
+        ),
+    )
+
+
+def _written(workspace: Workspace, target: str) -> str:
+    return _overlay_line(split_overlay(workspace.project.overlay or "")[0], target)
+
+
+def _overlay_line(path: str, target: str) -> str:
+    """Return the line of hpcenv.toml."""
+    return f"overlay = {json.dumps(f'{path}:{target}')}"
+
+
+def _names_in(path: str) -> frozenset[str]:
     """Return the names at the top of an overlay."""
-    if form == "folder":
-        return frozenset(os.listdir(path))
     entries = squashfs_reader.read_tree(path, offset=0, size=os.path.getsize(path), content=False)
     tops = (entry.path.strip(b"/").split(b"/", 1)[0] for entry in entries)
     return frozenset(os.fsdecode(name) for name in tops)
 
 
-def _interpreter_of(path: str, form: OverlayForm) -> tuple[str, str]:
+def _interpreter_of(path: str) -> tuple[str, str]:
     """Return the interpreter of the image that a virtual environment names, and the version of Python that made it."""
-    if form == "folder":
-        content = Path(path, _OF_VENV).read_bytes()[:_LONGEST_CFG]
-    else:
-        content = squashfs_reader.read_file(
-            path, _OF_VENV.encode(), offset=0, size=os.path.getsize(path), limit=_LONGEST_CFG
-        )
+    content = squashfs_reader.read_file(
+        path, _OF_VENV.encode(), offset=0, size=os.path.getsize(path), limit=_LONGEST_CFG
+    )
     pairs = (line.partition("=") for line in content.decode("utf-8", "replace").splitlines())
     values = {key.strip().lower(): value.strip() for key, _, value in pairs}
     home = values.get("home", "")
@@ -209,33 +219,31 @@ def require_not_below(target: str, place: str, *, origin: str) -> None:
 # -- its identity -----------------------------------------------------------------------------
 
 
-def identify(overlay: Overlay, python_path: str, *, target: str | None) -> OverlayTable:
+def identify(overlay: Overlay, python_path: str) -> OverlayTable:
     """Return the identity of an overlay, as it is locked.
 
     Args:
         overlay: as `find` gives it.
         python_path: PYTHONPATH of the image itself.
-        target: as hpcenv.toml says.
 
     Raises:
         SpecError: it cannot be read.
     """
     try:
-        if overlay.form == "folder":
-            content, _ = overlay_check.folder_digest(overlay.source)
-            return _table(overlay, target, python_path, content=content)
         sha256, _ = _file_identity(overlay.source, None)
         size = os.path.getsize(overlay.source)
         tree = tree_digest(squashfs_reader.read_tree(overlay.source, offset=0, size=size))
-        return _table(overlay, target, python_path, sha256=sha256, size=size, tree_sha256=tree)
     except (OSError, ValueError) as error:
         raise SpecError(f"the overlay `{overlay.source}` cannot be locked", why=str(error)) from error
-
-
-def _table(overlay: Overlay, target: str | None, python_path: str, **identity: Any) -> OverlayTable:
     own = python_path if overlay.use == "packages" else ""
     return OverlayTable(
-        form=overlay.form, use=overlay.use, target=locked_target(target), python_path=own or None, **identity
+        form="squashfs",
+        use=overlay.use,
+        target=overlay.target,
+        sha256=sha256,
+        size=size,
+        tree_sha256=tree,
+        python_path=own or None,
     )
 
 
@@ -248,18 +256,16 @@ def _file_identity(path: str, cache: Path | None) -> tuple[str, SifIdentity | No
         os.close(descriptor)
 
 
-def current(overlay: Overlay, cache: Path | None) -> tuple[str, SifIdentity | None]:
-    """Return the digest that the nodes compare, as it is here and now, and the identity of a squashfs for the nodes.
+def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
+    """Return where the locked overlay of a project is, and its digest now.
 
-    Args:
-        cache: the user's folder for hashes of earlier runs.
+    A folder is read, too: an older lockfile may have one.
 
     Raises:
         OSError, ValueError, HpcenvError: it cannot be read.
     """
-    if overlay.form == "folder":
-        return overlay_check.folder_digest(overlay.source)[0], None
-    return _file_identity(overlay.source, cache)
+    source = os.path.realpath(_named(workspace)[0])
+    return source, bind_content.content_digest(source) if locked.form == "folder" else _file_identity(source, None)[0]
 
 
 def require_locked(
@@ -275,13 +281,13 @@ def require_locked(
         ImageMismatch: it is not there, cannot be read, or is another one.
     """
     try:
-        digest, identity = current(overlay, cache)
+        digest, identity = _file_identity(overlay.source, cache)
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         raise ImageMismatch(
             f"the overlay `{overlay.source}` cannot be read",
             why=f"{reason}; the lockfile has its digest, and {_KEY} says where it is",
-            hint="get the file or folder that was locked, or name its place there",
+            hint="get the file that was locked, or name its place there",
         ) from error
     if digest == locked.digest:
         return identity
@@ -343,8 +349,6 @@ def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, 
     program = os.path.basename(environment.apptainer)
     start = (program, "exec", "-B", f"FOLDER:{overlay.target}", environment.sif)
     make = Command(*start, "python3", "-m", "venv", "--system-site-packages", overlay.target)
-    if overlay.form == "folder":
-        return (make,)
     return make, "; then install into it, and: ", Command("mksquashfs", "FOLDER", os.path.basename(overlay.source))
 
 
@@ -401,16 +405,12 @@ def origins(overlay: Overlay, answer: Mapping[str, Any], base: Mapping[str, Any]
     found = {}
     for package in answer["packages"]:
         below = in_image.get(package["name"])
-        if _is_of_overlay(overlay, package, below, prefix):
+        if _is_of_overlay(overlay, package, prefix):
             found[package["name"]] = Origin(hides="" if below is None else str(below["version"]))
     return found
 
 
-def _is_of_overlay(overlay: Overlay, package: Mapping[str, Any], below: Mapping[str, Any] | None, prefix: str) -> bool:
-    if overlay.use == "layer":
-        # A layer may change files of a package and leave its metadata alone.
-        keys = ("version", "record-sha256", "content-sha256", "location")
-        return below is None or any(package.get(key) != below.get(key) for key in keys)
+def _is_of_overlay(overlay: Overlay, package: Mapping[str, Any], prefix: str) -> bool:
     location = str(package.get("location", ""))
     if location.startswith("{"):
         return False  # of the image, or of the user's home

@@ -99,7 +99,7 @@ class Field:
 
 _RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
 _REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
-_OVERLAY = "use the file or folder that was locked; to lock the one that is there: hpcenv lock"
+_OVERLAY = "use the file that was locked; to lock the one that is there: hpcenv lock"
 _REINSTALL = "pip install --force-reinstall --no-deps NAME==VERSION, or use the locked image"
 
 _SHAPE = "submit with the same --nodes, --gpus and --nproc"
@@ -310,10 +310,11 @@ FIELDS: tuple[Field, ...] = (
         "container.overlay.content",
         "must",
         "image",
-        what="digest over all files of the folder that is mounted over the image",
-        source="the files of the folder, read on every node",
+        what="digest over all files of a folder that was to be mounted over the image; in older lockfiles only",
+        source="`hpcenv lock --check` and `hpcenv diff`; such a lockfile cannot be submitted any more",
         why="its files come before those of the image: another overlay is another environment",
-        remedy=_OVERLAY,
+        remedy="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
+        judged_by=(),
     ),
     _field(
         "container.overlay.made-again",

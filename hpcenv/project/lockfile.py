@@ -24,7 +24,6 @@ from hpcenv.project.table_schema import Before
 from hpcenv.records.manifest import (
     DataCompare,
     Expectation,
-    OverlayForm,
     OverlayUse,
     PackageExpectation,
     Severity,
@@ -101,16 +100,16 @@ class OverlayTable(LockTable):
     Its path is not locked: it differs between clusters.
 
     Attributes:
-        form: a squashfs file or a folder.
-        use: a layer over the whole image, a virtual environment, or packages on PYTHONPATH.
-        target: where it is mounted; None for a layer, and for a virtual environment in a folder at its own path.
+        form: a squashfs file; older lockfiles may have a folder.
+        use: a virtual environment, or packages on PYTHONPATH; older lockfiles may have a layer over the whole image.
+        target: where it is mounted; older lockfiles may have none.
         sha256, size: of a squashfs file.
         tree_sha256: digest of the file tree in it, equal for every squashfs of this tree.
         content: digest over all files of a folder.
         python_path: PYTHONPATH of the image itself; it comes after `packages`, unless the project sets PYTHONPATH.
     """
 
-    form: OverlayForm
+    form: Literal["squashfs", "folder"]
     use: OverlayUse
     target: str | None = None
     sha256: str | None = None
@@ -123,6 +122,17 @@ class OverlayTable(LockTable):
     def digest(self) -> str:
         """The identity that the nodes compare."""
         return (self.sha256 if self.form == "squashfs" else self.content) or ""
+
+    @property
+    def can_be_mounted(self) -> bool:
+        """Whether it is a squashfs at a target. hpcenv locks and mounts nothing else since 2026-11-25."""
+        return self.form == "squashfs" and self.use != "layer" and self.target is not None
+
+    @property
+    def in_words(self) -> str:
+        """What it is, for messages."""
+        place = "over the whole image" if self.use == "layer" else f"at {self.target or 'its own path'}"
+        return f"a {self.form} {place}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -601,9 +611,8 @@ def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expe
     if lockfile.container is not None:
         locked["container.sif.sha256"] = lockfile.container.sif.sha256
         overlay = lockfile.container.overlay
-        if overlay is not None:
-            field = "container.overlay.sha256" if overlay.form == "squashfs" else "container.overlay.content"
-            locked[field] = overlay.digest
+        if overlay is not None and overlay.sha256 is not None:
+            locked["container.overlay.sha256"] = overlay.sha256
     packages = document.plain(lockfile.packages, "dist", "conda_package")
     if lockfile.packages.conda_content_digest is None:
         packages.pop("conda-modified", None)  # an older revision: it was not read

@@ -42,7 +42,7 @@ def _overlay(value: str) -> str:
     if not path:
         raise ValueError("the form is PATH or PATH:TARGET")
     if target is not None and (os.path.normpath(target) == "/" or _NOT_A_TARGET.match(os.path.normpath(target) + "/")):
-        raise ValueError(f"nothing can be mounted at `{target}`: for the whole image, name a squashfs without a target")
+        raise ValueError(f"nothing can be mounted at `{target}`")
     return value
 
 
@@ -215,7 +215,7 @@ class Project(Document):
     Attributes:
         image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
             a SIF, a definition file, or `host`.
-        overlay: `PATH` or `PATH:TARGET`: a squashfs or folder with packages, mounted read-only over the image.
+        overlay: `PATH:TARGET`: a squashfs with packages, mounted read-only at a path of the container.
         python: the interpreter: a path (host) or a name inside the image.
         platform: which image of a multi-platform index.
         allow_floating: accept `latest` or no tag.
@@ -288,7 +288,7 @@ TEMPLATE = """\
 # or "host": no container; the Python environment of this machine is locked instead.
 image = "{image}"
 
-# Packages on top of the image: a squashfs (without a target: over the whole image) or a folder, mounted read-only.
+# Packages on top of the image: a squashfs, and where it is mounted, read-only.
 # overlay = "venv.sqsh:/user-software"
 
 # The interpreter: a path (image = "host"; default: the active virtual environment), or a

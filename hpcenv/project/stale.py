@@ -25,6 +25,7 @@ Name = Literal[
     "image-changed", "python-changed", "platform-changed", "policy-changed", "sif-missing", "sif-differs",
     "environment-differs", "environment-unreadable", "edited", "gpu-changed", "profile-changed",
     "env-changed", "bind-changed", "gpu-memory-changed", "overlay-changed", "overlay-missing", "overlay-differs",
+    "overlay-form",
 ]  # fmt: skip
 
 
@@ -59,6 +60,9 @@ def remedy(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
         return ("to make the SIF that is locked: ", build)
     if "edited" in names:
         return to_restore(path)
+    if "overlay-form" in names:
+        pack = Command("mksquashfs", "DIR", "x.sqsh")
+        return ("pack it: ", pack, '\nthen name it with its place, overlay = "x.sqsh:/TARGET", and: ', lock)
     if names & {"overlay-missing", "overlay-differs"}:
         return ("get the overlay back that was locked; to lock the one that is there now: ", lock)
     if "environment-differs" in names or "environment-unreadable" in names:
@@ -121,7 +125,8 @@ def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
     """Return whether something else is mounted over the image, or at another place; its content is compared later."""
     locked = None if lockfile.container is None else lockfile.container.overlay
     path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
-    if (path is None) == (locked is None) and (locked is None or locked.target == locked_target(target)):
+    place = None if target is None else os.path.normpath(target)
+    if (path is None) == (locked is None) and (locked is None or locked.target == place):
         return []
     return [StaleReason(name="overlay-changed", locked=_placed(locked), found=project.overlay or "no overlay")]
 
@@ -129,13 +134,7 @@ def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
 def _placed(overlay: OverlayTable | None) -> str:
     if overlay is None:
         return "no overlay"
-    own = "over the whole image" if overlay.use == "layer" else "at its own path"
-    return f"an overlay at {overlay.target}" if overlay.target else f"an overlay {own}"
-
-
-def locked_target(target: str | None) -> str | None:
-    """Return the target of an overlay as a lockfile has it; None for a layer, and for a folder at its own path."""
-    return None if target is None else os.path.normpath(target)
+    return f"an overlay at {overlay.target}" if overlay.target else overlay.in_words
 
 
 def edited_content(lockfile: Lockfile) -> str | None:

@@ -166,7 +166,6 @@ class Facts:
         unlisted: the newest importable files that no package lists: a few names beside their digest.
         sif: which SIF was checked and how.
         overlay: which squashfs was checked that is mounted over the SIF, and how; None without one.
-        overlay_look: how the files of an overlay were that is a folder; None without one.
         look: how the hashed files were; None where none was hashed.
         not_staged: why a copy on the node's own disk was asked for and is not used.
         variables: those of the job and the secrets that the ranks get, beside the settings of the run;
@@ -192,7 +191,6 @@ class Facts:
     unlisted: tuple[str, ...] = ()
     sif: CheckedSif | None = None
     overlay: CheckedSif | None = None
-    overlay_look: Look | None = None
     not_staged: tuple[str, ...] = ()
     look: Look | None = None
     variables: tuple[Setting, ...] = ()

@@ -50,24 +50,22 @@ class Bind:
     origin: str = ""
 
 
-OverlayForm = Literal["squashfs", "folder"]
+# `layer` (over the whole image) is only in what was locked or recorded before 2026-11-25.
 OverlayUse = Literal["layer", "venv", "packages"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """What is mounted over an image, always read-only (docs/decisions/0035).
+    """The squashfs that is mounted over an image, always read-only (docs/decisions/0035).
 
     Attributes:
         source: absolute path on the host.
-        form: what the source is.
-        use: a `layer` over the whole image; a `venv`, whose Python starts the ranks; `packages` for PYTHONPATH.
-        target: where it is in the container; empty for a layer.
+        use: a `venv`, whose Python starts the ranks; `packages` for PYTHONPATH.
+        target: where it is in the container.
         python_path: PYTHONPATH for `packages`: the target, and what the image itself has there.
     """
 
     source: str
-    form: OverlayForm
     use: OverlayUse
     target: str = ""
     python_path: str = ""

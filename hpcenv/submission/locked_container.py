@@ -60,7 +60,7 @@ def with_locked_overlay(environment: Environment, workspace: Workspace, containe
     """Return a container's environment with the overlay of the lockfile, where it has one.
 
     Raises:
-        SpecError: hpcenv.toml names none.
+        SpecError: hpcenv.toml names none, or the locked one is not a squashfs with a target.
     """
     if container.overlay is None:
         return environment
@@ -163,13 +163,13 @@ def _identify_overlay(
     *,
     lock: str,
 ) -> SifIdentity | None:
-    """Return the identity of a squashfs over the SIF; None for a folder, and without an overlay."""
+    """Return the identity of the squashfs over the SIF; None without one."""
     if environment.overlay is None or container.overlay is None:
         return None
     from hpcenv.locking import overlay
-    from hpcenv.node.check.overlay_check import field_of
+    from hpcenv.node.check.overlay_check import FIELD
 
-    for bind in environment.binds if environment.overlay.target else ():
+    for bind in environment.binds:
         origin = bind.origin or "the binds of this submission"
         overlay.require_not_below(bind.target, environment.overlay.target, origin=origin)
     return overlay.require_locked(
@@ -177,7 +177,7 @@ def _identify_overlay(
         container.overlay,
         cache,
         notes,
-        must=lock_model.severities_of(locked).of(field_of(environment.overlay)) == "must",
+        must=lock_model.severities_of(locked).of(FIELD) == "must",
         relock=Command("hpcenv", "lock", *(() if lock == DEFAULT_LOCK else ("--lock", lock))),
     )
 

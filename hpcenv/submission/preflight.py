@@ -132,8 +132,7 @@ def places_of_nodes(
         ).parent,
     }
     if environment.overlay is not None:
-        over = environment.overlay
-        places["the overlay"] = Path(over.source) if over.form == "folder" else Path(over.source).parent
+        places["the overlay"] = Path(environment.overlay.source).parent
     if options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     if checkpoint is not None:

@@ -22,7 +22,6 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "files of an editable install that git does not track": ((CORPUS, "not-checked-data-of-an-editable-install"),),
     "files of a host environment between the check and the end": (
         ("tests/unit/node/check/test_second_look.py", "test_a_changed_file_is_named_and_one_written_again_is_not"),
-        ("tests/unit/node/check/test_overlay_check.py", "test_what_changed_while_a_run_worked_is_named"),
     ),
     "compiled files in `__pycache__`": ((CORPUS, "not-checked-compiled-file-that-fits-its-source"),),
     "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),

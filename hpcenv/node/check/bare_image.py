@@ -65,8 +65,6 @@ def paths_with_code(
         command=[_python(environment), "-I", "-B", "-c", _PROGRAM, json.dumps(list(paths))],
         workdir="/",
         no_binds=True,
-        # A layer is a part of what a bind may hide.
-        overlay=environment.overlay if environment.overlay is not None and environment.overlay.use == "layer" else None,
     )
     start = StartCommand(
         argv=tuple(argv), env=apptainer.start_environment(environ), cwd=None, variables=apptainer.env_file({})

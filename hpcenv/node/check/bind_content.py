@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 # What hides files of an image is code or a library. Data belongs to a path that the image does not have.
 LIMIT_BYTES = 2 << 30
@@ -33,39 +33,19 @@ def content_digest(source: str) -> str:
         return f"sha256:{_file_digest(source)}"
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{source} is neither a file nor a folder")
-    return folder_digest(source)
+    return _folder_digest(source)
 
 
-HashFiles = Callable[[Callable[[bytes], str], Iterable[bytes]], Iterable[str]]
-
-
-def folder_digest(
-    folder: str, *, hash_files: HashFiles = map, most: tuple[int, int] = (LIMIT_BYTES, LIMIT_FILES)
-) -> str:
-    """Return the digest of a folder, `sha256:...`.
-
-    Args:
-        hash_files: applies a function to each path, in order: `map`, or that of a pool of threads.
-        most: bytes, and files.
-
-    Raises:
-        OSError: something cannot be read.
-        ValueError: it has more.
-    """
+def _folder_digest(folder: str) -> str:
     lines: list[bytes] = []
-    files: list[bytes] = []
-    for kind, path, value in _entries(os.fsencode(folder), most):
-        if kind == b"file":
-            files.append(path)
-        else:
-            lines.append(b"\0".join((kind, path, value)))
     whole = os.fsencode(folder)
-    digests = hash_files(lambda path: _file_digest(os.path.join(whole, path)), files)
-    lines += [b"\0".join((b"file", path, found.encode())) for path, found in zip(files, digests, strict=True)]
+    for kind, path, value in _entries(whole):
+        content = _file_digest(os.path.join(whole, path)).encode() if kind == b"file" else value
+        lines.append(b"\0".join((kind, path, content)))
     return "sha256:" + hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
-def _entries(folder: bytes, most: tuple[int, int]) -> Iterator[tuple[bytes, bytes, bytes]]:
+def _entries(folder: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Yield kind, relative path and value of all that is in a folder; the value of a file is not read."""
     total = count = 0
     for place, folders, files in os.walk(folder, onerror=_raise):
@@ -74,8 +54,8 @@ def _entries(folder: bytes, most: tuple[int, int]) -> Iterator[tuple[bytes, byte
             status = os.lstat(path)
             count += 1
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            if total > most[0] or count > most[1]:
-                raise ValueError(_too_large(os.fsdecode(folder), most))
+            if total > LIMIT_BYTES or count > LIMIT_FILES:
+                raise ValueError(_too_large(os.fsdecode(folder)))
             kind, value = b"other", b""
             if stat.S_ISLNK(status.st_mode):
                 kind, value = b"link", os.readlink(path)
@@ -90,8 +70,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _too_large(source: str, most: tuple[int, int] = (LIMIT_BYTES, LIMIT_FILES)) -> str:
-    return f"{source} has more than {most[0] >> 30} GiB or {most[1]} files"
+def _too_large(source: str) -> str:
+    return f"{source} has more than {LIMIT_BYTES >> 30} GiB or {LIMIT_FILES} files"
 
 
 def _file_digest(path: str | bytes) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DIFFERS_BETWEEN_NODES = "differs between the nodes of this job"
 
 _SIF = "container.sif.sha256"
-_OVERLAY = ("container.overlay.sha256", "container.overlay.content")
+_OVERLAY = "container.overlay.sha256"
 _MOUNTS = "container.mounts"
 _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
@@ -381,7 +381,7 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     """Say once why nothing inside could be read: a row for each field would hide the reason."""
     kept = [f for f in findings if not (f.result == "unknown" and _is_inside(f.field))]
     reason = facts.unknown["probe"]
-    cause = {SKIPPED: (_SIF,), SKIPPED_FOR_OVERLAY: _OVERLAY}.get(reason, ())
+    cause = {SKIPPED: (_SIF,), SKIPPED_FOR_OVERLAY: (_OVERLAY,)}.get(reason, ())
     if any(f.field in cause and _blocks(f) for f in kept):
         return kept  # the row of the SIF, or of the overlay, gives the reason
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]

@@ -28,7 +28,6 @@ from hpcenv.node.container.start_command import (
     build_start_command,
     needed_binds,
     opened,
-    overlay_binds,
     own_folders,
     record_variables,
 )
@@ -88,7 +87,6 @@ class _Gathered:
         self.sif: CheckedSif | None = None
         self.look: Look | None = None
         self.overlay: CheckedSif | None = None
-        self.overlay_look: Look | None = None
         self.image_network: ImageNetwork | None = None
         self.cuda_compat: CudaCompat | None = None
 
@@ -144,7 +142,6 @@ def gather(
         unlisted=found.unlisted,
         sif=found.sif,
         overlay=found.overlay,
-        overlay_look=found.overlay_look,
         look=found.look,
         not_staged=staged.problems,
         variables=variables,
@@ -380,32 +377,26 @@ def _read_sif(
 
 def _read_overlay(manifest: Manifest, overlay: Overlay, found: _Gathered, record_places: Sequence[Path]) -> bool:
     """Check what is mounted over the SIF; return whether it may be mounted: nothing of another overlay is started."""
-    from hpcenv.node.check import overlay_check  # few runs have an overlay
-
-    field = overlay_check.field_of(overlay)
     found.unknown["probe"] = SKIPPED_FOR_OVERLAY  # until it is the locked one
     started = time.monotonic()
     try:
-        if overlay.form == "squashfs":
-            known = manifest.overlay_file if manifest.probe_level == "record" else None
-            found.overlay = _check_overlay_file(overlay.source, known, record_places)
-            found.values[field] = found.overlay.sha256
-        else:
-            found.values[field], found.overlay_look = overlay_check.folder_digest(overlay.source)
+        known = manifest.overlay_file if manifest.probe_level == "record" else None
+        found.overlay = _check_overlay_file(overlay.source, known, record_places)
     except (HpcenvError, OSError, ValueError) as error:
-        found.unknown[field] = f"cannot read {overlay.source}: {_reason_of_file(error)}"
+        found.unknown[_OVERLAY] = f"cannot read {overlay.source}: {_reason_of_file(error)}"
         return False
     finally:
         found.seconds["overlay"] = round(time.monotonic() - started, 3)
-    locked = [e for e in manifest.expectations if e.field == field and e.severity == "must"]
-    if any(e.value != found.values[field] for e in locked):
+    found.values[_OVERLAY] = found.overlay.sha256
+    locked = [e for e in manifest.expectations if e.field == _OVERLAY and e.severity == "must"]
+    if any(e.value != found.overlay.sha256 for e in locked):
         return False
     del found.unknown["probe"]
     return True
 
 
 def _check_overlay_file(path: str, known: SifIdentity | None, record_places: Sequence[Path]) -> CheckedSif:
-    from hpcenv.node.check import overlay_check
+    from hpcenv.node.check import overlay_check  # few runs have an overlay
 
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -480,11 +471,11 @@ def _read_mounts(
     inside = mounts.parse_mountinfo(str(answer.get("mountinfo", "")))
     on_node = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text("utf-8", "backslashreplace"))
     overlay = environment.overlay
-    own = (*overlay_binds(environment), *data_binds(manifest, staged), *environment.binds)
+    own = (*data_binds(manifest, staged), *environment.binds)
     asked = needed_binds((*own, *own_folders(manifest)))
     gpus = environment.gpus or environment.rocm
     others = mounts.unexplained(inside, asked, on_node, gpus=gpus, overlay=overlay)
-    over = mounts.over_overlay(inside, overlay, on_node, gpus=gpus)
+    over = mounts.over_overlay(inside, overlay, gpus=gpus)
     shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in (*others, *over)}
     shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
     # The look at the image does not have the overlay, so it cannot tell what is hidden there.

@@ -141,54 +141,44 @@ _SQUASHFS = r"squashfs|fuse\.squashfuse(_ll)?"
 
 def _shows(mount: MountLine, overlay: Overlay) -> bool:
     """Return whether this is the mount of a squashfs at its target: of the root of that file system."""
-    at_target = overlay.form == "squashfs" and mount.target == os.path.normpath(overlay.target or "/")
+    at_target = mount.target == os.path.normpath(overlay.target)
     return at_target and mount.root == "/" and re.fullmatch(_SQUASHFS, mount.fs_type) is not None
 
 
 def shows_overlay(mounts: Sequence[MountLine], overlay: Overlay) -> bool:
-    """Return whether the mounts of a container show an overlay, as far as they can tell.
+    """Return whether the mounts of a container show an overlay.
 
-    With `user bind control = no`, Apptainer 1.4.5 leaves a squashfs with a target out, with a warning only. A layer is
-    mounted, or the container does not start (`enable overlay = no`). A folder is a bind: see `missing`.
+    With `user bind control = no`, Apptainer 1.4.5 leaves it out, with a warning only.
     """
-    if overlay.form != "squashfs" or overlay.use == "layer":
-        return True
     # What is mounted last at a path is what processes see there.
     last = [mount for mount in mounts if mount.target == os.path.normpath(overlay.target)][-1:]
     return any(_shows(mount, overlay) for mount in last)
 
 
 def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
-    """Return whether something at this path hides an overlay or a part of it. A layer has no target."""
-    if overlay is None or not overlay.target:
+    """Return whether something at this path hides an overlay or a part of it."""
+    if overlay is None:
         return False
     place = os.path.normpath(overlay.target)
     return os.path.normpath(target) == place or os.path.normpath(target).startswith(place + "/")
 
 
-def over_overlay(
-    mounts: Sequence[MountLine], overlay: Overlay | None, on_node: Sequence[MountLine], *, gpus: bool
-) -> tuple[MountLine, ...]:
+def over_overlay(mounts: Sequence[MountLine], overlay: Overlay | None, *, gpus: bool) -> tuple[MountLine, ...]:
     """Return the mounts at the target of an overlay or below it that are not the overlay, asked for or not.
 
-    What they hide was locked. What is mounted below a folder on the node is a part of that folder.
+    What they hide was locked.
 
     Args:
         mounts: of a process in the container.
         overlay: what hpcenv mounted over the image; None for nothing.
-        on_node: the mounts of a process of the node.
         gpus: the container was started with --nv or --rocm.
     """
     if overlay is None:
         return ()
-    bind = Bind(source=overlay.source, target=overlay.target, read_only=True)
-    expected = {os.path.normpath(overlay.target): _placed(os.path.realpath(overlay.source), on_node)}
     return tuple(
         mount
         for mount in mounts
-        if is_over_overlay(mount.target, overlay)
-        and not is_of_runtime(mount, gpus=gpus)
-        and not (_shows(mount, overlay) if overlay.form == "squashfs" else _is_asked(mount, expected, (bind,), on_node))
+        if is_over_overlay(mount.target, overlay) and not is_of_runtime(mount, gpus=gpus) and not _shows(mount, overlay)
     )
 
 

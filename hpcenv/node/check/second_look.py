@@ -43,16 +43,12 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         environ: the environment of the step.
         asked: the job was asked to end.
     """
-    overlay = manifest.environment.overlay
-    folder = overlay.source if overlay is not None and overlay.form == "folder" else ""
-    if not folder and (manifest.environment.kind != "host" or manifest.probe_level == "record"):
+    if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()
     if asked:
         return SecondLook(skipped="the job was asked to end")
     if _is_near(environ.get("SLURM_JOB_END_TIME", "")):
         return SecondLook(skipped="the time limit is near")
-    if folder:
-        return _look_at_overlay(folder, facts)
     if facts is None or facts.look is None:
         return SecondLook(skipped="the check step left no record of the files")
     try:
@@ -76,19 +72,6 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         return SecondLook(changed=_named(answer["look"], facts.look, found.files - facts.look.files))
     except (HpcenvError, OSError, ValueError, TypeError, KeyError) as error:
         return SecondLook(skipped=str(error.what if isinstance(error, HpcenvError) else error))
-
-
-def _look_at_overlay(folder: str, facts: Facts | None) -> SecondLook:
-    """Look at the folder that is mounted over a SIF again: nothing of the SIF itself can change."""
-    from hpcenv.node.check import overlay_check  # few runs have an overlay
-
-    if facts is None or facts.overlay_look is None:
-        return SecondLook(skipped="the check step left no record of the files of the overlay")
-    try:
-        changed = overlay_check.changed_since(folder, facts.overlay_look)
-    except OSError as error:
-        return SecondLook(skipped=f"the overlay cannot be read: {error}")
-    return SecondLook(changed=changed)
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:

@@ -245,9 +245,8 @@ def sif_in_words(checked: CheckedSif) -> str:
 
 def overlay_in_words(overlay: Overlay) -> str:
     """Return what is mounted over the image, for a note below the table."""
-    what = {"layer": "over the whole image", "venv": "its Python starts the ranks", "packages": "on PYTHONPATH"}
-    place = f" at {overlay.target}" if overlay.target else ""
-    return f"overlay, read-only: {overlay.source}{place}, {what[overlay.use]}"
+    what = "its Python starts the ranks" if overlay.use == "venv" else "on PYTHONPATH"
+    return f"overlay, read-only: {overlay.source} at {overlay.target}, {what}"
 
 
 def visible(text: str) -> str:

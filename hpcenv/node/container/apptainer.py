@@ -93,7 +93,7 @@ def exec_argv(
         gpus: whether to bind NVIDIA's driver libraries.
         rocm: whether to bind ROCm's libraries.
         no_binds: also leave out what an administrator binds into every container (`bind path`), and /tmp.
-        overlay: a squashfs that is mounted read-only over the image, or at a path in it. A folder is one of `binds`.
+        overlay: a squashfs that is mounted read-only at a path in the image.
 
     Raises:
         UsageError: a value that cannot be passed literally.
@@ -103,7 +103,7 @@ def exec_argv(
     argv += ["--no-home"] if home is None else ["--home", _checked_home(home)]
     for bind in binds:
         argv += ["--mount", mount(bind)]
-    if overlay is not None and overlay.form == "squashfs":
+    if overlay is not None:
         # After the binds: what is mounted later is above what was mounted before.
         argv += _overlay_words(overlay)
     argv += ["--pwd", _absolute("workdir", workdir)]
@@ -130,26 +130,13 @@ def mount(bind: BindMount) -> str:
 
 
 def _overlay_words(overlay: Overlay) -> list[str]:
-    """Return the options that mount a squashfs read-only.
+    """Return the option that mounts a squashfs read-only at its target.
 
     `image-src=/` mounts the root of the file system in the file (Apptainer 1.4, SingularityCE 4: "Image mounts").
     """
     source = _absolute("overlay", overlay.source)
-    if overlay.use == "layer":
-        if not can_be_layer(source):
-            raise UsageError(
-                f"`{source}` cannot be mounted over an image",
-                why="the container runtime reads `:` and `,` in the value of --overlay as separators",
-                hint="give the file a path without them",
-            )
-        return ["--overlay", f"{source}:ro"]
     places = (f"source={source}", f"destination={_absolute('target of the overlay', overlay.target)}")
     return ["--mount", ",".join(("type=bind", *map(_quoted, places), "image-src=/", "ro"))]
-
-
-def can_be_layer(path: str) -> bool:
-    """Return whether `--overlay` can take this path."""
-    return not {":", ","} & set(path)
 
 
 def _quoted(field: str) -> str:

@@ -254,10 +254,10 @@ DIFFERENCES: tuple[RuntimeDifference, ...] = (
         source="Apptainer 1.4.5 internal/pkg/runtime/launch; SingularityCE 4.5.1 launcher/native (useSuid)",
     ),
     RuntimeDifference(
-        what="overlays: `--overlay FILE:ro`, and `--mount` with `image-src=/`",
-        apptainer="mounts the squashfs over the image, or at a path in it",
-        singularity_ce="the same options; not run with a SingularityCE",
-        hpcenv="uses them with both; the gate reads in the mounts of the container whether the overlay is there",
+        what="overlays: `--mount` with `image-src=/`",
+        apptainer="mounts the squashfs at a path in the image",
+        singularity_ce="the same option; not run with a SingularityCE",
+        hpcenv="uses it with both; the gate reads in the mounts of the container whether the overlay is there",
         source='seen with Apptainer 1.4.5; for SingularityCE 4 only its user guide, section "Image mounts"',
     ),
     RuntimeDifference(

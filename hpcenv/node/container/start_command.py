@@ -112,14 +112,13 @@ def build_start_command(
             argv=tuple(command), env={**_host_defaults(environment, kept), **variables}, cwd=Path(workdir)
         )
     kept = let_through(inherited, passed, on_host=False)
-    own = overlay_binds(environment)
     argv = apptainer.exec_argv(
         apptainer=environment.apptainer,
         image=image or environment.sif,
         command=(*environment.wrapper, *command),
         workdir=workdir,
         home=f"{home}:{CONTAINER_HOME}" if home else None,
-        binds=needed_binds((*own, *data, *environment.binds, *binds)),
+        binds=needed_binds((*data, *environment.binds, *binds)),
         gpus=environment.gpus,
         rocm=environment.rocm,
         overlay=environment.overlay,
@@ -132,14 +131,6 @@ def build_start_command(
     )
 
 
-def overlay_binds(environment: Environment) -> tuple[Bind, ...]:
-    """Return the bind of an overlay that is a folder; none for a squashfs, which is no bind."""
-    overlay = environment.overlay
-    if overlay is None or overlay.form != "folder":
-        return ()
-    return (Bind(source=overlay.source, target=overlay.target, read_only=True),)
-
-
 def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a container with those by which programs find what is in an overlay.
 
@@ -148,7 +139,7 @@ def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[
     after them.
     """
     overlay = environment.overlay
-    if overlay is None or overlay.use == "layer":
+    if overlay is None:
         return dict(variables)
     if overlay.use == "venv":
         programs, first = f"{overlay.target}/bin", variables.get("PREPEND_PATH")

@@ -566,7 +566,7 @@ def _sif_changed(this_node: ThisNode, what: str) -> NodeRejected:
 def _checked_overlay(node: _Node) -> CheckedSif | None:
     """Return which squashfs over the SIF the check step of this attempt verified on this node; None without one."""
     overlay = node.manifest.environment.overlay
-    if overlay is None or overlay.form != "squashfs":
+    if overlay is None:
         return None
     facts = _facts(node.run, node.this_node)
     if facts is None or facts.overlay is None:

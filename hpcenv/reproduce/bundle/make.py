@@ -122,7 +122,7 @@ def _without_overlay(content: Content, run: RunFolder) -> Content:
     container = read_lockfile(run.lockfile).container
     if container is None or container.overlay is None:
         return content
-    why = f"not included; its digest is {container.overlay.digest}: give the file or folder to others as well"
+    why = f"not included; its digest is {container.overlay.digest}: give the file to others as well"
     return replace(content, left_out={**content.left_out, "overlay": why})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcenv.errors import ImageMismatch, SpecError
 from hpcenv.locking import overlay
+from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.records.manifest import Environment, Overlay
 
@@ -38,55 +38,75 @@ def pack(folder: Path) -> Path:
     return path
 
 
-def test_a_squashfs_without_target_is_a_layer(tmp_path: Path) -> None:
-    path = pack(make_folder(tmp_path / "x", "usr/lib/module.py"))
-    found = overlay.find(project(tmp_path, "x.sqsh"))
-    assert found.overlay == Overlay(source=str(path), form="squashfs", use="layer")
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_has_a_pyvenv_cfg_is_a_virtual_environment_of_the_image(tmp_path: Path, packed: bool) -> None:
-    place = make_folder(tmp_path / "v", "pyvenv.cfg", "lib/module.py")
-    source = pack(place) if packed else place
+def test_what_has_a_pyvenv_cfg_is_a_virtual_environment_of_the_image(tmp_path: Path) -> None:
+    source = pack(make_folder(tmp_path / "v", "pyvenv.cfg", "lib/module.py"))
     found = overlay.find(project(tmp_path, f"{source}:/user-software/"))
-    assert (found.overlay.use, found.overlay.target, found.overlay.form) == (
-        "venv",
-        "/user-software",
-        "squashfs" if packed else "folder",
-    )
+    assert (found.overlay.use, found.overlay.target) == ("venv", "/user-software")
     assert (found.interpreter, found.version) == ("/usr/bin/python3", "3.11.2")
 
 
-def test_a_folder_without_target_is_at_its_own_path(tmp_path: Path) -> None:
-    make_folder(tmp_path / "v", "pyvenv.cfg")
-    assert overlay.find(project(tmp_path, "v")).overlay.target == str(tmp_path / "v")
-
-
 def test_anything_else_is_packages_for_pythonpath(tmp_path: Path) -> None:
-    make_folder(tmp_path / "x", "module.py")
-    workspace = project(tmp_path, "x:/opt/extra")
+    pack(make_folder(tmp_path / "x", "module.py"))
+    workspace = project(tmp_path, "x.sqsh:/opt/extra")
     found = overlay.find(workspace)
     assert found.overlay.use == "packages"
-    table = overlay.identify(found.overlay, "/image/own", target="/opt/extra")
+    table = overlay.identify(found.overlay, "/image/own")
     assert overlay.locked_overlay(workspace, table).python_path == "/opt/extra:/image/own"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("module.py", "x:/opt/extra", "x.sqsh:/opt/extra"),
+        ("module.py", "x", "x.sqsh:/opt/packages"),
+        ("pyvenv.cfg", "x", "x.sqsh:{x}"),
+        ("pyvenv.cfg", "x/", "x.sqsh:{x}"),
+    ],
+)
+def test_a_folder_is_refused_with_the_command_that_packs_it(tmp_path: Path, name: str, value: str, line: str) -> None:
+    folder = make_folder(tmp_path / "x", name)
+    with pytest.raises(SpecError, match="is a folder") as caught:
+        overlay.find(project(tmp_path, value))
+    assert f"mksquashfs {folder} {folder}.sqsh" in str(caught.value.hint)
+    assert f'overlay = "{line.format(x=folder)}"' in str(caught.value.hint)
+
+
+def test_a_squashfs_without_target_is_refused_with_the_line_that_has_one(tmp_path: Path) -> None:
+    pack(make_folder(tmp_path / "x", "usr/lib/module.py"))
+    with pytest.raises(SpecError, match="has no target") as caught:
+        overlay.find(project(tmp_path, "x.sqsh"))
+    assert 'overlay = "x.sqsh:/opt/packages"' in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("locked", "words"),
+    [
+        (OverlayTable(form="folder", use="packages", target="/opt/x", content="sha256:0"), "a folder at /opt/x"),
+        (OverlayTable(form="folder", use="venv", content="sha256:0"), "a folder at its own path"),
+        (OverlayTable(form="squashfs", use="layer", sha256="0"), "a squashfs over the whole image"),
+    ],
+)
+def test_what_an_older_lockfile_mounts_otherwise_is_refused(tmp_path: Path, locked: OverlayTable, words: str) -> None:
+    with pytest.raises(SpecError, match=f"cannot be mounted: it is {words}") as caught:
+        overlay.locked_overlay(project(tmp_path, "x"), locked)
+    assert "mksquashfs DIR x.sqsh" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
     ("value", "more", "what"),
     [
         ("nowhere", "", "cannot be read"),
-        ("file", "", "neither a squashfs nor a folder"),
-        ("x", "", "has no target"),
-        ("x:/opt/a:b", "", "nothing can be mounted at"),
-        ("v:/opt/a,b", "", "nothing can be mounted at"),
-        ("v:/opt/v", 'python = "/usr/bin/python3"\n', "would not be used"),
-        ("v:/opt/v", '[[bind]]\nsource = "/data"\ntarget = "/opt/v/lib"\n', "would hide a part of the overlay"),
-        ("v:/opt/v", '[[bind]]\nsource = "/opt/v"\n', "would hide a part of the overlay"),
+        ("file", "", "is not a squashfs"),
+        ("x.sqsh:/opt/a:b", "", "nothing can be mounted at"),
+        ("v.sqsh:/opt/a,b", "", "nothing can be mounted at"),
+        ("v.sqsh:/opt/v", 'python = "/usr/bin/python3"\n', "would not be used"),
+        ("v.sqsh:/opt/v", '[[bind]]\nsource = "/data"\ntarget = "/opt/v/lib"\n', "would hide a part of the overlay"),
+        ("v.sqsh:/opt/v", '[[bind]]\nsource = "/opt/v"\n', "would hide a part of the overlay"),
     ],
 )
 def test_what_cannot_be_mounted_is_refused_with_a_reason(tmp_path: Path, value: str, more: str, what: str) -> None:
-    make_folder(tmp_path / "v", "pyvenv.cfg")
-    make_folder(tmp_path / "x", "module.py")
+    pack(make_folder(tmp_path / "v", "pyvenv.cfg"))
+    pack(make_folder(tmp_path / "x", "module.py"))
     (tmp_path / "file").write_text("text")
     with pytest.raises(SpecError, match=what) as caught:
         overlay.find(project(tmp_path, value, more))
@@ -95,7 +115,7 @@ def test_what_cannot_be_mounted_is_refused_with_a_reason(tmp_path: Path, value: 
 
 def test_the_command_that_packs_a_folder_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "my venv; x.img").write_text("text")
-    with pytest.raises(SpecError, match="neither a squashfs") as caught:
+    with pytest.raises(SpecError, match="is not a squashfs") as caught:
         overlay.find(project(tmp_path, "my venv; x.img"))
     assert str(caught.value.hint) == "pack the folder with its packages: `mksquashfs FOLDER 'my venv; x.sqsh'`"
 
@@ -113,7 +133,7 @@ def test_a_target_that_the_runtime_or_hpcenv_mounts_is_refused(tmp_path: Path, v
 
 
 def venv(version: str = "3.11.2") -> overlay.FoundOverlay:
-    mounted = Overlay(source="/p/v", form="folder", use="venv", target="/p/v")
+    mounted = Overlay(source="/p/v.sqsh", use="venv", target="/p/v")
     return overlay.FoundOverlay(overlay=mounted, interpreter="/opt/py/bin/python3", version=version)
 
 
@@ -127,16 +147,11 @@ def test_a_virtual_environment_of_the_host_or_of_another_python_is_refused() -> 
         overlay.require_interpreter(venv(), None, "no such file", image("/opt/ce/bin/singularity"))
     assert str(caught.value.hint) == (
         "make it with the Python of the image, in an empty FOLDER: `singularity exec -B FOLDER:/p/v '/images/a b.sif' "
-        "python3 -m venv --system-site-packages /p/v`"
+        "python3 -m venv --system-site-packages /p/v`; then install into it, and: `mksquashfs FOLDER v.sqsh`"
     )
     with pytest.raises(SpecError, match="of another Python than the image") as caught:
         overlay.require_interpreter(venv(), {"values": {"python.version": "3.12.1"}}, "", image())
     assert "apptainer exec -B" in str(caught.value.hint)
-    packed = replace(venv(), overlay=Overlay(source="/p/v.sqsh", form="squashfs", use="venv", target="/user-software"))
-    with pytest.raises(SpecError) as caught:
-        overlay.require_interpreter(packed, None, "no such file", image())
-    assert "-B FOLDER:/user-software " in str(caught.value.hint)
-    assert str(caught.value.hint).endswith("; then install into it, and: `mksquashfs FOLDER v.sqsh`")
 
 
 def test_an_image_without_python3_takes_no_virtual_environment(tmp_path: Path) -> None:
@@ -147,7 +162,7 @@ def test_an_image_without_python3_takes_no_virtual_environment(tmp_path: Path) -
     with pytest.raises(SpecError, match="cannot be used with this image") as caught:
         overlay.require_python(venv().overlay, image(str(program)), environ)
     assert "executable file not found" in str(caught.value.why)
-    packages = Overlay(source="/p/x", form="folder", use="packages", target="/opt/x")
+    packages = Overlay(source="/p/x.sqsh", use="packages", target="/opt/x")
     overlay.require_python(packages, image(str(program)), environ)
     program.write_text("#!/bin/sh\necho '[\"/\"]'\n")
     overlay.require_python(venv().overlay, image(str(program)), environ)
@@ -174,21 +189,13 @@ def test_the_packages_of_a_virtual_environment_are_those_below_its_prefix() -> N
     assert {name: origin.hides for name, origin in found.items()} == {"new": "", "numpy": "1"}
 
 
-def test_the_packages_of_a_folder_are_those_at_its_target() -> None:
-    mounted = Overlay(source="/p/x", form="folder", use="packages", target="/usr/local/extra")
+def test_the_packages_on_pythonpath_are_those_at_the_target() -> None:
+    mounted = Overlay(source="/p/x.sqsh", use="packages", target="/usr/local/extra")
     answer = {
         "values": {"python.prefix": "/usr"},
         "packages": [package("a", "local/extra"), package("b", "lib/dist-packages"), package("c", "/opt/other")],
     }
     assert list(overlay.origins(mounted, answer, None)) == ["a"]
-
-
-@pytest.mark.parametrize("change", [{"version": "2"}, {"record": "x"}, {"content": "x"}])
-def test_a_layer_has_what_differs_from_the_image(change: dict[str, str]) -> None:
-    mounted = Overlay(source="/p/x.sqsh", form="squashfs", use="layer")
-    answer = {"values": {}, "packages": [package("numpy", "lib", **change), package("torch", "lib")]}
-    base = {"packages": [package("numpy", "lib"), package("torch", "lib")]}
-    assert {n: o.hides for n, o in overlay.origins(mounted, answer, base).items()} == {"numpy": "1"}
 
 
 def test_the_same_tree_packed_twice_has_one_tree_digest_and_two_hashes(tmp_path: Path) -> None:
@@ -211,24 +218,23 @@ def test_the_same_tree_packed_twice_has_one_tree_digest_and_two_hashes(tmp_path:
         check=True,
     )
     one, two = (
-        overlay.identify(Overlay(source=str(path), form="squashfs", use="layer"), "", target=None)
-        for path in (first, other)
+        overlay.identify(Overlay(source=str(path), use="packages", target="/opt/x"), "") for path in (first, other)
     )
     assert one.sha256 != two.sha256
     assert one.tree_sha256 == two.tree_sha256
 
 
 def test_submit_refuses_another_overlay_and_policy_makes_it_a_note(tmp_path: Path) -> None:
-    make_folder(tmp_path / "x", "module.py")
-    workspace = project(tmp_path, "x:/opt/extra")
+    path = pack(make_folder(tmp_path / "x", "module.py"))
+    workspace = project(tmp_path, "x.sqsh:/opt/extra")
     found = overlay.find(workspace).overlay
-    locked = overlay.identify(found, "", target="/opt/extra")
+    locked = overlay.identify(found, "")
     notes: list[str] = []
-    (tmp_path / "x" / "module.py").write_text("X = 2\n")
+    path.write_bytes(path.read_bytes() + b"X")
     with pytest.raises(ImageMismatch, match="is not the locked overlay"):
         overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))
     overlay.require_locked(found, locked, None, notes, must=False, relock=overlay.Command("hpcenv", "lock"))
     assert "is not the locked overlay" in notes[0]
-    shutil.rmtree(tmp_path / "x")
+    path.unlink()
     with pytest.raises(ImageMismatch, match="cannot be read"):
         overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))

@@ -34,6 +34,7 @@ SAYS = {
     "overlay-changed": "locked an overlay at /opt/extra, now extra:/opt/other",
     "overlay-missing": f"locked sha256:{'5' * 64}, now ",
     "overlay-differs": f"locked sha256:{'5' * 64}, now sha256:",
+    "overlay-form": "locked a folder at /opt/extra, now only a squashfs at a path of the container is mounted",
     "edited": "(the file was changed by hand or by a merge)",
     "sif-missing": f"locked {'3' * 64}, now no ",
     "sif-differs": f"locked {'3' * 64}, now ",
@@ -68,7 +69,9 @@ def test_the_check_names_the_reason(reason: str, environ: dict[str, str]) -> Non
 
 # What hpcenv.toml or the lockfile alone shows.
 SEEN_AT_ONCE = [
-    reason for reason in SAYS if not reason.startswith(("environment-", "sif-", "overlay-missing", "overlay-differs"))
+    reason
+    for reason in SAYS
+    if not reason.startswith(("environment-", "sif-", "overlay-missing", "overlay-differs", "overlay-form"))
 ]
 
 
@@ -91,11 +94,17 @@ def test_submit_refuses_what_can_be_seen_without_looking_inside(
     assert wanted in str(caught.value.hint)
 
 
+def test_an_overlay_of_an_older_lockfile_is_packed_again() -> None:
+    reason = stale.StaleReason(name="overlay-form", locked="a folder at /opt/extra", found="only a squashfs")
+    hint = " ".join(map(str, stale.remedy([reason], path=Path("x.lock.toml"), name="default")))
+    assert "mksquashfs DIR x.sqsh" in hint and hint.endswith("hpcenv lock")
+
+
 @pytest.mark.parametrize(
     ("use", "target", "words"),
     [
-        ("layer", None, "an overlay over the whole image"),
-        ("venv", None, "an overlay at its own path"),
+        ("layer", None, "a folder over the whole image"),
+        ("venv", None, "a folder at its own path"),
         ("packages", "/opt/extra", "an overlay at /opt/extra"),
     ],
 )

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hpcenv.errors import ToolFailed
-from hpcenv.node.check import facts, overlay_check, sif_check
+from hpcenv.node.check import facts, sif_check
 from hpcenv.node.check.facts import compare_packages
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.facts import Difference, Staged
@@ -226,27 +226,19 @@ def test_another_sif_is_never_started(sif_run):
 SQUASHFS = b"hsqs" + bytes(4092)
 
 
-@pytest.fixture(params=["squashfs", "folder"])
-def overlay_run(request, sif_run):
-    """A run with something over its SIF, and a way to change one byte of that."""
-    if request.param == "squashfs":
-        place = changed = sif_run.base / "extra.sqsh"
-        place.write_bytes(SQUASHFS)
-        field, value = "container.overlay.sha256", hashlib.sha256(SQUASHFS).hexdigest()
-        overlay = Overlay(source=str(place), form="squashfs", use="layer")
-    else:
-        place = sif_run.base / "extra"
-        place.mkdir()
-        changed = place / "module.py"
-        changed.write_text("X = 1")
-        field, value = "container.overlay.content", overlay_check.folder_digest(str(place))[0]
-        overlay = Overlay(source=str(place), form="folder", use="packages", target="/opt/extra")
+@pytest.fixture
+def overlay_run(sif_run):
+    """A run with a squashfs over its SIF."""
+    place = sif_run.base / "extra.sqsh"
+    place.write_bytes(SQUASHFS)
+    field, value = "container.overlay.sha256", hashlib.sha256(SQUASHFS).hexdigest()
+    overlay = Overlay(source=str(place), use="packages", target="/opt/extra")
     expected = Expectation(field=field, value=value, severity="must")
     sif_run.save(
         environment=dataclasses.replace(sif_run.manifest.environment, overlay=overlay),
         expectations=(*sif_run.manifest.expectations, expected),
     )
-    sif_run.place, sif_run.changed, sif_run.field = place, changed, field
+    sif_run.place, sif_run.field = place, field
     return sif_run
 
 
@@ -258,8 +250,8 @@ def test_the_overlay_is_checked_before_it_is_mounted(overlay_run):
 
 
 def test_nothing_of_an_overlay_with_a_changed_byte_is_started(overlay_run):
-    content = overlay_run.changed.read_bytes()
-    overlay_run.changed.write_bytes(content[:-1] + b"2")
+    content = overlay_run.place.read_bytes()
+    overlay_run.place.write_bytes(content[:-1] + b"2")
     found = gather(overlay_run.manifest)
     assert found.values["container.sif.sha256"] == hashlib.sha256(b"image").hexdigest()
     assert found.values[overlay_run.field] != overlay_run.manifest.expectations[-1].value
@@ -286,13 +278,6 @@ def test_a_bind_below_an_overlay_is_a_mount_that_must_not_be(overlay_run):
         "/opt/extra/bin (bind), hides a part of the overlay",
         "/opt/extra/lib (nfs: /), hides a part of the overlay",
     )
-    if overlay_run.manifest.environment.overlay.use == "layer":
-        assert found["container.mounts-elsewhere"] == (
-            "/opt/extra/bin (bind)",
-            "/opt/extra/lib (nfs: /)",
-            "/opt/other (nfs: /)",
-        )
-        return
     assert tuple(one for one in found["container.mounts"] if "not mounted" not in one) == hides
     assert found["container.mounts-elsewhere"] == ("/opt/other (nfs: /)",)
 

@@ -100,7 +100,7 @@ def test_another_text_is_refused(text: str) -> None:
 
 # Recorded with Apptainer 1.4.5 on 2026-11-23: `--mount type=bind,source=venv.sqsh,destination=/user-software,image-src=/,ro`.
 SQUASHFS = "353 326 0:355 / /user-software ro,nosuid,nodev,relatime master:82 - fuse.squashfuse_ll squashfuse_ll ro,user_id=2001"
-VENV = Overlay(source="/home/alice/venv.sqsh", form="squashfs", use="venv", target="/user-software")
+VENV = Overlay(source="/home/alice/venv.sqsh", use="venv", target="/user-software")
 
 
 def with_overlay(*more: MountLine, line: str = SQUASHFS) -> tuple[list[str], bool]:
@@ -127,13 +127,9 @@ def test_something_else_at_the_target_or_over_it_is_not_the_overlay() -> None:
     assert with_overlay(mount("/user-software")) == (["/user-software"], False)
 
 
-def test_a_layer_is_mounted_or_the_container_does_not_start() -> None:
-    assert shows_overlay(parse_mountinfo(RECORDED), Overlay(source="/x.sqsh", form="squashfs", use="layer"))
-
-
-def over(*more: MountLine, overlay: Overlay = VENV, line: str = SQUASHFS) -> list[str]:
-    found = (*parse_mountinfo(f"{RECORDED}{line}"), *more)
-    return [one.target for one in over_overlay(found, overlay, ON_NODE, gpus=False)]
+def over(*more: MountLine) -> list[str]:
+    found = (*parse_mountinfo(f"{RECORDED}{SQUASHFS}"), *more)
+    return [one.target for one in over_overlay(found, VENV, gpus=False)]
 
 
 def test_whatever_is_mounted_at_an_overlay_or_below_it_hides_a_part_of_it() -> None:
@@ -142,17 +138,3 @@ def test_whatever_is_mounted_at_an_overlay_or_below_it_hides_a_part_of_it() -> N
         "/user-software",
         "/user-software/lib",
     ]
-
-
-def test_what_the_node_mounts_below_a_folder_is_a_part_of_the_overlay() -> None:
-    folder = Overlay(source="/home/alice/d", form="folder", use="packages", target="/opt/extra")
-    shown = [mount("/opt/extra", root="/srv/home/alice/d"), mount("/opt/extra/nested", device="0:50", root="/")]
-    assert over(*shown, overlay=folder, line="") == []
-    assert over(*shown, mount("/opt/extra/x"), overlay=folder, line="") == ["/opt/extra/x"]
-    # Another folder at the target is not the overlay.
-    assert over(mount("/opt/extra"), overlay=folder, line="") == ["/opt/extra"]
-
-
-def test_a_layer_has_no_target_that_is_hidden() -> None:
-    layer = Overlay(source="/x.sqsh", form="squashfs", use="layer")
-    assert over(mount("/user-software/lib"), overlay=layer) == []

@@ -53,8 +53,7 @@ def locked(field: Field, policy: dict[str, str]) -> Lockfile:
     )
     container = base.container
     if container is not None and field.name.startswith("container.overlay."):
-        form = "folder" if field.name.endswith(".content") else "squashfs"
-        overlay = OverlayTable(form=form, use="packages", target="/opt/site", sha256="0" * 64, content="0" * 64)
+        overlay = OverlayTable(form="squashfs", use="packages", target="/opt/site", sha256="0" * 64)
         container = dataclasses.replace(container, overlay=overlay)
     memory = "80 GB" if field.name == "host.gpu-memory" else None
     host = dataclasses.replace(

@@ -41,21 +41,13 @@ def test_the_whole_start_line():
     ]  # fmt: skip
 
 
-def test_a_squashfs_is_mounted_read_only_over_the_image_or_at_its_target():
-    layer = start_line(overlay=Overlay(source="/p/x.sqsh", form="squashfs", use="layer"))
-    assert layer[layer.index("--overlay") + 1] == "/p/x.sqsh:ro"
-    venv = Overlay(source='/p,"q"/v.sqsh', form="squashfs", use="venv", target="/user-software")
+def test_a_squashfs_is_mounted_read_only_at_its_target():
+    venv = Overlay(source='/p,"q"/v.sqsh', use="venv", target="/user-software")
     argv = start_line(binds=[Bind("/data", "/data")], overlay=venv)
     assert argv[argv.index("--pwd") - 1] == (
         'type=bind,"source=/p,""q""/v.sqsh","destination=/user-software",image-src=/,ro'
     )
     assert "image-src" not in argv[argv.index("--mount") + 1]
-
-
-@pytest.mark.parametrize("path", ["/p:ro/x.sqsh", "/p,q/x.sqsh"])
-def test_a_layer_whose_path_the_runtime_would_split_is_refused(path):
-    with pytest.raises(UsageError, match="cannot be mounted over an image"):
-        start_line(overlay=Overlay(source=path, form="squashfs", use="layer"))
 
 
 def test_the_libraries_of_rocm_are_brought_in_where_they_are_asked_for():

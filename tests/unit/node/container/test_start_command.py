@@ -171,25 +171,19 @@ def test_the_sites_wrapper_comes_before_every_program_in_a_container():
 
 
 def with_packages(python_path="", **variables):
-    overlay = Overlay(source="/p/extra", form="folder", use="packages", target="/opt/extra", python_path=python_path)
-    environment = dataclasses.replace(SIF, overlay=overlay, binds=(bind("/elsewhere", "/opt/extra"),))
+    overlay = Overlay(source="/p/extra.sqsh", use="packages", target="/opt/extra", python_path=python_path)
+    environment = dataclasses.replace(SIF, overlay=overlay)
     return build_start_command(environment, ["x"], workdir="/w", variables=variables, inherited={"PATH": "/usr/bin"})
 
 
-def test_a_folder_of_packages_is_bound_read_only_whatever_else_is_bound_there():
-    argv = with_packages().argv
-    assert argv[argv.index("--mount") + 1] == 'type=bind,"source=/p/extra","destination=/opt/extra",ro'
-    assert argv.count("--mount") == 1
-
-
-def test_its_packages_come_before_the_images_pythonpath_and_after_the_users_which_replaces_that():
+def test_the_packages_of_an_overlay_come_before_the_images_pythonpath_and_after_the_users_which_replaces_that():
     assert inside(with_packages())["PYTHONPATH"] == "/opt/extra"
     assert inside(with_packages("/opt/extra:/image"))["PYTHONPATH"] == "/opt/extra:/image"
     assert inside(with_packages("/opt/extra:/image", PYTHONPATH="/mine"))["PYTHONPATH"] == "/mine:/opt/extra"
 
 
 def test_a_virtual_environment_is_as_if_it_were_active():
-    overlay = Overlay(source="/p/venv", form="folder", use="venv", target="/p/venv")
+    overlay = Overlay(source="/p/venv.sqsh", use="venv", target="/p/venv")
     environment = dataclasses.replace(SIF, overlay=overlay)
     start = build_start_command(environment, ["x"], workdir="/w", variables={}, inherited={"PATH": "/usr/bin"})
     found = inside(start)
