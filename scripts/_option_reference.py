@@ -29,7 +29,6 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.project.document import Document
@@ -105,9 +104,8 @@ def _keys(place: str) -> list[Option]:
 
 def _class(head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option]) -> str:
     lines = [f"    {option.name}: {line(option)}" for option in rows]
-    return "\n".join(
-        ("", "@dataclass(frozen=True, kw_only=True)", f"class {head}:", f'    """{text}"""', "", *lines, "")
-    )
+    decorator = () if head.endswith("(Document)") else ("@dataclass(frozen=True, kw_only=True)",)
+    return "\n".join(("", *decorator, f"class {head}:", f'    """{text}"""', "", *lines, ""))
 
 
 def _keywords() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hpcenv.project import lockfile
@@ -89,7 +88,7 @@ def locked(
     assert problems == ()
     assert found is not None
     content = lockfile.fingerprint(lockfile.to_data(found))
-    return found if edited else replace(found, fingerprint=content)
+    return found if edited else found.model_copy(update={"fingerprint": content})
 
 
 def lines(text: str) -> list[str]:

@@ -7,14 +7,17 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from hpcenv.errors import (
     Command,
@@ -168,11 +171,11 @@ def lock(
     report(_reading(workspace, environment))
     kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
     if kept is not None and container is not None:
-        container = replace(container, sif=kept)
+        container = container.model_copy(update={"sif": kept})
     base = None
     if container is not None:
         # An image that stays locked has the overlay of the old lockfile.
-        container = replace(container, overlay=None)
+        container = container.model_copy(update={"overlay": None})
         if found_overlay is not None:
             environment, container, base = _with_overlay(workspace, environment, container, found_overlay, environ)
     answer = probe(environment, environ, level=level, variables=workspace.project.env)
@@ -189,7 +192,8 @@ def lock(
     if pin_file is not None:
         _require_as_pinned_here(pin_file, pinned, answer, proofs, conda, report)
     archives = conda_tables(conda, pinned, before if before is not None and _is_whole(before) else None)
-    locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
+    with _invalid_values_refused():
+        locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
     locked = _with_origins(locked, origins)
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
     required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
@@ -253,7 +257,7 @@ def _with_overlay(
     overlay.require_python(found.overlay, environment, environ)
     table = overlay.identify(found.overlay, overlay.python_path_of(base))
     mounted = overlay.locked_overlay(workspace, table)
-    return with_overlay(environment, mounted, workspace), replace(container, overlay=table), base
+    return with_overlay(environment, mounted, workspace), container.model_copy(update={"overlay": table}), base
 
 
 def _origins(
@@ -272,11 +276,13 @@ def _with_origins(locked: Lockfile, origins: Mapping[str, Origin]) -> Lockfile:
     if not origins:
         return locked
     dists = tuple(
-        replace(dist, layer="overlay", hides=origins[dist.name].hides or None) if dist.name in origins else dist
+        dist.model_copy(update={"layer": "overlay", "hides": origins[dist.name].hides or None})
+        if dist.name in origins
+        else dist
         for dist in locked.packages.dist
     )
-    draft = replace(locked, packages=replace(locked.packages, dist=dists))
-    return replace(draft, fingerprint=lock_model.fingerprint(lock_model.to_data(draft)))
+    draft = locked.model_copy(update={"packages": locked.packages.model_copy(update={"dist": dists})})
+    return draft.model_copy(update={"fingerprint": lock_model.fingerprint(lock_model.to_data(draft))})
 
 
 def _overlay_notes(environment: Environment, origins: Mapping[str, Origin]) -> Sequence[str]:
@@ -446,7 +452,7 @@ def _lock_binds(
         raise EnvironmentUnreadable(f"cannot look at the paths of {environment.sif}", why=str(error)) from error
     sources = bind_sources(workspace)
     return tuple(
-        replace(bind, content=_bind_content(bind.target, sources[bind.target], workspace))
+        bind.model_copy(update={"content": _bind_content(bind.target, sources[bind.target], workspace)})
         if bind.target in over_image
         else bind
         for bind in binds
@@ -694,7 +700,7 @@ def _compose(
     problems = lock_model.policy_problems(draft)
     if problems:
         raise SpecError(f"`{workspace.spec}` is not valid", why="\n".join(problems))
-    return replace(draft, fingerprint=lock_model.fingerprint(lock_model.to_data(draft)))
+    return draft.model_copy(update={"fingerprint": lock_model.fingerprint(lock_model.to_data(draft))})
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
@@ -711,8 +717,21 @@ def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def _invalid_values_refused() -> Iterator[None]:
+    """Refuse values that no lockfile can have: they come from a probe, which runs inside the environment.
+
+    Raises:
+        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise _no_valid_lockfile(document.problems(Lockfile, error)) from error
+
+
 def _require_valid(path: Path, text: str) -> None:
-    """Refuse to write a lockfile that could not be read again: its content comes from a probe.
+    """Refuse to write a lockfile that could not be read again.
 
     Raises:
         EnvironmentUnreadable: what the environment reports gives no valid lockfile.
@@ -720,7 +739,11 @@ def _require_valid(path: Path, text: str) -> None:
     data = lock_model.from_data(toml_files.loads(text.encode(), path, error=LockfileInvalid))
     _, problems = document.parse(Lockfile, data)
     if problems:
-        raise EnvironmentUnreadable("what this environment reports gives no valid lockfile", why="\n".join(problems))
+        raise _no_valid_lockfile(problems)
+
+
+def _no_valid_lockfile(problems: Sequence[str]) -> EnvironmentUnreadable:
+    return EnvironmentUnreadable("what this environment reports gives no valid lockfile", why="\n".join(problems))
 
 
 def _without_path(reason: str, values: Mapping[str, Any]) -> str:

@@ -1,28 +1,22 @@
-"""Tables of the TOML documents: strict, frozen dataclasses with kebab-case keys.
+"""Tables of the TOML documents: strict, frozen pydantic models with kebab-case keys.
 
 Runs on: LOGIN NODE. Pure.
 
-Every table is a standard dataclass. `parse` lets pydantic-core validate what a TOML parser returned. A
+A table is a class with one attribute for each key. `parse` validates what a TOML parser returned. A
 problem names the key's path as in the file, the offending value, and the nearest known key if the
 key is misspelled.
-
-Modules with tables do without `from __future__ import annotations`: `table_schema` reads their
-annotations at run time.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from pydantic_core import SchemaValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpcenv.project import toml_lines
-from hpcenv.project.table_schema import table_schema
 
 
 def kebab(name: str) -> str:
@@ -30,24 +24,25 @@ def kebab(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
+class Document(BaseModel):
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
-    The constructor checks nothing. `parse` does, where bytes enter.
+    In Python, attributes and the arguments of the constructor have Python names. In a file, a table has the keys
+    that `kebab` returns, and no others.
 
     Attributes:
         replaced: a key that the table does not have any more -> what to do instead.
     """
 
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        alias_generator=kebab,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
     replaced: ClassVar[Mapping[str, str]] = {}
-
-    def check(self) -> None:
-        """Judge the document as a whole, after all its tables are valid.
-
-        Raises:
-            ValueError: what is wrong with it.
-        """
 
 
 Model = TypeVar("Model", bound=Document)
@@ -65,26 +60,14 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
         text: of the file; with it, a problem names its line.
     """
     try:
-        document: Model = _validator(typing.cast("Any", kind)).validate_python(_with_tuples(data))
+        return kind.model_validate(_with_tuples(data), by_alias=True, by_name=False), ()
     except ValidationError as error:
-        return None, tuple(_explain(kind, problem, text) for problem in error.errors())
-    try:
-        document.check()
-    except ValueError as error:
-        return None, (str(error),)
-    return document, ()
+        return None, problems(kind, error, text)
 
 
-def json_schema(kind: type[Document]) -> dict[str, Any]:
-    """Return the JSON Schema of a document."""
-    from pydantic.json_schema import GenerateJsonSchema
-
-    return dict(GenerateJsonSchema(by_alias=True).generate(table_schema(kind, kebab)))
-
-
-@functools.cache
-def _validator(kind: Any) -> SchemaValidator:
-    return SchemaValidator(table_schema(kind, kebab))
+def problems(kind: type[Document], error: ValidationError, text: str = "") -> tuple[str, ...]:
+    """Return one line per problem that pydantic found in a document."""
+    return tuple(_explain(kind, problem, text) for problem in error.errors())
 
 
 def _with_tuples(value: Any) -> Any:
@@ -105,27 +88,9 @@ def plain(table: Document, *without: str, by_key: bool = True, defaults: bool = 
         by_key: use the keys of the file; otherwise the Python names.
         defaults: include fields that have their default value.
     """
-    values = {}
-    for field in fields(table):
-        value = getattr(table, field.name)
-        if value is None or field.name in without or not (defaults or value != _default(field)):
-            continue
-        values[kebab(field.name) if by_key else field.name] = _plain(value, by_key=by_key, defaults=defaults)
-    return values
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _plain(value: Any, *, by_key: bool, defaults: bool) -> Any:
-    if isinstance(value, Document):
-        return plain(value, by_key=by_key, defaults=defaults)
-    if isinstance(value, (tuple, list)):
-        return [_plain(inner, by_key=by_key, defaults=defaults) for inner in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(inner, by_key=by_key, defaults=defaults) for key, inner in value.items()}
-    return value.isoformat() if hasattr(value, "isoformat") else value
+    return table.model_dump(
+        mode="json", by_alias=by_key, exclude=set(without), exclude_none=True, exclude_defaults=not defaults
+    )
 
 
 # -- problems -----------------------------------------------------------------------------
@@ -142,7 +107,7 @@ def _explain(kind: type[Document], problem: Any, text: str) -> str:
         return f"`{where}` is missing"
     number = toml_lines.line_of(text, location)
     line = f"line {number}: " if number else ""
-    if problem["type"] == "unexpected_keyword_argument":
+    if problem["type"] == "extra_forbidden":
         return f"{line}unknown key `{where}`{_suggest(kind, location)}"
     reason = _in_words(kind, problem, location)
     if not location:
@@ -159,7 +124,7 @@ _FORMS = {
     "bool_type": ("true or false, without quotes", "{key} = true"),
     "tuple_type": ("a list", '{key} = ["{value}"]'),
     "dict_type": ("a table", "[{key}]"),
-    "dataclass_type": ("a table", "[{key}]"),
+    "model_type": ("a table", "[{key}]"),
 }
 
 
@@ -191,7 +156,7 @@ def _shortened(value: object) -> str:
 
 def keys(table: type[Document]) -> tuple[str, ...]:
     """Return the keys of a table, as in the file."""
-    return tuple(kebab(field.name) for field in fields(table))
+    return tuple(kebab(name) for name in table.model_fields)
 
 
 def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Document] | None:
@@ -211,14 +176,14 @@ def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Docume
 
 def _is_named(kind: type[Document], key: str) -> bool:
     """Return whether the key holds tables that each have a name."""
-    annotation = next((field.type for field in fields(kind) if kebab(field.name) == key), None)
+    annotation = next((field.annotation for name, field in kind.model_fields.items() if kebab(name) == key), None)
     while typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     return typing.get_origin(annotation) is dict and _table_in(annotation) is not None
 
 
 def _tables(kind: type[Document]) -> Iterator[tuple[str, type[Document] | None]]:
-    return ((kebab(field.name), _table_in(field.type)) for field in fields(kind))
+    return ((kebab(name), _table_in(field.annotation)) for name, field in kind.model_fields.items())
 
 
 def _table_in(annotation: object) -> type[Document] | None:

@@ -11,16 +11,16 @@ major `schema`; a newer `revision` may add keys (the rule of PEP 751 for `lock-v
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field as declared
 from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+from typing_extensions import Self
 
 from hpcenv.node.check.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
 from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
-from hpcenv.project.table_schema import Before
 from hpcenv.records.manifest import (
     DataCompare,
     Expectation,
@@ -53,12 +53,10 @@ ADDED_IN_REVISION = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class LockTable(Document):
     """A table of the lockfile. hpcenv writes it; users do not edit it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class AskedTable(LockTable):
     """[asked]: the part of hpcenv.toml that this lockfile was made from; decides whether it is stale."""
 
@@ -67,7 +65,6 @@ class AskedTable(LockTable):
     platform: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerTable(LockTable):
     """One layer: compressed digest as pulled, and `diff-id` of its content."""
 
@@ -77,7 +74,6 @@ class LayerTable(LockTable):
     media_type: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SifTable(LockTable):
     """[container.sif]: the file that the nodes run, and how it was made."""
 
@@ -93,7 +89,6 @@ class SifTable(LockTable):
     source_date_epoch: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OverlayTable(LockTable):
     """[container.overlay]: what is mounted read-only over the image.
 
@@ -135,7 +130,6 @@ class OverlayTable(LockTable):
         return f"a {self.form} {place}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ContainerTable(LockTable):
     """[container]: the image's identity chain, tag to content.
 
@@ -156,7 +150,7 @@ class ContainerTable(LockTable):
     tree_sha256: str | None = None
     platform: str
     env_digest: str | None = None
-    nvidia: dict[str, str] = declared(default_factory=dict)
+    nvidia: dict[str, str] = {}
     layers: tuple[LayerTable, ...] = ()
     sif: SifTable
     overlay: OverlayTable | None = None
@@ -167,7 +161,6 @@ class ContainerTable(LockTable):
         return self.manifest_digest or f"sha256:{self.sif.sha256}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuiltTable(LockTable):
     """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image.
 
@@ -184,7 +177,6 @@ class BuiltTable(LockTable):
     arch_list: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WheelTable(LockTable):
     """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
 
@@ -196,7 +188,6 @@ class WheelTable(LockTable):
     built: BuiltTable | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DirectUrlTable(LockTable):
     """[packages.dist.direct-url]: where a distribution came from, if not from an index.
 
@@ -213,7 +204,6 @@ class DirectUrlTable(LockTable):
     hash: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
@@ -240,7 +230,6 @@ class DistTable(LockTable):
 CondaProof = Literal["pinned", "conda-meta", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CondaTable(LockTable):
     """[[packages.conda-package]]: one package that conda installed, with or without Python in it.
 
@@ -259,7 +248,6 @@ class CondaTable(LockTable):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PackagesTable(LockTable):
     """[packages]: every installed distribution; `env-digest` is their hpcenv-env-v1 root."""
 
@@ -276,7 +264,6 @@ class PackagesTable(LockTable):
     conda_package: tuple[CondaTable, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class LockedHostTable(LockTable):
     """[host]: what the nodes must offer; expectations, not identity.
 
@@ -290,10 +277,9 @@ class LockedHostTable(LockTable):
     driver_min: str | None = None
     gpu: str | None = None
     gpu_memory: str | None = None
-    nvidia_require: dict[str, str] = declared(default_factory=dict)
+    nvidia_require: dict[str, str] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class LockedBindTable(LockTable):
     """[[bind]]: a bind of hpcenv.toml. Its source is not locked: it differs from cluster to cluster.
 
@@ -308,14 +294,12 @@ class LockedBindTable(LockTable):
     content: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LockedDeterminismTable(LockTable):
     """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
-    profile: Annotated[Profile, Before(renew_profile)] = "off"
+    profile: Annotated[Profile, BeforeValidator(renew_profile)] = "off"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CodeTable(LockTable):
     """[code]: state of the code, in the lockfile copy of a run."""
 
@@ -328,7 +312,6 @@ class CodeTable(LockTable):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LockedDataTable(LockTable):
     """[data.NAME]: data as they were at submission, in the lockfile copy of a run."""
 
@@ -338,7 +321,6 @@ class LockedDataTable(LockTable):
     hub: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunTable(LockTable):
     """[run]: command and shape, in the lockfile copy of a run."""
 
@@ -347,10 +329,9 @@ class RunTable(LockTable):
     gpus_per_node: int
     nproc_per_node: int
     backend: str
-    env: dict[str, str] = declared(default_factory=dict)
+    env: dict[str, str] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lockfile(LockTable):
     """A lockfile as a whole.
 
@@ -371,20 +352,27 @@ class Lockfile(LockTable):
     kind: Literal["sif", "host"]
     asked: AskedTable
     container: ContainerTable | None = None
-    facts: dict[str, str | int | tuple[str, ...]] = declared(default_factory=dict)
+    facts: dict[str, str | int | tuple[str, ...]] = {}
     packages: PackagesTable
-    env: dict[str, str] = declared(default_factory=dict)
+    env: dict[str, str] = {}
     bind: tuple[LockedBindTable, ...] = ()
-    host: LockedHostTable = declared(default_factory=LockedHostTable)
-    determinism: LockedDeterminismTable = declared(default_factory=LockedDeterminismTable)
+    host: LockedHostTable = LockedHostTable()
+    determinism: LockedDeterminismTable = LockedDeterminismTable()
     code: CodeTable | None = None
     run: RunTable | None = None
-    data: dict[str, LockedDataTable] = declared(default_factory=dict)
-    unknown: dict[str, str] = declared(default_factory=dict)
-    policy: dict[str, Severity] = declared(default_factory=dict)
+    data: dict[str, LockedDataTable] = {}
+    unknown: dict[str, str] = {}
+    policy: dict[str, Severity] = {}
 
-    def check(self) -> None:
-        """Refuse a file that was cut short or edited: it must not weaken the gate without notice."""
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a file that was cut short or edited: it must not weaken the gate without notice.
+
+        Return the lockfile itself.
+
+        Raises:
+            ValueError: what is wrong.
+        """
         if (self.kind == "sif") != (self.container is not None):
             raise ValueError(f"kind is {self.kind!r}, but [container] is {'there' if self.container else 'missing'}")
         if (self.kind == "host") != (self.asked.image == "host"):
@@ -401,6 +389,7 @@ class Lockfile(LockTable):
             parents = {field.rsplit(".", n)[0] for n in range(1, field.count(".") + 1)}
             if not parents or parents & self.facts.keys():
                 raise ValueError(f"`{field}` is no fact: a table and a value have one name")
+        return self
 
 
 # No lockfile is written without these fields: no job can be checked without them.

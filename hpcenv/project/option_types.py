@@ -108,7 +108,6 @@ class WrittenOptions:
     licenses: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SubmitTable(Document):
     """[submit] of hpcenv.toml: defaults for submissions."""
 

@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
+from pydantic import AfterValidator
+
 from hpcenv.project import duration, native_options
 from hpcenv.project.options import Option
-from hpcenv.project.table_schema import After
 
 OptionValue = str | int | bool | tuple[str, ...] | Mapping[str, str] | Mapping[str, str | None] | None
 
@@ -128,15 +129,15 @@ def _srun_table(value: dict[str, str | int | bool]) -> dict[str, str | int | boo
     return value
 
 
-Text = Annotated[str, After(text)]
-Word = Annotated[str, After(one_word)]
-Count = Annotated[int, After(positive)]
-CountOrNone = Annotated[int, After(not_negative)]
-Time = Annotated[str, After(time_limit)]
-Seconds = Annotated[int | str, After(seconds)]
-Size = Annotated[int | str, After(size)]
-SbatchTable = Annotated[dict[str, str | int | bool], After(_sbatch_table)]
-SrunTable = Annotated[dict[str, str | int | bool], After(_srun_table)]
+Text = Annotated[str, AfterValidator(text)]
+Word = Annotated[str, AfterValidator(one_word)]
+Count = Annotated[int, AfterValidator(positive)]
+CountOrNone = Annotated[int, AfterValidator(not_negative)]
+Time = Annotated[str, AfterValidator(time_limit)]
+Seconds = Annotated[int | str, AfterValidator(seconds)]
+Size = Annotated[int | str, AfterValidator(size)]
+SbatchTable = Annotated[dict[str, str | int | bool], AfterValidator(_sbatch_table)]
+SrunTable = Annotated[dict[str, str | int | bool], AfterValidator(_srun_table)]
 
 
 # -- values from elsewhere ----------------------------------------------------------------

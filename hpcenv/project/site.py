@@ -8,15 +8,16 @@ What it means for a run is in site_profile.py.
 import datetime as dt
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+from typing_extensions import Self
 
 from hpcenv.project import native_options
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, SbatchTable, SrunTable, Text, Word
 from hpcenv.project.site_option_types import SiteSubmitTable
 from hpcenv.project.site_when import WhenTable
-from hpcenv.project.table_schema import After, Before
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -89,10 +90,9 @@ def _by_digest(value: str) -> str:
     return value
 
 
-AbsolutePath = Annotated[Text, After(_absolute)]
+AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MatchTable(Document):
     """[match]: which cluster the profile is for.
 
@@ -103,7 +103,6 @@ class MatchTable(Document):
     cluster: Word
 
 
-@dataclass(frozen=True, kw_only=True)
 class SourceTable(Document):
     """[source.ID]: where values come from.
 
@@ -120,7 +119,6 @@ class SourceTable(Document):
     checked: dt.date | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SourcedTable(Document):
     """What each value of a profile can say of itself.
 
@@ -150,7 +148,6 @@ class SourcedTable(Document):
         return self.source
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteBindTable(SourcedTable):
     """[[bind]] of a site: a folder or file of the nodes that containers see.
 
@@ -161,7 +158,7 @@ class SiteBindTable(SourcedTable):
         cites: what `source` says elsewhere: the ID of a [source.ID], or a page.
     """
 
-    source: AbsolutePath = field()
+    source: AbsolutePath
     target: AbsolutePath | None = None
     read_only: bool = False
     optional: bool = False
@@ -173,7 +170,6 @@ class SiteBindTable(SourcedTable):
         return self.cites
 
 
-@dataclass(frozen=True, kw_only=True)
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: what becomes of a variable for the ranks.
 
@@ -187,9 +183,9 @@ class VariableTable(SourcedTable):
         min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.
     """
 
-    value: Annotated[str, After(_without_nul)] | None = None
-    prepend: Annotated[str, After(_without_nul)] | None = None
-    append: Annotated[str, After(_without_nul)] | None = None
+    value: Annotated[str, AfterValidator(_without_nul)] | None = None
+    prepend: Annotated[str, AfterValidator(_without_nul)] | None = None
+    append: Annotated[str, AfterValidator(_without_nul)] | None = None
     separator: str = ":"
     unset: bool = False
     min_nodes: Count = 1
@@ -199,10 +195,9 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, dict) else value
 
 
-Variables = Annotated[tuple[VariableTable, ...], Before(_as_tuple)]
+Variables = Annotated[tuple[VariableTable, ...], BeforeValidator(_as_tuple)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModuleTable(SourcedTable):
     """[[module]]: an environment module that the batch script loads, after those in `modules`.
 
@@ -210,7 +205,7 @@ class ModuleTable(SourcedTable):
         use: folder of modules that `module use` adds before.
     """
 
-    name: Annotated[str, After(_module)]
+    name: Annotated[str, AfterValidator(_module)]
     use: AbsolutePath | None = None
 
 
@@ -218,7 +213,6 @@ class ModuleTable(SourcedTable):
 OWN_OPTIONS = ("constraint", "exclude", "licenses", "qos", "reservation")
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptionTable(SourcedTable):
     """[[option]]: an option of sbatch, or of the srun that starts the training."""
 
@@ -242,7 +236,6 @@ def _check_option(option: OptionTable) -> None:
     native_options.check(option.program, option.name, None if option.value is True else str(option.value))
 
 
-@dataclass(frozen=True, kw_only=True)
 class RuntimeTable(SourcedTable):
     """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does.
 
@@ -252,10 +245,9 @@ class RuntimeTable(SourcedTable):
     """
 
     kind: Literal["apptainer", "singularity", "none"]
-    program: Annotated[Text, After(_program)] | None = None
+    program: Annotated[Text, AfterValidator(_program)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoreTable(SourcedTable):
     """[store]: where images are kept on this system, if neither the user nor the project names a folder.
 
@@ -263,17 +255,15 @@ class StoreTable(SourcedTable):
         folder: `${user}` in it is replaced, and `${NAME}` by the variable NAME of the user's environment.
     """
 
-    folder: Annotated[Text, After(_store_folder)]
+    folder: Annotated[Text, AfterValidator(_store_folder)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RendezvousTable(SourcedTable):
     """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
 
-    host: Annotated[Text, After(_host_pattern)]
+    host: Annotated[Text, AfterValidator(_host_pattern)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EntryWrapperTable(SourcedTable):
     """[entry-wrapper]: what starts every program in a container, for the check as for the ranks.
 
@@ -281,17 +271,15 @@ class EntryWrapperTable(SourcedTable):
         command: program and arguments in the container; the program to start follows them.
     """
 
-    command: Annotated[tuple[Text, ...], After(_wrapper)]
+    command: Annotated[tuple[Text, ...], AfterValidator(_wrapper)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class BaseImageTable(SourcedTable):
     """[[base-image]]: an image that the site recommends, by digest."""
 
-    image: Annotated[Text, After(_by_digest)]
+    image: Annotated[Text, AfterValidator(_by_digest)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartitionTable(Document):
     """[[slurm.partition]]: what `doctor` reports about a partition. Times as Slurm writes them."""
 
@@ -309,7 +297,6 @@ class PartitionTable(Document):
     grace_time: CountOrNone | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlurmTable(Document):
     """[slurm]: what `doctor` found; a key that is not there is unknown.
 
@@ -340,7 +327,6 @@ class SlurmTable(Document):
     partition: tuple[PartitionTable, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteFile(Document):
     """The content of a site profile's file.
 
@@ -351,29 +337,30 @@ class SiteFile(Document):
         accounting: whether sacct answers here.
     """
 
-    name: Annotated[str, After(_name)]
+    name: Annotated[str, AfterValidator(_name)]
     notes: tuple[Text, ...] = ()
     runtime: RuntimeTable | None = None
     store: StoreTable | None = None
-    modules: tuple[Annotated[str, After(_module)], ...] = ()
+    modules: tuple[Annotated[str, AfterValidator(_module)], ...] = ()
     module_use: tuple[AbsolutePath, ...] = ()
     accounting: bool | None = None
     match: MatchTable | None = None
-    submit: SiteSubmitTable = field(default_factory=SiteSubmitTable)
-    sbatch: SbatchTable = field(default_factory=dict)
-    srun: SrunTable = field(default_factory=dict)
-    source: dict[str, SourceTable] = field(default_factory=dict)
+    submit: SiteSubmitTable = SiteSubmitTable()
+    sbatch: SbatchTable = {}
+    srun: SrunTable = {}
+    source: dict[str, SourceTable] = {}
     module: tuple[ModuleTable, ...] = ()
     option: tuple[OptionTable, ...] = ()
     rendezvous: RendezvousTable | None = None
     entry_wrapper: EntryWrapperTable | None = None
     bind: tuple[SiteBindTable, ...] = ()
-    env: Annotated[dict[str, Variables], After(_variables)] = field(default_factory=dict)
+    env: Annotated[dict[str, Variables], AfterValidator(_variables)] = {}
     base_image: tuple[BaseImageTable, ...] = ()
-    slurm: SlurmTable = field(default_factory=SlurmTable)
+    slurm: SlurmTable = SlurmTable()
 
-    def check(self) -> None:
-        """Judge what several keys say together.
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Judge what several keys say together; return the table itself.
 
         Raises:
             ValueError: what is wrong.
@@ -393,6 +380,7 @@ class SiteFile(Document):
                 _check_option(option)
             except ValueError as error:
                 raise ValueError(f"`option` {option.name}: {error}") from error
+        return self
 
     def sourced(self) -> Iterator[tuple[str, SourcedTable]]:
         """Yield every value that says its source, with its key."""

@@ -4,14 +4,12 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Text, Time, Word
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteSubmitTable(Document):
     """[submit] of a site profile: defaults."""
 

@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator, BeforeValidator
+
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Text, Word
-from hpcenv.project.table_schema import After, Before
 
 GpuVendor = Literal["nvidia", "amd", "none"]
 
@@ -28,11 +29,10 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-Bounds = Annotated[Text, After(_bounds)]
-Words = Annotated[tuple[Word, ...], Before(_listed)]
+Bounds = Annotated[Text, AfterValidator(_bounds)]
+Words = Annotated[tuple[Word, ...], BeforeValidator(_listed)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class WhenTable(Document):
     """`when` of a value: all its keys must hold. A key that is not there holds for every run.
 

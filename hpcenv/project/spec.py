@@ -6,8 +6,9 @@ Runs on: LOGIN NODE.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator
 
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
@@ -15,7 +16,6 @@ from hpcenv.project.fields import Profile, renew_profile
 from hpcenv.project.option_types import SubmitTable
 from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, memory, text, variables
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.project.table_schema import After, Before
 from hpcenv.records.manifest import DataCompare, Severity
 
 HOST = "host"
@@ -56,12 +56,11 @@ def split_overlay(value: str) -> tuple[str, str | None]:
     return (path, f"/{target}") if colon else (value, None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BindTable(Document):
     """[[bind]]: a host folder that the container sees."""
 
     source: Text
-    target: Annotated[str, After(_absolute)] | None = None
+    target: Annotated[str, AfterValidator(_absolute)] | None = None
     read_only: bool = False
 
 
@@ -72,7 +71,6 @@ def _inside(value: str) -> str:
     return "/".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CodeFilesTable(Document):
     """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
 
@@ -81,7 +79,7 @@ class CodeFilesTable(Document):
         ignore: patterns of files and folders that the copy does not have.
     """
 
-    live: tuple[Annotated[str, After(_inside)], ...] = ()
+    live: tuple[Annotated[str, AfterValidator(_inside)], ...] = ()
     ignore: tuple[Text, ...] = ()
 
 
@@ -89,7 +87,6 @@ def _hub(value: str) -> str:
     return str(hub_reference.parse_locked(value))
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataTable(Document):
     """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
 
@@ -102,7 +99,7 @@ class DataTable(Document):
     """
 
     path: Text | None = None
-    hub: Annotated[str, After(_hub)] | None = None
+    hub: Annotated[str, AfterValidator(_hub)] | None = None
     files: tuple[Text, ...] = ()
     compare: DataCompare = "size-and-time"
 
@@ -121,7 +118,6 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostTable(Document):
     """[host]: what the nodes have. With it, a mismatch is found before the job waits.
 
@@ -131,10 +127,9 @@ class HostTable(Document):
     """
 
     gpu: Word | None = None
-    gpu_memory: Annotated[str, After(memory)] | None = None
+    gpu_memory: Annotated[str, AfterValidator(memory)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
@@ -143,12 +138,11 @@ class DeterminismTable(Document):
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
 
-    profile: Annotated[Profile, Before(renew_profile)] = "off"
+    profile: Annotated[Profile, BeforeValidator(renew_profile)] = "off"
     seed: CountOrNone = 0
     hash_parameters_every: CountOrNone = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReproduceTable(Document):
     """[reproduce]: how somebody else repeats a run with less hardware.
 
@@ -160,7 +154,6 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -175,7 +168,6 @@ class PathsTable(Document):
     lockfiles: Text = "lockfiles"
 
 
-@dataclass(frozen=True, kw_only=True)
 class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
@@ -190,13 +182,13 @@ class EnvironmentTable(Document):
     """
 
     image: Text | None = None
-    overlay: Annotated[str, After(_overlay)] | None = None
+    overlay: Annotated[str, AfterValidator(_overlay)] | None = None
     python: Text | None = None
     platform: Text | None = None
     allow_floating: bool | None = None
-    env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(variables)] = {}
     bind: tuple[BindTable, ...] = ()
-    policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
+    policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = {}
 
 
 def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, EnvironmentTable]:
@@ -208,7 +200,6 @@ def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, Environm
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
 class Project(Document):
     """hpcenv.toml as a whole.
 
@@ -233,45 +224,46 @@ class Project(Document):
     }
 
     image: Text
-    overlay: Annotated[str, After(_overlay)] | None = None
+    overlay: Annotated[str, AfterValidator(_overlay)] | None = None
     python: Text | None = None
     platform: str = "linux/amd64"
     allow_floating: bool = False
     plain_http: tuple[str, ...] = ()
     ca_file: Text | None = None
-    submit: SubmitTable = field(default_factory=SubmitTable)
-    sbatch: SbatchTable = field(default_factory=dict)
-    srun: SrunTable = field(default_factory=dict)
+    submit: SubmitTable = SubmitTable()
+    sbatch: SbatchTable = {}
+    srun: SrunTable = {}
     site: Text | None = None
-    env: Annotated[dict[str, str], After(variables)] = field(default_factory=dict)
-    secrets: Annotated[dict[str, str], After(secret_sources)] = field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(variables)] = {}
+    secrets: Annotated[dict[str, str], AfterValidator(secret_sources)] = {}
     bind: tuple[BindTable, ...] = ()
-    code: CodeFilesTable = field(default_factory=CodeFilesTable)
-    data: Annotated[tuple[DataTable, ...], After(_one_place)] = ()
-    host: HostTable = field(default_factory=HostTable)
-    determinism: DeterminismTable = field(default_factory=DeterminismTable)
-    reproduce: ReproduceTable = field(default_factory=ReproduceTable)
-    paths: PathsTable = field(default_factory=PathsTable)
-    policy: Annotated[dict[str, Severity], After(_fields)] = field(default_factory=dict)
-    environment: Annotated[dict[str, EnvironmentTable], After(_environment_names)] = field(default_factory=dict)
+    code: CodeFilesTable = CodeFilesTable()
+    data: Annotated[tuple[DataTable, ...], AfterValidator(_one_place)] = ()
+    host: HostTable = HostTable()
+    determinism: DeterminismTable = DeterminismTable()
+    reproduce: ReproduceTable = ReproduceTable()
+    paths: PathsTable = PathsTable()
+    policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = {}
+    environment: Annotated[dict[str, EnvironmentTable], AfterValidator(_environment_names)] = {}
 
     def for_lock(self, name: str) -> "Project":
         """Return the project as the lockfile `name` needs it, with the values of [environment.NAME]."""
         table = self.environment.get(name)
         if table is None:
-            return replace(self, environment={})
+            return self.model_copy(update={"environment": {}})
         kept, overlay = (self.python, self.overlay) if table.image is None else (None, None)
-        return replace(
-            self,
-            image=table.image or self.image,
-            overlay=table.overlay or overlay,
-            python=table.python or kept,
-            platform=table.platform or self.platform,
-            allow_floating=self.allow_floating if table.allow_floating is None else table.allow_floating,
-            env={**self.env, **table.env},
-            bind=(*self.bind, *table.bind),
-            policy={**self.policy, **table.policy},
-            environment={},
+        return self.model_copy(
+            update={
+                "image": table.image or self.image,
+                "overlay": table.overlay or overlay,
+                "python": table.python or kept,
+                "platform": table.platform or self.platform,
+                "allow_floating": self.allow_floating if table.allow_floating is None else table.allow_floating,
+                "env": {**self.env, **table.env},
+                "bind": (*self.bind, *table.bind),
+                "policy": {**self.policy, **table.policy},
+                "environment": {},
+            }
         )
 
     @property

@@ -711,7 +711,7 @@ def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -
         tables |= {f"data.{name}": document.plain(part) for name, part in data.items()}
         return toml_files.extended(text, tables, header=header)
     # The lockfile is the copy of another run.
-    copy = lock_model.to_data(replace(locked, code=table, run=run, data=data))
+    copy = lock_model.to_data(locked.model_copy(update={"code": table, "run": run, "data": data}))
     return toml_files.dumps(copy, header=header)
 
 

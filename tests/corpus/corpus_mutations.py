@@ -845,8 +845,10 @@ def lockfile_gone(case: Case) -> None:
 @mutation("full", "packages.purepkg.content-sha256", *CONTENT)
 def lockfile_forged_with_a_fingerprint_that_fits(case: Case) -> None:
     locked = read_lockfile(case.lockfile())
-    dists = tuple(replace(d, record_sha256="0" * 64) if d.name == "purepkg" else d for d in locked.packages.dist)
-    changed = replace(locked, packages=replace(locked.packages, dist=dists))
+    dists = tuple(
+        d.model_copy(update={"record_sha256": "0" * 64}) if d.name == "purepkg" else d for d in locked.packages.dist
+    )
+    changed = locked.model_copy(update={"packages": locked.packages.model_copy(update={"dist": dists})})
     fitting = lock_model.fingerprint(lock_model.to_data(changed))
 
     def change(text: str) -> str:

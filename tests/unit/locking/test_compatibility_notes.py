@@ -1,6 +1,5 @@
 """What `lock` says about versions that do not fit together."""
 
-import dataclasses
 import datetime as dt
 from pathlib import Path
 
@@ -17,13 +16,16 @@ def notes(*, dists=(), today=TODAY, gpu=None, gpu_memory=None, **facts):
     base = read_lockfile(SEEDS / "host.lock.toml")
     values = {"torch.version": "2.9.1", "torch.cuda": "12.8", "torch.arch-list": ("sm_90",), "python.version": "3.11.2"}
     values |= {name.replace("_", ".", 1).replace("_version", ".version"): value for name, value in facts.items()}
-    packages = tuple(dataclasses.replace(base.packages.dist[0], name=name, version=version) for name, version in dists)
-    locked = dataclasses.replace(
-        base,
-        facts=values,
-        packages=dataclasses.replace(base.packages, dist=packages),
-        host=dataclasses.replace(base.host, gpu=gpu, gpu_memory=gpu_memory),
-        policy={},
+    packages = tuple(
+        base.packages.dist[0].model_copy(update={"name": name, "version": version}) for name, version in dists
+    )
+    locked = base.model_copy(
+        update={
+            "facts": values,
+            "packages": base.packages.model_copy(update={"dist": packages}),
+            "host": base.host.model_copy(update={"gpu": gpu, "gpu_memory": gpu_memory}),
+            "policy": {},
+        }
     )
     return compatibility_notes.notes(locked, TABLE, today=today)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def test_a_package_explains_the_digests_over_all_packages() -> None:
 
 
 def other(**changes: Any) -> Lockfile:
-    return replace(lock(), **changes)
+    return lock().model_copy(update=changes)
 
 
 def changed(right: Lockfile) -> list[str]:
@@ -112,23 +111,25 @@ def changed(right: Lockfile) -> list[str]:
 def test_another_image() -> None:
     container = lock().container
     assert container is not None
-    sif = replace(container.sif, sha256="0" * 64)
-    image = replace(container, config_digest="sha256:0", nvidia={"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, sif=sif)
+    sif = container.sif.model_copy(update={"sha256": "0" * 64})
+    image = container.model_copy(
+        update={"config_digest": "sha256:0", "nvidia": {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, "sif": sif}
+    )
     assert changed(other(container=image)) == [
         "container.nvidia.NVIDIA_REQUIRE_CUDA", "container.config-digest", "container.sif.sha256",
     ]  # fmt: skip
 
 
 def test_another_profile_policy_and_gpu() -> None:
-    host = replace(lock().host, gpu="h100", nvidia_require={"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"})
-    profile = replace(lock().determinism, profile="bitwise")
+    host = lock().host.model_copy(update={"gpu": "h100", "nvidia_require": {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}})
+    profile = lock().determinism.model_copy(update={"profile": "bitwise"})
     found = changed(other(host=host, determinism=profile, policy={"torch.version": "info"}))
     assert found == ["host.gpu", "host.nvidia-require.NVIDIA_REQUIRE_CUDA", "determinism.profile", "policy"]
 
 
 def with_dist(**parts: Any) -> Lockfile:
     dist = DistTable(name="torch", version="2.13.0+cpu", **parts)
-    return other(packages=replace(lock().packages, dist=(dist,)))
+    return other(packages=lock().packages.model_copy(update={"dist": (dist,)}))
 
 
 def test_another_build_of_the_same_version() -> None:

@@ -13,7 +13,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from importlib.metadata import version
@@ -83,7 +82,7 @@ def write_lock(folder: Path, *wheels: tuple[Path, str]) -> Path:
     found, problems = parse(Lockfile, lock_model.from_data(data))
     assert problems == ()
     assert found is not None
-    sealed = replace(found, fingerprint=lock_model.fingerprint(lock_model.to_data(found)))
+    sealed = found.model_copy(update={"fingerprint": lock_model.fingerprint(lock_model.to_data(found))})
     path = folder / "some.lock.toml"
     toml_files.write(toml_files.dumps(lock_model.to_data(sealed), header=""), path)
     return path

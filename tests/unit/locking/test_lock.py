@@ -127,6 +127,20 @@ def test_a_python_that_does_not_answer(project: Path) -> None:
         lock_here(project)
 
 
+def test_a_python_that_answers_with_a_value_of_the_wrong_type(project: Path, python_with_torch: Path) -> None:
+    python = project / "python"
+    python.write_text(
+        f"""#!/bin/sh\n{python_with_torch} "$@" | sed -E 's/("packages.unlisted-count": *)[0-9]+/\\1"many"/'\n"""
+    )
+    python.chmod(0o755)
+    (project / "hpcenv.toml").write_text('image = "host"\npython = "./python"\n')
+    before = lockfile(project).read_bytes()
+    with pytest.raises(EnvironmentUnreadable, match="gives no valid lockfile") as caught:
+        lock_here(project)
+    assert "`unlisted_count` = 'many': must be a whole number" in str(caught.value.why)
+    assert lockfile(project).read_bytes() == before
+
+
 # -- the same bytes, whoever locks and when -----------------------------------------------
 
 

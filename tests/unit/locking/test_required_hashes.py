@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ SEEDS = Path(__file__).resolve().parents[2] / "fuzz" / "seeds" / "lockfile"
 def locked(policy: dict[str, str] | None = None, **proofs: str | None) -> Any:
     base = read_lockfile(SEEDS / "host.lock.toml")
     dists = tuple(
-        dataclasses.replace(
-            base.packages.dist[0], name=name, version="1.0", wheel=wheel(proof), source=None, reason=None
+        base.packages.dist[0].model_copy(
+            update={"name": name, "version": "1.0", "wheel": wheel(proof), "source": None, "reason": None}
         )
         for name, proof in proofs.items()
     )
-    packages = dataclasses.replace(base.packages, dist=dists)
-    return dataclasses.replace(base, packages=packages, policy=policy or {})
+    packages = base.packages.model_copy(update={"dist": dists})
+    return base.model_copy(update={"packages": packages, "policy": policy or {}})
 
 
 def wheel(proof: str | None) -> WheelTable | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,7 +158,7 @@ def test_the_profile_decides_what_nodes_are_compared_with() -> None:
     from hpcenv.project import lockfile
 
     locked = real_lockfile()
-    strict = replace(locked, determinism=lockfile.LockedDeterminismTable(profile="bitwise"))
+    strict = locked.model_copy(update={"determinism": lockfile.LockedDeterminismTable(profile="bitwise")})
     severities = [
         {e.field: e.severity for e in lockfile.expectations(one, level="full", origin="o")} for one in (locked, strict)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def test_reading_what_was_written_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_order_in_which_facts_came_does_not_show() -> None:
     facts = dict(reversed(model().facts.items()))
-    other = replace(model(), facts=facts)
+    other = model().model_copy(update={"facts": facts})
     assert toml_files.dumps(lockfile.to_data(other), header="") == toml_files.dumps(
         lockfile.to_data(model()), header=""
     )

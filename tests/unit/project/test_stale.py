@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import typing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +112,9 @@ def test_an_overlay_without_a_target_is_named_by_where_it_is(use: OverlayUse, ta
     workspace = open_workspace(folder)
     locked = read_lockfile(workspace.lockfile_path("default"))
     assert locked.container is not None and locked.container.overlay is not None
-    changed = replace(locked.container.overlay, use=use, target=target)
-    found = stale.compare_spec(workspace.project, replace(locked, container=replace(locked.container, overlay=changed)))
+    changed = locked.container.overlay.model_copy(update={"use": use, "target": target})
+    found = stale.compare_spec(
+        workspace.project,
+        locked.model_copy(update={"container": locked.container.model_copy(update={"overlay": changed})}),
+    )
     assert [reason.locked for reason in found if reason.name == "overlay-changed"] == [words]

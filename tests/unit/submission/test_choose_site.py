@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +200,7 @@ def test_conditions_ask_the_lockfile(tmp_path: Path) -> None:
 
     def chosen(facts: dict[str, Any], *, gpu: str = "", typed: str | None = None) -> list[str]:
         base = read_lockfile(SEED)
-        locked = replace(base, facts=facts, host=replace(base.host, gpu=gpu or None))
+        locked = base.model_copy(update={"facts": facts, "host": base.host.model_copy(update={"gpu": gpu or None})})
         found = choose_site.for_run(profile(site, "x"), locked, nodes=1, gpu_type=typed)
         return [setting.name for setting in found.settings]
 

@@ -21,17 +21,20 @@ GPUS = Request(nodes=1, gpus_per_node=1, nproc_per_node=1)
 def locked(*, memory=None, dists=(), policy=None, cuda="12.8", built=None):
     base = read_lockfile(SEEDS / "host.lock.toml")
     facts = {"torch.version": "2.9.1", "torch.cuda": cuda, "torch.arch-list": ("sm_75", "sm_80", "sm_90")}
-    packages = tuple(dataclasses.replace(base.packages.dist[0], name=name, version=version) for name, version in dists)
+    packages = tuple(
+        base.packages.dist[0].model_copy(update={"name": name, "version": version}) for name, version in dists
+    )
     if built is not None:
         table = BuiltTable(compiler="c++ 12.2", nvcc="12.8", arch_list=built)
-        flash = dataclasses.replace(base.packages.dist[0], name="flash-attn", version="2.8.3")
-        packages += (dataclasses.replace(flash, wheel=WheelTable(proof="built", built=table)),)
-    return dataclasses.replace(
-        base,
-        facts=facts,
-        packages=dataclasses.replace(base.packages, dist=packages),
-        host=dataclasses.replace(base.host, gpu_memory=memory),
-        policy=policy or {},
+        flash = base.packages.dist[0].model_copy(update={"name": "flash-attn", "version": "2.8.3"})
+        packages += (flash.model_copy(update={"wheel": WheelTable(proof="built", built=table)}),)
+    return base.model_copy(
+        update={
+            "facts": facts,
+            "packages": base.packages.model_copy(update={"dist": packages}),
+            "host": base.host.model_copy(update={"gpu_memory": memory}),
+            "policy": policy or {},
+        }
     )
 
 

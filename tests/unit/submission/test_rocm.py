@@ -1,6 +1,5 @@
 """Which GPU libraries of the host a container gets: NVIDIA's, ROCm's, or none."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ def libraries(tmp_path, monkeypatch):
     (tmp_path / "hpcenv.toml").write_text('image = "a.sif"\n')
 
     def _libraries(*, cuda="none", hip="none", gpus=8, rocm=True):
-        container = dataclasses.replace(LOCKED.container, reference="a.sif")
-        locked = dataclasses.replace(LOCKED, facts={"torch.cuda": cuda, "torch.hip": hip}, container=container)
+        container = LOCKED.container.model_copy(update={"reference": "a.sif"})
+        locked = LOCKED.model_copy(update={"facts": {"torch.cuda": cuda, "torch.hip": hip}, "container": container})
         request = Request(nodes=1, gpus_per_node=gpus, nproc_per_node=8, rocm=rocm)
         made = environment_of(open_workspace(tmp_path), locked, container, request, None, {}, lock="default")
         return made.gpus, made.rocm

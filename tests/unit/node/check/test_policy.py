@@ -47,20 +47,26 @@ def locked(field: Field, policy: dict[str, str]) -> Lockfile:
     if "lockfile" in field.judged_by and field.name.partition(".")[0] in lockfile.FACT_TABLES:
         facts[name_of(field)] = "locked"
     source = DirectUrlTable(commit_id="a", dirty=False, diff_sha256="none", files_sha256="a")
-    dist = dataclasses.replace(base.packages.dist[0], name="numpy", direct_url=source)
-    packages = dataclasses.replace(
-        base.packages, dist=(dist,), count=1, content_digest="sha256:0", conda_digest="c", conda_content_digest="c"
+    dist = base.packages.dist[0].model_copy(update={"name": "numpy", "direct_url": source})
+    packages = base.packages.model_copy(
+        update={
+            "dist": (dist,),
+            "count": 1,
+            "content_digest": "sha256:0",
+            "conda_digest": "c",
+            "conda_content_digest": "c",
+        }
     )
     container = base.container
     if container is not None and field.name.startswith("container.overlay."):
         overlay = OverlayTable(form="squashfs", use="packages", target="/opt/site", sha256="0" * 64)
-        container = dataclasses.replace(container, overlay=overlay)
+        container = container.model_copy(update={"overlay": overlay})
     memory = "80 GB" if field.name == "host.gpu-memory" else None
-    host = dataclasses.replace(
-        base.host, gpu="h100", gpu_memory=memory, nvidia_require={"NVIDIA_REQUIRE_CUDA": "cuda>=12.8"}
+    host = base.host.model_copy(
+        update={"gpu": "h100", "gpu_memory": memory, "nvidia_require": {"NVIDIA_REQUIRE_CUDA": "cuda>=12.8"}}
     )
     changed = {"facts": facts, "packages": packages, "container": container, "host": host}
-    return dataclasses.replace(base, **changed, policy=policy, unknown={})
+    return base.model_copy(update={**changed, "policy": policy, "unknown": {}})
 
 
 GPUS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,9 @@ def sif(tmp_path: Path) -> Path:
 def container() -> ContainerTable:
     locked = read_lockfile(ROOT / "lockfiles" / "default.lock.toml").container
     assert locked is not None
-    return replace(locked, sif=replace(locked.sif, sha256=hashlib.sha256(BYTES).hexdigest(), size=len(BYTES)))
+    return locked.model_copy(
+        update={"sif": locked.sif.model_copy(update={"sha256": hashlib.sha256(BYTES).hexdigest(), "size": len(BYTES)})}
+    )
 
 
 def test_it_is_used_from_a_folder_of_this_project_alone(
@@ -66,7 +67,7 @@ def test_other_bytes_are_refused_and_put_nowhere(workspace: Workspace, sif: Path
 def test_a_sif_file_of_the_project_is_put_where_the_lockfile_names_it(
     workspace: Workspace, sif: Path, container: ContainerTable
 ) -> None:
-    inside = replace(container, reference="images/mine.sif")
+    inside = container.model_copy(update={"reference": "images/mine.sif"})
     use_bundled(workspace, inside, sif)
     assert (workspace.root / "images/mine.sif").read_bytes() == BYTES
 
@@ -78,7 +79,7 @@ def test_a_lockfile_does_not_choose_a_place_outside_of_the_project(
     (workspace.root / "link").symlink_to(tmp_path / "elsewhere")
     for reference in ("../out.sif", str(tmp_path / "out.sif"), "link/out.sif"):
         with pytest.raises(UsageError, match="not in the project"):
-            use_bundled(workspace, replace(container, reference=reference), sif)
+            use_bundled(workspace, container.model_copy(update={"reference": reference}), sif)
     assert not (tmp_path / "out.sif").exists() and not os.listdir(tmp_path / "elsewhere")
 
 
