@@ -9,7 +9,7 @@ Ours submits a script of a git repository for a locked host environment and for 
 its SIF identified, the code copied, the run folder written. The other one pickles a function of one line. The first
 round does not count.
 
-Must: at most twice the peer's time.
+Must: below 1 s on a quiet machine. The peer shows what another program needs; it is no limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 NEEDS = ("testbed",)
 
-RATIO = 2.0
+SECONDS = 1.0
 TESTBED = Path(__file__).resolve().parents[1] / "scripts" / "testbed"
 
 # Runs on the login node, with the Python that hpcenv is installed with.
@@ -109,10 +109,10 @@ def main() -> int:
         print(done.stderr.strip()[-2000:], file=sys.stderr)
         return 1
     results = {name: _result(name, pairs) for name, pairs in json.loads(done.stdout.splitlines()[-1]).items()}
-    worst = max(results.values(), key=lambda result: float(result["ratio"]))
+    worst = max(results.values(), key=lambda result: float(result["ours_s"]))
     if options.json:
         print(json.dumps(worst))
-    return 0 if worst["ratio"] <= RATIO else 1
+    return 0 if worst["met"] else 1
 
 
 def _result(kind: str, pairs: list[list[float]]) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def _result(kind: str, pairs: list[list[float]]) -> dict[str, Any]:
         "ours_s": round(statistics.median(ours), 3),
         "peer_s": round(statistics.median(peer), 3),
         "ratio": round(ratio, 2),
-        "must": f"ratio <= {RATIO:g}",
+        "must": f"ours_s < {SECONDS:g}",
         "kind": kind,
-        "met": ratio <= RATIO,
+        "met": statistics.median(ours) < SECONDS,
     }
 
 

@@ -22,7 +22,7 @@ Record = TypeVar("Record")
 def encode_record(record: object) -> str:
     """Return `record` (a dataclass) as JSON text: keys sorted, a line for each, and for each item of a list or object.
 
-    Not with `indent` of json: Python then uses its slow encoder, a tenth of `hpcenv submit` (docs/decisions/0021).
+    Not with `indent` of json, which would spread each item of a list over several lines.
     """
     parts = _parts(record)
     lines = (f" {_one_line(name)}: {_item_lines(parts[name])}" for name in sorted(parts))

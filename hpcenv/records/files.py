@@ -5,6 +5,7 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -154,3 +155,19 @@ def write_text(
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder (fsync); some file systems refuse it for folders.
+
+    Raises:
+        OSError: the file cannot be written to the disk; `filename` names it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError) if os.path.isdir(path) else contextlib.nullcontext():
+            os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    finally:
+        os.close(descriptor)

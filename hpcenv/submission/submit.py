@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcenv import process
+from hpcenv import filesystem, process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import (
     Command,
@@ -30,7 +31,7 @@ from hpcenv.errors import (
 )
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.files import save_record, write_text
+from hpcenv.records.files import save_record, sync, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.submission import hub_cache, kept_secrets, snapshot
@@ -38,6 +39,9 @@ from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
+
+# A disk answers several waits together.
+_WAITS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,8 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     try:
         materialize(plan, run, context)
         kept_secrets.write(plan.manifest, plan.secret_values, own)
+        if on_slurm:
+            wait_for_disk(run)
         for _ in range(max(1, plan.manifest.chain)):
             job_id, said = _start(plan, run, context, after=job_ids[-1] if job_ids else None)
             job_ids.append(job_id)
@@ -132,6 +138,31 @@ def make_folder(path: Path) -> None:
         raise FileUnusable(f"cannot make the run folder `{path}`", why=error.strerror, hint=hint) from error
 
 
+def wait_for_disk(run: RunFolder, *elements: Path) -> None:
+    """Wait until the disk has what the first step of the job reads.
+
+    Without this, a login node that fails would leave a queued job that finds no manifest: other nodes see a new file,
+    but it may be in the memory of this one only.
+
+    Args:
+        elements: further folders in which jobs begin: those of a sweep.
+
+    Raises:
+        FileUnusable: the disk refuses a file: it is full, or a quota is exceeded.
+    """
+    # Where they begin: the records and the batch script; the steps and their modules.
+    folders = (run.path, run.code, *elements)
+    files = (Path(entry) for folder in folders for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+    # The names of the folders themselves are in those above, which this submission may have made.
+    paths = (*files, *folders, *run.path.parents[:2])
+    try:
+        with ThreadPoolExecutor(_WAITS_AT_ONCE) as pool:
+            for wait in [pool.submit(sync, path) for path in paths]:
+                wait.result()
+    except OSError as error:
+        raise filesystem.refused(Path(error.filename), error) from error
+
+
 def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = ()) -> None:
     """Write the record of the submission."""
     submission = Submission(
@@ -146,7 +177,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         verifies=not plan.manifest.launches,
         after=plan.after.names,
     )
-    save_record(submission, run.submission, durable=False)
+    save_record(submission, run.submission)
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
@@ -239,7 +270,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    # No file of a submission is waited for until it is on the disk (docs/decisions/0021).
+    # All of it is waited for at once (`wait_for_disk`).
     write_text(plan.lockfile_text, run.lockfile, durable=False)
     write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:

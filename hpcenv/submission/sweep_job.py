@@ -226,6 +226,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     try:
         _materialize(sweep, run, context)
         _keep_secrets(sweep, own)
+        submit_step.wait_for_disk(run, *(run.path / element.folder for element in sweep.record.elements))
         submit_step.need_image(sweep.plan, run, needed=True)
         from hpcenv.submission.submitit_executor import ScriptExecutor
 

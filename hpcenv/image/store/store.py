@@ -43,7 +43,7 @@ from hpcenv.image.store.record import ImageRecord
 from hpcenv.node.check import sif
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.records.codec import encode_record
-from hpcenv.records.files import write_text
+from hpcenv.records.files import sync, write_text
 
 __all__ = ["Store", "StoredImage"]
 
@@ -498,16 +498,6 @@ class Store:
         except OSError as error:
             raise filesystem.refused(self.roots, error, doing="read") from error
         return tuple((self.roots / name, root_records.read(self.roots / name)) for name in names)
-
-
-def sync(path: Path) -> None:
-    """Write a file or folder to the disk (fsync); some network file systems refuse this for folders."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError) if os.path.isdir(path) else contextlib.nullcontext():
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def remove(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import compileall
+import errno
 import hashlib
 import io
 import os
@@ -465,6 +466,48 @@ def test_a_refused_job_leaves_nothing_and_touches_nothing_else(plan: Make, proje
     assert "requested: partition = nosuch (--partition)" in str(error.why)
     assert [path.name for path in (project / "runs").iterdir()] == ["other"]
     assert fake_slurm.calls("scancel") == []
+
+
+class Disk:
+    """Notes each file and folder that is waited for until it is on the disk, and whether sbatch was called before."""
+
+    def __init__(self, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has: list[str] = []
+        self.late: list[str] = []
+        self.refuses = ""
+        self._slurm, self._fsync = slurm, os.fsync
+        monkeypatch.setattr(os, "fsync", self._wait)
+
+    def _wait(self, descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if self.refuses and path.endswith(self.refuses):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        (self.late if self._slurm.calls("sbatch") else self.has).append(path)
+        self._fsync(descriptor)
+
+
+def test_what_the_first_step_reads_is_on_the_disk_before_slurm_has_the_job(
+    plan: Make, project: Path, fake_slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(fake_slurm, monkeypatch)
+    result = submit(plan(), context(project, fake_slurm.environ))
+    run = RunFolder(result.run_folder)
+    files = {run.manifest, run.script, run.lockfile, run.request, run.step, run.archive}
+    folders = {run.path, run.code, run.path.parent, project}
+    assert {str(path) for path in files | folders} <= set(disk.has)
+    assert len(disk.has) < 20
+    assert [path for path in disk.late if path != str(run.path) and "submission.json" not in path] == []
+
+
+def test_a_disk_that_refuses_a_file_refuses_the_job(
+    plan: Make, project: Path, fake_slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(fake_slurm, monkeypatch).refuses = "/a/manifest.json"
+    error = refused(lambda: submit(plan(), context(project, fake_slurm.environ)), "file-unusable")
+    assert "manifest.json` cannot be written" in error.what
+    assert "Disk quota exceeded" in str(error.why)
+    assert fake_slurm.calls("sbatch") == []
+    assert list((project / "runs").iterdir()) == []
 
 
 def test_a_job_that_got_queued_without_an_answer_is_cancelled(plan: Make, project: Path, fake_slurm: Any) -> None:

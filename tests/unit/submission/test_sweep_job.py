@@ -87,6 +87,25 @@ def test_one_array_and_a_run_folder_for_every_element(plan: Any, context: Contex
     assert not (result.run_folder / "manifest.json").exists(), "the sweep itself is no run"
 
 
+def test_the_manifest_of_each_element_is_on_the_disk_before_slurm_has_the_array(
+    plan: Any, context: Context, fake_slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk: list[str] = []
+    fsync = os.fsync
+
+    def wait(descriptor: int) -> None:
+        if not fake_slurm.calls("sbatch"):
+            on_disk.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    result = submit_sweep(plan(sweep=("seed=0..2",)), context)
+    own = [RunFolder(result.run_folder / element.folder) for element in result.elements]
+    assert len(own) == 3
+    needed = {path for run in own for path in (run.path, run.manifest, run.script)}
+    assert {str(path) for path in needed} <= set(on_disk)
+
+
 def test_an_array_says_which_element_it_is(plan: Any, context: Context) -> None:
     result = submit_sweep(plan(array="3,7", args=("--shard={element}",)), context)
     manifest = load_record(Manifest, result.run_folder / "0007" / "manifest.json")
