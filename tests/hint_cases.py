@@ -128,10 +128,6 @@ CASES: tuple[Case, ...] = (
         ("submit", "train.py", *ONE, "--rdzv_id", "x"),
         places=("cli/_foreign_options.py: hpcenv submit --help",),
     ),
-    Case("an old option", ("submit", "train.py", *ONE, "--no-snapshot"), places=("cli/_old_names.py: hpcenv *",)),
-    Case(
-        "an old command", ("export", "sbatch", "train.py", *ONE, "-o", "out"), places=("cli/_old_names.py: hpcenv * *",)
-    ),
     Case(
         "a shell script",
         ("submit", "job.sh", "--nproc", "1"),

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from hpcenv import filesystem
-from hpcenv.cli import _foreign_options, _old_names, _terminal
+from hpcenv.cli import _foreign_options, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
 
 ENVELOPE_SCHEMA = 1
@@ -100,13 +100,17 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
         verbs = ", ".join(context.command.list_commands(context))
         return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
-    old = _old_names.answer(problem, sys.argv[1:]) if isinstance(problem, click.UsageError) else None
-    if old is not None:
-        return old
     hint = None if context is None else _with(context, "--help")
     if isinstance(problem, click.NoSuchOption) and context is not None:
-        return _no_such_option(problem.option_name, context)
+        return _of_another_program(problem.option_name, context) or _no_such_option(problem.option_name, context)
     return UsageError(problem.format_message().rstrip("."), hint=hint)
+
+
+def _of_another_program(typed: str, context: click.Context) -> UsageError | None:
+    """Return the error for an option of sbatch, srun or torchrun; None for any other option."""
+    if context.command_path.partition(" ")[2] not in ("submit", "rerun"):
+        return None
+    return _foreign_options.answer(typed, sys.argv[1:])
 
 
 def _no_such_option(typed: str, context: click.Context) -> UsageError:

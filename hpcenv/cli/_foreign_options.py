@@ -48,7 +48,7 @@ def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
     for word in arguments[:end]:
         name, equals, value = word.partition("=")
         if name == old:
-            words += f"{new}{equals}{value}".split(" ", 1) if " " in new else [f"{new}{equals}{value}"]
+            words.append(f"{new}{equals}{value}")
         elif len(old) == 2 and not word.startswith("--") and word.startswith(old):
             words.append(f"{new}={word[2:]}")
         else:

@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _old_names
-
 
 class LazyGroup(click.Group):
     """A click group over a table; its `--help` imports none of the commands.
@@ -48,7 +46,6 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self._verbs and not args[0].startswith("-"):
-            _old_names.refuse_command(ctx.command_path, args)
             close = difflib.get_close_matches(args[0], self._verbs, n=1)
             ctx.fail(f"No such command '{args[0]}'" + (f". Did you mean '{close[0]}'?" if close else ""))
         return super().resolve_command(ctx, args)

@@ -20,11 +20,6 @@ from hpcenv.records.severities import fits
 Profile = DeterminismProfile
 
 
-def renew_profile(value: object) -> object:
-    """Return the name of a determinism profile; `default` was the name of `off` until 2026-11."""
-    return "off" if value == "default" else value
-
-
 Level = Literal["record", "full", "deep"]
 LEVELS: tuple[Level, ...] = ("record", "full", "deep")
 

@@ -20,7 +20,7 @@ from hpcenv.node.check.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
-from hpcenv.project.fields import LEVELS, Level, Profile, renew_profile
+from hpcenv.project.fields import LEVELS, Level, Profile
 from hpcenv.records.manifest import (
     DataCompare,
     Expectation,
@@ -51,6 +51,11 @@ ADDED_IN_REVISION = {
         "packages.*.programs-sha256",
     )
 }
+
+
+def _renew_profile(value: object) -> object:
+    """Return the name of a determinism profile; lockfiles of before 2026-11 have `default` for `off`."""
+    return "off" if value == "default" else value
 
 
 class LockTable(Document):
@@ -297,7 +302,7 @@ class LockedBindTable(LockTable):
 class LockedDeterminismTable(LockTable):
     """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
-    profile: Annotated[Profile, BeforeValidator(renew_profile)] = "off"
+    profile: Annotated[Profile, BeforeValidator(_renew_profile)] = "off"
 
 
 class CodeTable(LockTable):

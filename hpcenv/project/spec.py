@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
-from hpcenv.project.fields import Profile, renew_profile
+from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
 from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, memory, text, variables
 from hpcenv.project.option_values import secrets as secret_sources
@@ -138,7 +138,7 @@ class DeterminismTable(Document):
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
 
-    profile: Annotated[Profile, BeforeValidator(renew_profile)] = "off"
+    profile: Profile = "off"
     seed: CountOrNone = 0
     hash_parameters_every: CountOrNone = 0
 

@@ -7,8 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Types of numbers that a series can have. `printed` are decimal texts with too few digits for the number itself.
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+# The type of numbers that are decimal texts with too few digits for the number itself.
 PRINTED = "printed"
 
 

@@ -218,12 +218,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         requirements=requirements_text(locked.lockfile),
         command=recorded_command(context.command),
-        notes=(
-            *notes,
-            *_credential_notes(manifest),
-            *_advice(manifest, merged.origins),
-            *_effects_unseen(template, manifest),
-        ),
+        notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
         requested=(*merged.requested(), *shape.share.words(), *choose_site.options_in_words(shape.profile)),
         source=started.code.source,
         template=template,
@@ -869,18 +864,6 @@ def _template(wanted: _Wanted, notes: list[str]) -> str:
     if path != built_in("job.sbatch"):
         notes.append(f"the batch script is made from {path}")
     return read_template(path)
-
-
-# How the batch script starts the step that hears what modules set.
-_HEARS_MODULES = 'step.py" modules '
-
-
-def _effects_unseen(template: str, manifest: Manifest) -> tuple[str, ...]:
-    """Return a note where an own batch template, from an older hpcenv, loads modules and tells no step of it."""
-    if not manifest.modules or not template or _HEARS_MODULES in template:
-        return ()
-    what = "this batch template loads the modules of the site profile, but what they set does not reach the ranks"
-    return (f"{what}: take the parts `#@if modules` over from {built_in('job.sbatch')}",)
 
 
 def _render(template: str, manifest: Manifest, request: Request, context: Context) -> str:

@@ -457,15 +457,11 @@ def from_record(record: RequestRecord) -> SubmitOptions:
     Raises:
         UsageError: an option that this version of hpcenv does not have, or a value that is not valid.
     """
-    options = dict(record.options)
-    if options.pop("snapshot", True) is False:
-        # What hpcenv wrote before `--workdir live` replaced `--no-snapshot` (2026-11).
-        options["workdir"] = "live"
-    unknown = sorted(set(options) - set(BY_NAME))
+    unknown = sorted(set(record.options) - set(BY_NAME))
     if unknown:
         raise UsageError(
             "this version of hpcenv cannot submit the run again",
             why=f"request.json of the run has options that it does not know: {', '.join(unknown)}",
         )
-    values = _parse({name: (value, "request.json") for name, value in options.items()})
+    values = _parse({name: (value, "request.json") for name, value in record.options.items()})
     return SubmitOptions(script=record.script, args=record.args, **values)

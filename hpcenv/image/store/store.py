@@ -53,7 +53,6 @@ _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
 ABANDONED = 86400.0
 # The same if no lease is held: longer than a lease lasts without a heartbeat.
 UNLEASED = 2 * lease.STALE_AFTER
-_CHECKED = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)

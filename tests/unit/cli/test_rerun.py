@@ -66,11 +66,6 @@ def test_any_argument_survives(args: list[str], value: str, name: str) -> None:
     assert (options.args, options.env) == (tuple(args), {"A": value})
 
 
-def test_a_record_from_before_workdir_is_read() -> None:
-    record = RequestRecord(schema=1, script="t.py", args=(), options={"snapshot": False})
-    assert from_record(record).workdir == "live"
-
-
 def test_bytes_that_are_no_text_survive() -> None:
     options = from_command_line("\udcff.py", ("\udcff",), {})
     assert again(options) == options

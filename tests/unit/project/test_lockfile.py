@@ -230,6 +230,10 @@ def test_severities_come_from_the_default_profile() -> None:
     assert found["system.glibc"] == ("2.36", "info")
 
 
+def test_a_profile_in_an_older_lockfile_has_its_name_of_today() -> None:
+    assert model({**DATA, "determinism": {"profile": "default"}}).determinism.profile == "off"
+
+
 def test_policy_loosens_and_tightens() -> None:
     found = expected("record", **{"torch.version": "warn", "system.glibc": "must"})
     assert found["torch.version"][1] == "warn"

@@ -353,23 +353,6 @@ def run_modules(
     return subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, cwd=tmp_path)
 
 
-def test_an_own_template_that_does_not_tell_what_modules_set_is_named(project: Path, here: dict[str, str]) -> None:
-    write(Path(here["HPCENV_SITES"]), "jura", 'modules = ["gcc"]\n' + MATCH.format(name="jura"))
-    unseen = "what they set does not reach the ranks: take the parts `#@if modules` over from "
-    assert not any(unseen in note for note in planned(project, here).notes)
-    old = 'for name in @{modules}; do\n  module load "$name"\ndone\n'
-    hears = TEMPLATE[TEMPLATE.index("# A step gets what they set for the ranks") : TEMPLATE.index("#@if module-paths")]
-    telling = TEMPLATE[TEMPLATE.index("for name in @{modules}") : TEMPLATE.index("#@if unset")]
-    own = TEMPLATE.replace(hears, "#@end\n").replace(telling, f"{old}#@end\n")
-    assert own.count("coproc MODULES") == 0
-    (project / "sbatch_templates").mkdir()
-    (project / "sbatch_templates" / "job.sbatch").write_text(own)
-    plan = planned(project, here)
-    assert old.replace("@{modules}", "gcc") in plan.script
-    assert len([note for note in plan.notes if unseen in note]) == 1
-    assert not any(unseen in note for note in planned(project, here, site="none").notes)
-
-
 # Reads as the step does: to the entry `end`.
 LISTEN = """
 import sys
