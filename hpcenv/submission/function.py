@@ -12,9 +12,11 @@ import pickle
 import re
 import stat
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from types import CodeType
+from typing import Any, ClassVar, Literal
 
 from hpcenv import node
 from hpcenv.errors import JobFailed, UsageError
@@ -93,7 +95,7 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
     name = getattr(_named(submission.function), "__qualname__", repr(submission.function))
     try:
         if is_same_python(python):
-            submission.dump(path)
+            _dump_by_value(submission, path)
         else:
             path.write_bytes(pickle.dumps(submission, protocol=4))
     except Exception as error:  # whatever the __reduce__ of an argument raises
@@ -103,6 +105,25 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
             why=f"{type(error).__name__}: {error}",
             hint="pass what can be pickled: paths instead of open files, values instead of locks and generators",
         ) from error
+
+
+def _dump_by_value(submission: Any, path: Path) -> None:
+    """Pickle as submitit does, and let code keep the name of its file.
+
+    cloudpickle 3.1.3 writes `<dynamic-code>` for it (cloudpickle pull request 560): the traceback of a function that
+    fails on a rank then shows neither the file nor the line's text.
+    """
+    import cloudpickle  # type: ignore[import-untyped]
+
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        make, words = cloudpickle.Pickler.dispatch_table[CodeType](code)
+        return make, tuple(code.co_filename if word == "<dynamic-code>" else word for word in words)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar = ChainMap({CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    with path.open("wb") as file:
+        Pickler(file, pickle.HIGHEST_PROTOCOL).dump(submission)
 
 
 def _named(function: Any) -> Any:
@@ -145,7 +166,7 @@ def _source(name: str) -> bytes:
 
 def _packages() -> dict[str, bytes]:
     """Return the source of submitit and cloudpickle: pure Python, and the image may have other versions or none."""
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
     import submitit
     import typing_extensions
 

@@ -45,7 +45,7 @@ def source(cluster: Cluster) -> str:
 
 
 def test_a_bind_of_the_site_on_one_node_is_named(sif_project: Project, cluster: Cluster, source: str) -> None:
-    with bound_by_the_site(cluster, "n2", source, f"{PACKAGES}/filelock/_error.py"):
+    with bound_by_the_site(cluster, "n2", source, f"{PACKAGES}/filelock/__init__.py"):
         assert findings(sif_project, "--nodes", "2") == [("n2", "container.mounts")]
 
 
@@ -59,7 +59,7 @@ def test_a_bind_of_the_site_where_the_image_has_nothing_is_no_finding(
 def test_verify_sees_a_bind_of_the_project_and_its_content(sif_project: Project, cluster: Cluster, source: str) -> None:
     spec = cluster.must("cat", f"{sif_project.folder}/hpcenv.toml")
     lockfile = cluster.must("cat", f"{sif_project.folder}/lockfiles/default.lock.toml")
-    target = f"{PACKAGES}/filelock/_error.py"
+    target = f"{PACKAGES}/filelock/__init__.py"
     cluster.write(f"{sif_project.folder}/hpcenv.toml", f'{spec}[[bind]]\nsource = "{source}"\ntarget = "{target}"\n')
     try:
         stale = sif_project.hpcenv("verify")
