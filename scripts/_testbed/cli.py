@@ -181,7 +181,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"exit status:\n{table}\n\nenvironment:\n"
         f"  {instances.ENV_INSTANCE}  the instance, as --instance\n"
         f"  {instances.ENV_STATE}     its state directory (default /var/tmp/hpcenv-testbed/INSTANCE)\n"
-        f"  {instances.ENV_CACHE}     root file systems, image, wheels (default ~/.cache/hpcenv-testbed)\n",
+        f"  {instances.ENV_CACHE}     root file systems, image, wheels (default ~/.cache/hpcenv-testbed)\n"
+        f"  {instances.ENV_PACKAGES}      the locked versions of Python packages (default tests/packages)\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--instance", metavar="NAME", help="which testbed (default: this checkout's own)")

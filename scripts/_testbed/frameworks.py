@@ -13,7 +13,7 @@ import os
 import shutil
 from pathlib import Path
 
-from . import cache, image, rootfs
+from . import cache, image, locked, rootfs
 from .hostenv import PYTHON_HOME
 from .instance import Layout
 from .rootfs import Workshop
@@ -49,15 +49,16 @@ def install(shop: Workshop, layout: Layout) -> None:
 def _frameworks(shop: Workshop, hostenv: Path) -> Path:
     # Found in the cache already: the layout's own hostenv is made from these.
     base, torch = rootfs.image_root(shop), image.torch_wheels(shop)
+    lock = locked.read(shop.instance, f"python{image.PYTHON}", "frameworks")
 
     def build(target: Path) -> None:
         wheels, made = target / "wheels", target / "frameworks"
         wheels.mkdir()
         made.mkdir()
-        image.build_wheels(shop, wheels, _FROM_SOURCE, {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
+        image.build_wheels(shop, wheels, _FROM_SOURCE, {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}, lock)
         # torch is named too, so that what is chosen fits to it; it comes from where it lies.
         lie = ["--find-links", str(torch), "--find-links", str(wheels)]
-        image.download_wheels(shop, wheels, image.PYTHON, [*lie, *image.REQUIREMENTS, *REQUIREMENTS])
+        image.download_wheels(shop, wheels, image.PYTHON, [*lie, *image.REQUIREMENTS, *REQUIREMENTS], lock)
         binds = {hostenv / "python3.11": PYTHON_HOME, made: FRAMEWORKS, wheels: "/mnt"}
         python = f"{FRAMEWORKS}/bin/python"
         venv = [f"{PYTHON_HOME}/bin/python3.11", "-m", "venv", "--without-pip", FRAMEWORKS]
@@ -73,7 +74,9 @@ def _frameworks(shop: Workshop, hostenv: Path) -> Path:
         names = sorted(one.name.removesuffix(".dist-info").replace("-", "==", 1) for one in found)
         (target / "versions").write_text("\n".join(name for name in names if name.startswith(REQUIREMENTS)) + "\n")
 
-    text = "\n".join(("frameworks", hostenv.name, base.name, torch.name, *REQUIREMENTS, f"revision {_REVISION}"))
+    text = "\n".join(
+        ("frameworks", hostenv.name, base.name, torch.name, *REQUIREMENTS, lock.key, f"revision {_REVISION}")
+    )
     return cache.entry(shop.instance.cache, "frameworks", text, build, shop.progress)
 
 

@@ -18,10 +18,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import IO
 
-from . import cache, rootfs
+from . import cache, locked, rootfs
 from .errors import TestbedError
+from .locked import Locked
 from .rootfs import Workshop
 
 REPOSITORY = "hpcenv/torch"
@@ -54,24 +56,45 @@ class Layer:
 
 def torch_wheels(shop: Workshop) -> Path:
     """The wheels of torch and all it needs, for Python 3.11."""
+    lock = locked.read(shop.instance, f"python{PYTHON}")
 
     def build(target: Path) -> None:
-        download_wheels(shop, target, PYTHON, list(REQUIREMENTS))
+        download_wheels(shop, target, PYTHON, list(REQUIREMENTS), lock)
 
-    return cache.entry(shop.instance.cache, "wheels-torch", _text("wheels", *REQUIREMENTS), build, shop.progress)
-
-
-def download_wheels(shop: Workshop, target: Path, python: str, requirements: list[str]) -> None:
-    """Wheels for a Python of that version, by this machine's pip and its configuration."""
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(target)]
-    argv += ["--only-binary=:all:", "--python-version", python, *requirements]
-    shop.runner.run(argv, timeout=1800)
+    text = _text("wheels", *REQUIREMENTS, lock.key)
+    return cache.entry(shop.instance.cache, "wheels-torch", text, build, shop.progress)
 
 
-def build_wheels(shop: Workshop, target: Path, requirements: tuple[str, ...], extra: Mapping[str, str]) -> None:
+def download_wheels(shop: Workshop, target: Path, python: str, requirements: list[str], lock: Locked) -> None:
+    """Wheels for a Python of that version, by this machine's pip and its configuration, of the locked versions."""
+    _download(shop, target, ["--only-binary=:all:", "--python-version", python, *requirements], lock)
+
+
+def build_wheels(
+    shop: Workshop, target: Path, requirements: tuple[str, ...], extra: Mapping[str, str], lock: Locked
+) -> None:
     """Wheels of packages that are there as sources only, for any Python: by this machine's pip, too."""
-    argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target), *requirements]
-    shop.runner.run(argv, timeout=600, extra=extra)
+    with TemporaryDirectory() as name:
+        sources = Path(name) / "sources"
+        sources.mkdir()
+        constraints = Path(name) / "constraints.txt"
+        lock.write_constraints(constraints)
+        # What the build needs is locked too; pip 26 has another variable for it than the older ones.
+        variables = {**extra, "PIP_CONSTRAINT": str(constraints), "PIP_BUILD_CONSTRAINT": str(constraints)}
+        _download(shop, sources, ["--no-deps", "--no-binary=:all:", *requirements], lock, variables)
+        argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target)]
+        shop.runner.run([*argv, *map(str, sources.iterdir())], timeout=600, extra=variables)
+
+
+def _download(
+    shop: Workshop, target: Path, words: list[str], lock: Locked, extra: Mapping[str, str] | None = None
+) -> None:
+    before = set(target.iterdir())
+    with NamedTemporaryFile("w", suffix=".txt") as constraints:
+        lock.write_constraints(Path(constraints.name))
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(target)]
+        shop.runner.run([*argv, "--constraint", constraints.name, *words], timeout=1800, extra=extra)
+    lock.check(set(target.iterdir()) - before)
 
 
 def layout(shop: Workshop, base: Path, wheels: Path) -> Path:

@@ -25,6 +25,7 @@ VENV = "/shared/hpcenv/venv"
 ENV_INSTANCE = "HPCENV_TESTBED_INSTANCE"
 ENV_STATE = "HPCENV_TESTBED_STATE"
 ENV_CACHE = "HPCENV_TESTBED_CACHE"
+ENV_PACKAGES = "HPCENV_TEST_PACKAGES"
 
 # Short, because Linux allows 15 characters for an interface, and the bridge's name holds it.
 _NAME = re.compile(r"[a-z0-9]{1,10}")
@@ -38,6 +39,7 @@ class Instance:
     checkout: Path
     state: Path
     cache: Path
+    packages: Path
 
     @property
     def prefix(self) -> str:
@@ -110,7 +112,14 @@ def choose_instance(checkout: Path, environ: Mapping[str, str], name: str | None
     home = Path(environ.get("HOME", "/root"))
     state = Path(environ.get(ENV_STATE) or f"/var/tmp/hpcenv-testbed/{chosen}")
     cache = Path(environ.get(ENV_CACHE) or home / ".cache" / "hpcenv-testbed")
-    return Instance(name=chosen, checkout=checkout, state=state.absolute(), cache=cache.absolute())
+    packages = Path(environ.get(ENV_PACKAGES) or checkout / "tests" / "packages")
+    return Instance(
+        name=chosen,
+        checkout=checkout,
+        state=state.absolute(),
+        cache=cache.absolute(),
+        packages=packages.absolute(),
+    )
 
 
 def choose_subnet(name: str, taken: list[IPv4Network]) -> IPv4Network:

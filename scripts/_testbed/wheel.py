@@ -15,10 +15,11 @@ import sys
 import zipfile
 from email.message import Message
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import tomllib
 
-from . import cache, image, machine, rootfs
+from . import cache, image, locked, machine, rootfs
 from .errors import TestbedError
 from .instance import VENV, Instance, Layout
 from .rootfs import Workshop
@@ -37,7 +38,7 @@ def install(shop: Workshop, layout: Layout) -> None:
         return
     with shop.progress.phase("hpcenv: building and installing its wheel"):
         built = _build(shop)
-        recipe = _venv_recipe(Path(layout.node_root), _metadata(built))
+        recipe = _venv_recipe(shop, Path(layout.node_root), _metadata(built))
         name = hashlib.sha256(f"{recipe}\n{hashlib.sha256(built.read_bytes()).hexdigest()}".encode()).hexdigest()[:16]
         if not (_shelf(shop) / _VENVS / name / _COMPLETE).is_file():
             _make(shop, layout, built, recipe, name)
@@ -52,7 +53,7 @@ def prepare(shop: Workshop, node_root: Path) -> None:
     if (shop.instance.checkout / "pyproject.toml").is_file():
         shop.instance.state.mkdir(parents=True, exist_ok=True)
         built = _build(shop)
-        _cached_venv(shop, node_root, built, _venv_recipe(node_root, _metadata(built)))
+        _cached_venv(shop, node_root, built, _venv_recipe(shop, node_root, _metadata(built)))
 
 
 def installed_version(instance: Instance) -> str | None:
@@ -82,12 +83,17 @@ def _build(shop: Workshop) -> Path:
 
 
 def _build_tools(shop: Workshop, requirements: list[str]) -> Path:
-    def build(target: Path) -> None:
-        # --target, not a virtual environment: Debian has no ensurepip without python3-venv.
-        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), *requirements]
-        shop.runner.run(argv, timeout=600)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lock = locked.read(shop.instance, f"python{python}")
 
-    text = "\n".join(["build tools", sys.version, *requirements])
+    def build(target: Path) -> None:
+        with TemporaryDirectory() as wheels:
+            image.download_wheels(shop, Path(wheels), python, requirements, lock)
+            # --target, not a virtual environment: Debian has no ensurepip without python3-venv.
+            argv = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
+            shop.runner.run([*argv, "--no-index", "--find-links", wheels, *requirements], timeout=600)
+
+    text = "\n".join(["build tools", sys.version, *requirements, lock.key])
     return cache.entry(shop.instance.cache, "build", text, build, shop.progress)
 
 
@@ -101,9 +107,10 @@ def _headers(text: str) -> Message:
     return email.message_from_string(text)
 
 
-def _venv_recipe(node_root: Path, metadata: Message) -> str:
+def _venv_recipe(shop: Workshop, node_root: Path, metadata: Message) -> str:
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
-    return "\n".join(["hpcenv venv", node_root.name, *needs, f"revision {_REVISION}"])
+    lock = locked.read(shop.instance, f"python{_python_version(node_root)}")
+    return "\n".join(["hpcenv venv", node_root.name, *needs, lock.key, f"revision {_REVISION}"])
 
 
 def _cached_venv(shop: Workshop, node_root: Path, built: Path, recipe: str) -> Path:
@@ -118,7 +125,8 @@ def _build_venv(shop: Workshop, target: Path, node_root: Path, built: Path) -> N
     wheels, shared = target / "wheels", target / "shared"
     wheels.mkdir()
     shared.mkdir()
-    image.download_wheels(shop, wheels, python, [str(built)])
+    lock = locked.read(shop.instance, f"python{python}")
+    image.download_wheels(shop, wheels, python, [str(built)], lock)
     binds = {shared: "/shared", wheels: "/mnt"}
     pip = ["python3", "-m", "pip", "--python", f"{VENV}/bin/python", "install", "--quiet", "--find-links", "/mnt"]
     steps = [
