@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 import tomlkit
 from failed_runs import describe_runs
 from hypothesis import settings
+from left_out import pytest_collection_modifyitems, pytest_configure
 
 from hpcenv.errors import NotAccepted
 from hpcenv.project import acceptance
@@ -32,21 +32,13 @@ from hpcenv.project.workspace import open_workspace
 settings.register_profile("suite", max_examples=50, deadline=None)
 settings.load_profile("suite")
 
+# Hooks of pytest: they are found here by their names.
+__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 FAKES = TESTS / "fakes" / "bin"
 RECORDED = TESTS / "fakes" / "outputs"
-
-
-# When scripts/test.sh has to come to an end: a slow machine then says which tests it did not get to, instead of
-# being stopped in the middle of one.
-UNTIL = float(os.environ.get("HPCENV_TEST_UNTIL", "inf"))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    if time.time() > UNTIL:
-        pytest.skip("NOT RUN: the time for all tests is used up (HPCENV_TEST_SECONDS)")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -287,15 +279,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
         f"mutations caught {total - len(missed)}/{total}, false alarms {len(alarms)}/{harmless}"
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The whole is too much for the half hour of the test command: say what is left out.
-
-    The demonstration, one test that installs torch, begins first: at the end it would run alone.
-    """
-    items.sort(key=lambda item: item.path.name != "test_demo.py")
-    if not os.environ.get("HPCENV_TEST_LONG"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="NOT RUN: HPCENV_TEST_LONG=1 runs it"))

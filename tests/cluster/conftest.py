@@ -43,6 +43,14 @@ def choose_testbed() -> None:
 choose_testbed()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A job waits for others, and the first test of a worker converts an image: these tests have more time."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @dataclass(frozen=True)
 class Done:
     status: int

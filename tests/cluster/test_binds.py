@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ pytestmark = pytest.mark.cluster
 
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 CONF = "/etc/apptainer/apptainer.conf"
-LONG = pytest.mark.skipif("HPCENV_TEST_LONG" not in os.environ, reason="NOT RUN: HPCENV_TEST_LONG=1 runs it")
 
 
 @contextmanager
@@ -73,7 +71,7 @@ def test_verify_sees_a_bind_of_the_project_and_its_content(sif_project: Project,
         cluster.write(f"{sif_project.folder}/lockfiles/default.lock.toml", lockfile)
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize(
     "target", ["/usr/lib/python3.11/statistics.py", "/lib/x86_64-linux-gnu/libm.so.6", "/etc/ld.so.preload",
                f"{PACKAGES}/torch/nn/functional.py", f"{PACKAGES}/new_module.py"],

@@ -1,12 +1,11 @@
 """Scripts of each kind, as their users write them, run unchanged: plain DDP, FSDP2, Lightning, accelerate.
 
 The first two need nothing but torch. Lightning and accelerate need an environment that takes a minute to make
-(`scripts/testbed frameworks`): HPCENV_TEST_LONG=1 makes it, and without it they run where it is there already.
+(`scripts/testbed frameworks`), so their test is long.
 """
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -69,11 +68,6 @@ def test_plain_ddp_and_fsdp2_run_unchanged_at_the_same_time(host_project: Projec
 
 @pytest.fixture(scope="module")
 def frameworks(cluster: Cluster) -> Project:
-    there = cluster.run("test", "-x", FRAMEWORKS).status == 0
-    if not there and not os.environ.get("HPCENV_TEST_LONG"):
-        pytest.skip(
-            "NOT RUN: Lightning and accelerate: HPCENV_TEST_LONG=1 installs them, or scripts/testbed frameworks"
-        )
     made = cluster.testbed("frameworks", timeout=500)
     assert made.status == 0, made.text
     project = Project(cluster, "/home/alice/hpcenv-tests/frameworks")
@@ -83,6 +77,7 @@ def frameworks(cluster: Cluster) -> Project:
     return project
 
 
+@pytest.mark.long
 def test_lightning_and_accelerate_run_unchanged_and_do_not_think_that_srun_started_them(frameworks: Project) -> None:
     logs = submit(frameworks, "with_lightning", "with_accelerate")
 

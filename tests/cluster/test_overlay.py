@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ import pytest
 from .conftest import Cluster, Project
 
 pytestmark = pytest.mark.cluster
-LONG = pytest.mark.skipif("HPCENV_TEST_LONG" not in os.environ, reason="NOT RUN: HPCENV_TEST_LONG=1 runs it")
 
 # A package with its RECORD, and one that the image has, too.
 PACKAGES = """\
@@ -95,7 +93,8 @@ def other_content(cluster: Cluster, node: str, path: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["venv-squashfs", *(pytest.param(kind, marks=LONG) for kind in KINDS if kind != "venv-squashfs")]
+    "name",
+    ["venv-squashfs", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "venv-squashfs")],
 )
 def test_ranks_import_from_the_overlay_and_one_changed_byte_is_named_with_its_layer(
     cluster: Cluster, sif_project: Project, name: str

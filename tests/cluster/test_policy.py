@@ -180,7 +180,7 @@ def test_a_key_that_cannot_act_is_refused(cluster: Cluster) -> None:
         assert line in done.stderr
 
 
-@pytest.mark.skipif(not LONG, reason="NOT RUN: images: HPCENV_TEST_LONG=1")
+@pytest.mark.long
 @pytest.mark.parametrize("severity", ["must", "warn", "info"])
 def test_an_image_and_its_sif(cluster: Cluster, severity: str) -> None:
     spec = 'image = "{}"\nplain-http = ["registry:5000"]\n[paths]\nstore = "' + STORE + '"\n'

@@ -14,8 +14,6 @@ import pytest
 from .conftest import Cluster, Done, Project
 from .wires import Wires
 
-LONG = pytest.mark.skipif("HPCENV_TEST_LONG" not in os.environ, reason="NOT RUN: HPCENV_TEST_LONG=1 runs it")
-
 # Prints only when every rank has reached the others.
 MEET = """\
 import torch.distributed as distributed
@@ -91,7 +89,7 @@ def test_an_interface_that_reaches_no_node_is_named_before_training(project: Pro
     assert _smoke_seconds(project, "naive") < _SECONDS_TO_STOP
 
 
-@LONG
+@pytest.mark.long
 def test_the_interface_that_reaches_the_nodes_is_chosen_under_any_name(project: Project, wires: Wires) -> None:
     with wires.renamed("n2", "eth0", "enp5s0"), wires.dead_interface("dead0", "n1", "n2"):
         # No other name is that of an interface of both nodes.
@@ -114,7 +112,7 @@ def test_the_interface_that_reaches_the_nodes_is_chosen_under_any_name(project: 
     assert fine["smoke.transport"] == "Gloo over TCP, interface enp5s0, eth0"
 
 
-@LONG
+@pytest.mark.long
 def test_a_slow_link_stops_the_job(project: Project, wires: Wires) -> None:
     with wires.slow("n2", "2mbit"):
         done = _submit(project, "slow")
@@ -124,7 +122,7 @@ def test_a_slow_link_stops_the_job(project: Project, wires: Wires) -> None:
     assert "between n1 (" in row["found"] and "the link is slow" in row["found"], row
 
 
-@LONG
+@pytest.mark.long
 def test_a_link_that_is_cut_before_the_start_is_named(project: Project, wires: Wires) -> None:
     wires.cut("n2", "n1")
     done = _submit(project, "cut-early")
@@ -140,7 +138,7 @@ def test_a_link_that_is_cut_before_the_start_is_named(project: Project, wires: W
     assert f"nothing came back from {wires.address('n1', 'eth0')}" in row["found"]
 
 
-@LONG
+@pytest.mark.long
 def test_a_link_that_is_cut_after_the_first_group_is_named(project: Project, wires: Wires) -> None:
     cut = _after_first_group(project, wires, "cut-later", lambda: (wires.cut("n2", "n1"), wires.cut("n1", "n2")))
     done = _submit(project, "cut-later")
@@ -151,7 +149,7 @@ def test_a_link_that_is_cut_after_the_first_group_is_named(project: Project, wir
     assert "between n1 (" in row["found"]
 
 
-@LONG
+@pytest.mark.long
 def test_ports_closed_after_the_first_group_are_named_as_the_second_group(project: Project, wires: Wires) -> None:
     closed = _after_first_group(project, wires, "ports", lambda: (wires.close_ports("n1"), wires.close_ports("n2")))
     done = _submit(project, "ports")
@@ -163,7 +161,7 @@ def test_ports_closed_after_the_first_group_are_named_as_the_second_group(projec
     assert "between n1 (" in row["found"]
 
 
-@LONG
+@pytest.mark.long
 def test_a_kept_result_is_used_once_and_said(project: Project) -> None:
     verified = project.hpcenv("verify", "--nodes", "2", "--gpus", "0", "--preflight", "full")
     assert verified.status == 0, verified.text

@@ -5,7 +5,6 @@ hpcenv is installed there with another minor version of Python than the locked o
 
 from __future__ import annotations
 
-import os
 import textwrap
 import uuid
 
@@ -112,7 +111,6 @@ if __name__ == "__main__":
     main()
 """
 
-LONG = bool(os.environ.get("HPCENV_TEST_LONG"))
 GENERIC = "nodes=2, tasks_per_node=2, timeout_min=5, cpus_per_task=1"
 SLURM = "nodes=2, slurm_ntasks_per_node=2, slurm_time=5, slurm_cpus_per_task=1, slurm_partition='PARTITION'"
 KINDS = {
@@ -132,10 +130,15 @@ ONE_KIND = {
 }
 
 
-@pytest.fixture(params=KINDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "program" in metafunc.fixturenames:
+        short = ONE_KIND.get(metafunc.function.__name__)
+        kinds = [pytest.param(kind, marks=[pytest.mark.long] * (short not in (None, kind))) for kind in KINDS]
+        metafunc.parametrize("program", kinds, indirect=True)
+
+
+@pytest.fixture
 def program(request: pytest.FixtureRequest, host_project: Project, cluster: Cluster) -> object:
-    if not LONG and ONE_KIND.get(request.function.__name__, request.param) != request.param:
-        pytest.skip("NOT RUN: HPCENV_TEST_LONG=1 runs it with both kinds of parameters")
     executor, parameters = KINDS[request.param]
     partition = cluster.must("sh", "-c", "sinfo -h -o %P | tr -d '*' | head -n1").strip()
     text = PROGRAM.replace("EXECUTOR", executor).replace("PARAMETERS", parameters.replace("PARTITION", partition))

@@ -206,9 +206,8 @@ def test_a_sif_that_was_never_compared_is_not_enough_unless_no_proof_is_asked(st
         pulled(reference, store)
 
 
+@pytest.mark.ordinary_user
 def test_a_store_that_may_only_be_read_serves_a_digest(store: Store, registry: Served) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("NOT CHECKED: root may write everywhere (tests/cluster/test_image_store.py reads as another user)")
     image = registry.image()
     path = keep(store, registry, image)
     os.chmod(store.root, 0o555)

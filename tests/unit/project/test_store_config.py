@@ -1,6 +1,5 @@
 """store_config: where images are kept if nothing names a folder."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def test_a_scratch_that_is_no_folder_is_not_used(tmp_path: Path, named: str) -> 
     assert ("no folder that you can write to" in why) is bool(named)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="NOT RUN: root may write everywhere")
+@pytest.mark.ordinary_user
 def test_a_scratch_without_write_permission_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "write to" in default_store({"SCRATCH": str(tmp_path)}, tmp_path / "cache")[1]
@@ -52,7 +51,7 @@ def test_a_place_of_a_site_that_is_below_a_file(tmp_path: Path) -> None:
     assert site_store(f"{tmp_path}/file/images", {}, "ann") == (None, f"{tmp_path}/file is no folder")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="NOT RUN: root may write everywhere")
+@pytest.mark.ordinary_user
 def test_a_place_of_a_site_that_cannot_be_made_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     place, said = site_store(f"{tmp_path}/images", {}, "ann")

@@ -161,7 +161,7 @@ def test_what_an_interrupted_clean_left_goes_with_the_next(some: Path, fake_slur
     assert sorted(os.listdir(some / "runs")) == ["forgotten", "runs", "saved"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.ordinary_user
 def test_what_cannot_be_removed_is_no_success(some: Path, fake_slurm: Any, hpcenv: Any) -> None:
     words = ("clean", "--state", "failed", "--yes", "--runs-dir", "runs")
     (some / "runs").chmod(0o555)

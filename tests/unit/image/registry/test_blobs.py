@@ -690,7 +690,7 @@ def test_a_disk_that_fills_up_is_named_and_what_came_is_kept(served, fetch, tmp_
     assert served.asked(digest) == ["bytes=1500000-"]
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+@pytest.mark.ordinary_user
 def test_a_store_that_may_not_be_written(served, fetch, tmp_path):
     (tmp_path / "store").mkdir(mode=0o555)
     with pytest.raises(FileUnusable, match="cannot be used for image layers"):

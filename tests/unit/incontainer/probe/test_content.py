@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +104,7 @@ def test_a_listed_file_that_is_no_file_is_modified(env: Venv) -> None:
     assert words == {"fifo": "not-a-file", "folder": "not-a-file", "loop": "missing"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="NOT TESTED as root: root can read every file")
+@pytest.mark.ordinary_user
 def test_a_file_that_may_not_be_read_is_unknown(env: Venv) -> None:
     (env.site / "demo/__init__.py").chmod(0)
     found = env.probe("full")
