@@ -101,7 +101,7 @@ def _refuse_without_nodes(values: dict[str, Any]) -> None:
     """Refuse options that have no effect without a job."""
     of_jobs = ("gpus", "partition", "account", "time")
     given = [f"--{name}" for name in of_jobs if values[name] is not None]
-    given += [f"--preflight {values['preflight']}"] if values["preflight"] in ("full", "deep") else []
+    given += [f"--preflight {values['preflight']}"] if values["preflight"] == "full" else []
     if given:
         raise UsageError(
             f"`{given[0]}` goes with --nodes or --nodelist only",
@@ -170,7 +170,7 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
     if values["preflight"] == "off":
-        raise UsageError("`--preflight off` leaves nothing to check", hint="quick, full or deep")
+        raise UsageError("`--preflight off` leaves nothing to check", hint="quick or full")
     try:
         count = nodes or len(expand_hostlist(values["nodelist"]))
     except ValueError as error:

@@ -197,49 +197,6 @@ def _group_of_one(torch: Any, backend: str, number: int) -> Tuple[str, str]:
     return ("fine", "a sum over one rank") if good else ("failed", "all_reduce over one rank changed the values")
 
 
-# -- deep -----------------------------------------------------------------------------------
-
-_BURN_SECONDS = 30.0
-
-
-def check_burn(options: argparse.Namespace) -> Iterator[Outcome]:
-    """Yield whether every GPU multiplies right for half a minute, and none is much slower than the others."""
-    names = ("cuda.burn", "cuda.speed")
-    if options.gpus == 0:
-        yield from (_outcome(name, "not-run", "no GPU") for name in names)
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        yield from (_outcome(name, "not-run", "this torch sees no GPU") for name in names)
-        return
-    done, wrong = [], []
-    each = _BURN_SECONDS / torch.cuda.device_count()
-    for index in range(torch.cuda.device_count()):
-        rounds, problem = _burn(torch, torch.device("cuda", index), each)
-        done.append(rounds)
-        wrong += ["GPU %d: %s" % (index, problem)] if problem else []
-    yield _outcome("cuda.burn", "failed" if wrong else "fine", "; ".join(wrong) or "%d products" % sum(done))
-    usual = sorted(done)[len(done) // 2]
-    parts = [100 * rounds // max(usual, 1) for rounds in done]
-    slow = ["GPU %d: %d %% of the usual speed" % (index, part) for index, part in enumerate(parts) if part < 80]
-    yield _outcome("cuda.speed", "failed" if slow else "fine", "; ".join(slow) or "%d products each" % usual)
-
-
-def _burn(torch: Any, device: Any, seconds: float) -> Tuple[int, str]:
-    """Multiply one pair of matrices again and again; every result must equal the first one."""
-    size = 4096
-    generator = torch.Generator(device=device).manual_seed(1)
-    first, second = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
-    expected, rounds, until = first @ second, 0, time.monotonic() + seconds
-    while time.monotonic() < until:
-        equal = torch.equal(first @ second, expected)
-        rounds += 1
-        if not equal:
-            return rounds, "the same product gave another result after %d rounds" % rounds
-    return rounds, ""
-
-
 # -- groups ---------------------------------------------------------------------------------
 
 # Group -> its function, its time limit in seconds, its checks.
@@ -248,7 +205,6 @@ _GROUPS = {
     "verbs": (check_verbs, 10.0, ("inside.verbs",)),
     "cuda": (check_cuda, 120.0, _CUDA_CHECKS),
     "groups": (check_groups, 120.0, ("dist.gloo", "dist.nccl")),
-    "burn": (check_burn, 180.0, ("cuda.burn", "cuda.speed")),
 }
 
 
@@ -258,18 +214,15 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backend", required=True)
-    parser.add_argument("--deep", action="store_true")
     parser.add_argument("--only", choices=sorted(_GROUPS))
     options = parser.parse_args()
     if options.only:
         for outcome in _GROUPS[options.only][0](options):
             print(json.dumps(outcome), flush=True)
         return 0
-    children = {name: _start(name) for name in _GROUPS if name != "burn"}
+    children = {name: _start(name) for name in _GROUPS}
     for name, child in children.items():
         _report(name, child)
-    if options.deep:
-        _report("burn", _start("burn"))
     return 0
 
 

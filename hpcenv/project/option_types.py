@@ -61,7 +61,7 @@ class OptionValues:
     pass_env: tuple[str, ...] = ()
     secret: Mapping[str, str] = field(default_factory=dict)
     compat_file: str | None = None
-    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     determinism: Literal["off", "seeded", "bitwise"] | None = None
     seed: int | None = None
@@ -137,7 +137,7 @@ class SubmitTable(Document):
     runtime: Text | None = None
     pass_env: tuple[str, ...] = ()
     compat_file: Text | None = None
-    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     record_metrics: bool = True
     smoke_limit: Seconds | None = None
@@ -196,7 +196,7 @@ class SubmitKeywords(TypedDict, total=False):
     env: Mapping[str, str]
     pass_env: Sequence[str]
     secret: Mapping[str, str]
-    preflight: Literal["quick", "full", "deep", "off"]
+    preflight: Literal["quick", "full", "off"]
     skip_check: Sequence[str]
     determinism: Literal["off", "seeded", "bitwise"]
     seed: int

@@ -526,10 +526,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="preflight",
         kind="choice",
-        choices=("quick", "full", "deep", "off"),
+        choices=("quick", "full", "off"),
         group="Checks",
         help="Which checks of the nodes run before the training: quick (about a second), full (also in the "
-        "container, and a smoke test over all nodes), deep (minutes) or off. Default: quick.",
+        "container, and a smoke test over all nodes) or off. Default: quick.",
         places=EVERYWHERE,
     ),
     Option(

@@ -31,6 +31,6 @@ class SiteSubmitTable(Document):
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
-    preflight: Literal["quick", "full", "deep", "off"] | None = None
+    preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     smoke_limit: Seconds | None = None

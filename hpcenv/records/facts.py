@@ -175,7 +175,6 @@ class Facts:
         cuda_compat: the environment's package cuda-compat; None without one.
         checks: what the preflight checks found; None where none ran.
         rank_cpus: what the ranks are bound to; None where no binding is wanted.
-        boot_id: of this boot of the node; empty where it cannot be read.
         seconds: how long each part took.
         written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
     """
@@ -199,6 +198,5 @@ class Facts:
     cuda_compat: CudaCompat | None = None
     checks: NodeChecks | None = None
     rank_cpus: RankCpus | None = None
-    boot_id: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     written: float = 0.0

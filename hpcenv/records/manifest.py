@@ -256,6 +256,7 @@ class LaunchOptions:
     cpu_binding: CpuBinding = "off"
 
 
+# `deep` is only in runs that were recorded before 2026-11-25; it had the checks of `full`, and a burn-in of the GPUs.
 PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 
@@ -265,7 +266,7 @@ class PreflightOptions:
 
     Attributes:
         level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;
-            `deep`: also checks that take minutes; `off`: none.
+            `off`: none.
         skipped: ids of checks that do not run.
     """
 
@@ -279,11 +280,9 @@ class SmokeOptions:
 
     Attributes:
         seconds: limit of each of its phases.
-        kept: folder of kept results; empty to keep none.
     """
 
     seconds: float = 90.0
-    kept: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,6 @@ class SmokeNode:
         interfaces: interface -> its addresses, for those of the node that have one.
         speed_mbit: of the interface; None where the kernel does not know it.
         pair_port: TCP port on which this node can listen for one other node.
-        boot_id, driver: what a kept result depends on; empty where it is unknown.
     """
 
     name: str
@@ -36,8 +35,6 @@ class SmokeNode:
     interfaces: dict[str, tuple[str, ...]]
     speed_mbit: int | None
     pair_port: int
-    boot_id: str
-    driver: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +50,6 @@ class SmokePlan:
         network: `NCCL_NET` of the ranks where it is set; empty otherwise.
         gpudirect: whether the hardware of every node can give GPU memory to the adapter.
         rates_gbit: rate of all active adapters of a node, for RDMA and Slingshot; 0 where it is unknown.
-        key: digest of everything but the nodes that a kept result depends on; empty where nothing may be kept.
-        kept: folder of kept results; empty for none.
-        reuse: a kept result is good enough. It is not for a job that only checks its nodes: who asks wants to know now.
         skipped: ids of checks that were not wanted.
         settings: node -> variables of its ranks that NCCL's log or its libraries show the effect of.
     """
@@ -74,9 +68,6 @@ class SmokePlan:
     network: str = ""
     gpudirect: bool = False
     rates_gbit: float = 0.0
-    key: str = ""
-    kept: str = ""
-    reuse: bool = True
     skipped: tuple[str, ...] = ()
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -175,14 +166,12 @@ class SmokeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeResult:
-    """The result over all nodes (`smoke.json`, and in the user's folder of kept results).
+    """The result over all nodes (`smoke.json`).
 
     Attributes:
         tested: when, in seconds since the epoch, by the clock of the batch node.
-        boots, drivers: node -> what the result holds for.
         checks: node -> the results of the checks `smoke.*`.
         result: what they mean for the run, with its severities.
-        kept_from: run in which the test ran, where its kept result is used; empty where it ran in this run.
         seconds: part -> how long it took on the slowest rank or node.
     """
 
@@ -191,9 +180,5 @@ class SmokeResult:
     attempt: int
     result: Result
     tested: float
-    key: str = ""
-    boots: dict[str, str] = field(default_factory=dict)
-    drivers: dict[str, str] = field(default_factory=dict)
     checks: dict[str, NodeChecks] = field(default_factory=dict)
-    kept_from: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.node.container.start_command import build_start_command, own_folders
 from hpcenv.project import document, stale, toml_files
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.context import Context, cache_folder, state_folder
+from hpcenv.project.context import Context, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.template import built_in
@@ -237,16 +237,12 @@ def _launch_shape(options: SubmitOptions, request: Request) -> LaunchShape:
 
 
 def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where several nodes will use NCCL and no level of the checks was chosen.
-
-    A kept result is not looked for: it holds for nodes and boots, which are known in the job only.
-    """
+    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
     chosen = "preflight" in origins or manifest.preflight.level != "quick"
     if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
         return ()
     what = "the network between the nodes is not tested before the training"
-    kept = "a good result holds for a day on the same nodes with the same environment"
-    return (f"{what}: --preflight full (or `preflight` under [submit]) does that; {kept}",)
+    return (f"{what}: --preflight full (or `preflight` under [submit]) does that",)
 
 
 def _credential_notes(manifest: Manifest) -> tuple[str, ...]:
@@ -455,7 +451,7 @@ def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
 
 def _has_ranks(options: SubmitOptions) -> bool:
     """Return whether the job starts ranks: of the training, or of the smoke test."""
-    return options.script is not None or options.call is not None or options.preflight in ("full", "deep")
+    return options.script is not None or options.call is not None or options.preflight == "full"
 
 
 def _with_share(
@@ -565,7 +561,7 @@ def _manifest(
         launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         preflight=preflight_options(options),
-        smoke=smoke_options(options, cache_folder(wanted.context.environ)),
+        smoke=smoke_options(options),
         pass_env=passed_variables(options),
         secrets=named,
         secret_values=_secret_values(named, run_folder, wanted.context),

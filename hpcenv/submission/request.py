@@ -382,19 +382,15 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
     )
 
 
-def smoke_options(options: SubmitOptions, cache: Path) -> SmokeOptions | None:
+def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
     """Return the smoke test of a run; None where its level has none, or all its checks are skipped.
 
     Args:
         options: merged.
-        cache: the user's folder of files that can be made again; results of the test are kept there.
     """
     if not at_level(preflight_options(options), gpus=True, places=("smoke",)):
         return None
-    kept = str(cache / "smoke")
-    return (
-        SmokeOptions(kept=kept) if options.smoke_limit is None else SmokeOptions(seconds=options.smoke_limit, kept=kept)
-    )
+    return SmokeOptions() if options.smoke_limit is None else SmokeOptions(seconds=options.smoke_limit)
 
 
 def preflight_options(options: SubmitOptions) -> PreflightOptions:

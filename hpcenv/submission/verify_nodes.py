@@ -72,7 +72,7 @@ def ranks_per_node(workspace: Workspace, *, preflight: str | None, gpus: int | N
         preflight, gpus: as given on the command line; None where they are not.
     """
     usual = workspace.project.submit
-    tested = (preflight or usual.preflight) in ("full", "deep")
+    tested = (preflight or usual.preflight) == "full"
     count = usual.gpus if gpus is None else gpus
     return None if tested and (count or usual.nproc) else 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -159,23 +158,3 @@ def test_ports_closed_after_the_first_group_are_named_as_the_second_group(projec
     assert row["field"] == "smoke.second-group", row
     assert "the first process group works; a second one beside it does not" in row["found"]
     assert "between n1 (" in row["found"]
-
-
-@pytest.mark.long
-def test_a_kept_result_is_used_once_and_said(project: Project) -> None:
-    verified = project.hpcenv("verify", "--nodes", "2", "--gpus", "0", "--preflight", "full")
-    assert verified.status == 0, verified.text
-    assert "smoke test: match: 2 nodes in" in verified.text
-    done = _submit(project, "after-verify")
-    assert done.status == 0
-    assert "TRAINED with 2" in done.text
-    assert "kept result of" in done.text
-    assert project.record("after-verify", "smoke.json")["kept_from"].startswith("verify")
-    assert "kept result of" in project.must("report", "after-verify")
-    # Who asks for the test itself gets it.
-    again = project.hpcenv("doctor", "--nodes", "2", "--preflight", "full", "--json")
-    assert again.status == 0, again.text
-    rows = {row["id"]: row for row in json.loads(again.stdout)["data"]["checks"]["rows"]}
-    assert rows["smoke.init"]["found"].startswith("2 ranks")
-    folder = json.loads(again.stdout)["data"]["run_folder"]
-    assert project.record(os.path.basename(folder), "smoke.json")["kept_from"] == ""

@@ -150,7 +150,6 @@ def gather(
         cuda_compat=found.cuda_compat,
         checks=outside.checks,
         rank_cpus=outside.rank_cpus,
-        boot_id=sif_check.boot_id() or "",
         seconds={
             **outside.found.seconds,
             **found.seconds,

@@ -1,4 +1,4 @@
-"""GPUs and driver of this node. Beside node/preflight/gpu_load.py the only import of pynvml.
+"""GPUs and driver of this node. The only import of pynvml.
 
 Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) where it is installed.
 

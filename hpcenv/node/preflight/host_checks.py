@@ -15,7 +15,7 @@ from hpcenv.errors import HpcenvError
 from hpcenv.node.check import host_glibc
 from hpcenv.node.check.gpus import GpuFacts
 from hpcenv.node.network.tree import HostTree
-from hpcenv.node.preflight import dcgm, fabric_checks, gpu_checks, limits, net_checks, pci_checks, places
+from hpcenv.node.preflight import fabric_checks, gpu_checks, limits, net_checks, pci_checks, places
 from hpcenv.node.preflight.table import BY_ID, Check, at_level
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checks import CheckOutcome, NodeChecks
@@ -65,15 +65,9 @@ def _groups(
         (("net.",), lambda: net_checks.check_network(manifest, place, seen.network)),
         (("ib.",), lambda: fabric_checks.check_fabric(manifest, seen.fabric)),
         (("pci.",), lambda: pci_checks.check_pci(seen.fabric, HostTree())),
-        (("dcgm.",), lambda: dcgm.check_dcgm(environ, alone=_has_all_gpus(manifest, seen.fabric))),
         (("glibc.",), lambda: host_glibc.check_glibc(manifest, environ, hanging=seen.look.hanging)),
         (("gpu.",), lambda: _gpus(manifest, environ, seen.gpus)),
     )
-
-
-def _has_all_gpus(manifest: Manifest, fabric: Fabric | None) -> bool:
-    """Return whether all GPUs of the node are this job's: the driver lists those of other jobs, too."""
-    return fabric is not None and len(fabric.gpus) == manifest.gpus_per_node
 
 
 def _gpus(manifest: Manifest, environ: Mapping[str, str], found: GpuFacts | None) -> Iterable[CheckOutcome]:

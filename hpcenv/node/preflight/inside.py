@@ -19,7 +19,6 @@ from hpcenv.errors import HpcenvError
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened
 from hpcenv.node.container.start_gate import leads_to
 from hpcenv.node.launch.launch import container_binds, verified_sif
-from hpcenv.node.preflight import gpu_load
 from hpcenv.node.preflight.table import Check, at_level
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
@@ -49,10 +48,7 @@ def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str]) -> 
     why = "the check printed no result"
     try:
         with ExitStack() as stack:
-            loaded = any(check.id in gpu_load.CHECKS for check in asked(manifest))
-            load = stack.enter_context(gpu_load.watched(environ)) if loaded else None
             found = {one.id: one for one in _run(manifest, this_node, environ, stack)}
-        found.update({one.id: one for one in gpu_load.judge(load)} if load is not None else {})
     except (HpcenvError, OSError) as error:
         why = error.what if isinstance(error, HpcenvError) else str(error)
     outcomes = [
@@ -111,7 +107,6 @@ def _argv(manifest: Manifest, folder: RunFolder) -> list[str]:
         f"--gpus={manifest.gpus_per_node}",
         f"--ranks={manifest.nproc_per_node}",
         f"--backend={manifest.backend}",
-        *(["--deep"] if manifest.preflight.level == "deep" else []),
     ]
 
 

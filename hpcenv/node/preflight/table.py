@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, Severity
 
-LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full", "deep")
+LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full")
 
 Owner = Literal["node", "user"]
 
@@ -419,35 +419,6 @@ CHECKS: tuple[Check, ...] = (
         if_unknown="info",
     ),
     # -- GPUs -------------------------------------------------------------------------------
-    _host(
-        "dcgm.health",
-        "must",
-        "node",
-        measures="what NVIDIA's DCGM has found in the background (dcgmi health -c), where the site runs it",
-        limit="no Failure",
-        why="DCGM watches the GPUs between jobs, and sees what a look before a job cannot",
-        cost="less than 1 s",
-        seconds=10.0,
-        source="NVIDIA/DCGM 0fb6699, dcgmi/Health.cpp (2026-11)",
-        remedy=_EXCLUDE,
-        gpus=True,
-        level="full",
-    ),
-    _host(
-        "dcgm.warning",
-        "warn",
-        "node",
-        measures="the same, its warnings",
-        limit="no Warning",
-        why="such a GPU may fail soon, or is slow",
-        cost="none: dcgm.health asks",
-        seconds=10.0,
-        source="NVIDIA/DCGM 0fb6699, dcgmi/Health.cpp (2026-11)",
-        remedy=_EXCLUDE,
-        gpus=True,
-        level="full",
-        if_unknown="info",
-    ),
     _gpu(
         "gpu.count",
         "must",
@@ -668,74 +639,6 @@ CHECKS: tuple[Check, ...] = (
         cost="some seconds",
     ),
     _inside(
-        "cuda.burn",
-        "must",
-        "node",
-        measures="one product of large matrices again and again for half a minute, on every GPU",
-        limit="the same result each time",
-        why="a GPU that is sick under load computes other numbers without an error",
-        source="gpu-burn; microsoft/superbenchmark (2026-11)",
-        remedy="the GPU is broken: " + _EXCLUDE,
-        level="deep",
-        seconds=180.0,
-        cost="30 s",
-    ),
-    _inside(
-        "cuda.speed",
-        "warn",
-        "node",
-        measures="how many products each GPU makes in that time, against the others of the node",
-        limit="at least 80 % of the median",
-        why="one slow GPU slows all ranks",
-        source="imbue cluster-health (2026-11); stas00/ml-engineering (80 %)",
-        remedy="see gpu.throttle; " + _EXCLUDE,
-        level="deep",
-        seconds=180.0,
-        cost="30 s",
-    ),
-    _inside(
-        "load.pcie",
-        "warn",
-        "node",
-        measures="generation and lanes of the PCIe link of each GPU while cuda.burn runs on it (NVML)",
-        limit="the most that GPU and slot have",
-        why="copies to and from the GPU are slower; all ranks wait for them",
-        source=f"{_NVML}; {_AZURE}",
-        remedy=_EXCLUDE,
-        level="deep",
-        seconds=180.0,
-        cost="none: cuda.burn makes the load",
-        gpus=True,
-    ),
-    _inside(
-        "load.clocks",
-        "warn",
-        "node",
-        measures="clock of each GPU while cuda.burn runs on it, against the others of the node (NVML)",
-        limit="at least 90 % of the median",
-        why="one slow GPU slows all ranks",
-        source=f"{_AZURE}; the number is {_OURS}",
-        remedy=_EXCLUDE,
-        level="deep",
-        seconds=180.0,
-        cost="none: cuda.burn makes the load",
-        gpus=True,
-    ),
-    _inside(
-        "load.throttle",
-        "warn",
-        "node",
-        measures="why the clocks are low while cuda.burn runs: hardware slowdown, too hot, power brake (NVML)",
-        limit="at most in a fifth of the samples",
-        why="one slow GPU slows all ranks",
-        source=f"{_NVML}, nvmlClocksEventReasons; {_AZURE}",
-        remedy=_EXCLUDE,
-        level="deep",
-        seconds=180.0,
-        cost="none: cuda.burn makes the load",
-        gpus=True,
-    ),
-    _inside(
         "dist.gloo",
         "must",
         "user",
@@ -895,7 +798,7 @@ def at_level(options: PreflightOptions, *, gpus: bool, places: Iterable[CheckPla
         gpus: the run has GPUs.
         places: only checks that run in one of these places.
     """
-    depth = LEVELS.index(options.level)
+    depth = LEVELS.index("full" if options.level == "deep" else options.level)
     return tuple(
         check
         for check in CHECKS

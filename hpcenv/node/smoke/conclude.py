@@ -1,4 +1,4 @@
-"""Before and after the smoke test on the batch node: is a kept result good enough, and what do all nodes' reports mean?
+"""Before and after the smoke test on the batch node: its plan, and what all nodes' reports mean.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcenv.errors import HpcenvError, RecordInvalid
+from hpcenv.errors import RecordInvalid
 from hpcenv.node.preflight.judge import add_reports
-from hpcenv.node.smoke import kept, table
+from hpcenv.node.smoke import table
 from hpcenv.node.smoke.judge import judge, needs_pairs
 from hpcenv.node.smoke.plan import make_plan
 from hpcenv.node.this_node import ThisNode
@@ -51,7 +51,7 @@ def prepare(
     job_id: str,
     now: float,
 ) -> Concluded:
-    """Write the plan of the test, or the kept result that makes it unnecessary.
+    """Write the plan of the test, or the result where it cannot run.
 
     Args:
         manifest: of the run, which wants a smoke test.
@@ -68,11 +68,10 @@ def prepare(
     assert manifest.smoke is not None
     settings = {name: load_record(NodeSettings, run.env_of(name)) for name in verdict.launched}
     plan = make_plan(manifest, manifest.smoke, verdict, settings, facts, job_id=job_id)
-    result = _without_port(verdict, now) if plan is None else kept.find(plan, now=now)
-    if result is None:
+    if plan is not None:
         save_record(plan, run.smoke_plan)
         return Concluded(before=verdict, verdict=None, lines=())
-    changed, result = _judged(manifest, verdict, result)
+    changed, result = _judged(manifest, verdict, _without_port(verdict, now))
     save_record(result, run.smoke_result)
     save_record(changed, run.verdict)
     return Concluded(before=verdict, verdict=changed, lines=(table.render(result),))
@@ -120,12 +119,7 @@ def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float
     changed, result = _judged(manifest, verdict, result)
     save_record(result, run.smoke_result)
     save_record(changed, run.verdict)
-    lines = [table.render(result)]
-    try:
-        kept.keep(result, plan)
-    except (HpcenvError, OSError) as error:
-        lines.append(f"hpcenv: the result of the smoke test is not kept: {error}")
-    return Concluded(before=verdict, verdict=changed, lines=tuple(lines))
+    return Concluded(before=verdict, verdict=changed, lines=(table.render(result),))
 
 
 def _reports(

@@ -78,9 +78,6 @@ def judge(
         attempt=plan.attempt,
         result="unknown",
         tested=now,
-        key=plan.key,
-        boots={node.name: node.boot_id for node in plan.nodes},
-        drivers={node.name: node.driver for node in plan.nodes},
         checks=checks,
         seconds=_seconds(reports),
     )

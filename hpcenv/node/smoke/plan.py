@@ -5,9 +5,7 @@ Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from hpcenv.node.smoke.effect import READ
 from hpcenv.records.codec import SCHEMA
@@ -15,7 +13,6 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest, SmokeOptions
 from hpcenv.records.network import Fabric
 from hpcenv.records.smoke import SmokeNode, SmokePlan
-from hpcenv.records.variables import is_tuning
 from hpcenv.records.verdict import NodeSettings, Verdict
 
 # Up to this number of nodes every pair is tested. With more, each node is tested with its two neighbours: a sick node
@@ -26,7 +23,6 @@ MOST_FOR_ALL_PAIRS = 8
 PAIR_SECONDS = 15.0
 
 _SOCKET_INTERFACE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-DRIVER = "host.driver-version"
 
 
 def make_plan(
@@ -70,9 +66,6 @@ def make_plan(
         network=network.pop() if len(network) == 1 else "",
         gpudirect=all(fabric is not None and fabric.gpudirect for fabric in fabrics),
         rates_gbit=min((_rate_gbit(fabric) for fabric in fabrics), default=0.0),
-        key=_key(manifest, settings, facts, nodes),
-        kept=wanted.kept,
-        reuse=manifest.launches,
         skipped=manifest.preflight.skipped,
         settings={name: {s.name: s.value for s in settings[name].settings if s.name in READ} for name in launched},
     )
@@ -88,7 +81,6 @@ def _node(manifest: Manifest, settings: NodeSettings, facts: Facts) -> SmokeNode
     interface = given if given in interfaces else own
     addresses = interfaces.get(interface, ())
     links = () if facts.fabric is None else facts.fabric.links
-    driver = facts.values.get(DRIVER, "")
     return SmokeNode(
         name=settings.node,
         address=settings.local_address if settings.local_address in addresses or not addresses else addresses[0],
@@ -96,8 +88,6 @@ def _node(manifest: Manifest, settings: NodeSettings, facts: Facts) -> SmokeNode
         interfaces=interfaces,
         speed_mbit=next((link.speed_mbit for link in links if link.name == interface), None),
         pair_port=facts.network.test_ports[-1] if facts.network.test_ports else 0,
-        boot_id=facts.boot_id,
-        driver=driver if isinstance(driver, str) else "",
     )
 
 
@@ -106,28 +96,6 @@ def _rate_gbit(fabric: Fabric | None) -> float:
         return 0.0
     ports = [port.rate_gbit or 0.0 for port in fabric.ports if port.state == "ACTIVE"]
     return sum(ports) + sum((device.speed_mbit or 0) / 1000 for device in fabric.cxi if device.link != "no")
-
-
-def _key(
-    manifest: Manifest, settings: Mapping[str, NodeSettings], facts: Mapping[str, Facts], nodes: Sequence[SmokeNode]
-) -> str:
-    """Return a digest of what the result depends on beside the nodes; empty where a node's boot is unknown."""
-    if not all(node.boot_id for node in nodes):
-        return ""
-    sifs = {facts[node.name].sif for node in nodes}
-    content = {
-        "environment": sorted({sif.sha256 for sif in sifs if sif is not None}) or [manifest.environment.python],
-        "lockfile": manifest.lockfile_sha256,
-        "hpcenv": manifest.hpcenv_version,
-        "backend": manifest.backend,
-        "ranks": [manifest.nproc_per_node, len(nodes)],
-        "launch": [manifest.launch.standalone, *manifest.launch.torchrun_args],
-        "variables": {
-            node.name: sorted([s.name, s.value] for s in settings[node.name].settings if is_tuning(s.name))
-            for node in nodes
-        },
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -28,8 +28,6 @@ def render(result: SmokeResult) -> str:
 
 def headline(result: SmokeResult) -> str:
     """Return the result in one line."""
-    if result.kept_from:
-        return f"kept result of {when(result.tested)} (run {visible(result.kept_from)}), same nodes and image"
     took = f"{result.seconds.get('all', 0.0):.1f} s"
     others = [outcome for checks in result.checks.values() for outcome in checks.others]
     bad = ", ".join(dict.fromkeys(outcome.id for outcome in others if outcome.state in ("failed", "unknown")))

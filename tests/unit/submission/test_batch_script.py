@@ -69,7 +69,7 @@ CASES = {
     "smoke": (
         manifest(
             "/home/alice/project/runs/smoke",
-            smoke=SmokeOptions(kept="/home/alice/.cache/hpcenv/smoke"),
+            smoke=SmokeOptions(),
         ),
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
         ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--preflight", "full", "--name", "smoke"),

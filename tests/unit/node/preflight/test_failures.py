@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,8 @@ from hpcenv.node.network import port_errors
 from hpcenv.node.network.port_errors import PortGrowth
 from hpcenv.node.network.tree import HostTree
 from hpcenv.node.preflight import (
-    dcgm,
     fabric_checks,
     gpu_checks,
-    gpu_load,
     judge,
     limits,
     net_checks,
@@ -190,51 +187,6 @@ def test_an_xid_that_needs_a_reset(look):
     line = "4,1,2,-;NVRM: Xid (PCI:0000:02:00): {}, pid=1, name=python\n"
     assert_failed(of(look(kmsg=line.format(79)), "gpu.xid"), "Xid 79")
     assert of(look(kmsg=line.format(31)), "gpu.xid").state == "fine"  # a fault of the program
-
-
-@pytest.fixture
-def load(stub, tmp_path):
-    """Sample two GPUs, as `--preflight deep` does while they work; the second one has other values."""
-
-    def _load(seconds=2.5, **second):
-        usual = {"utilization": "99 40", "clock": "1755 1755 2619 1545", "pcie-generation": "5"}
-        usual |= {"pcie-generation-max": "5"}
-        text = "driver = 580.95.05\ncuda = 13000\n"
-        for number in (1, 2):
-            rows = (
-                HEALTHY
-                | usual
-                | ({key.replace("_", "-"): value for key, value in second.items()} if number == 2 else {})
-            )
-            text += "[gpu]\n" + "".join(f"{key} = {value.format(n=number)}\n" for key, value in rows.items())
-        (tmp_path / "nvml.conf").write_text(text)
-        environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(stub), "STUB_NVML": str(tmp_path / "nvml.conf")}
-        with gpu_load.watched(environ) as watch:
-            time.sleep(seconds)
-        return list(gpu_load.judge(watch))
-
-    return _load
-
-
-@needs_gcc
-def test_gpus_under_load(load):
-    assert {one.id: one.state for one in load()} == dict.fromkeys(gpu_load.CHECKS, "fine")
-    bad = load(pcie_generation="3", pcie_width="8", clock="1200 1200 2619 1545", throttle="0x40")
-    assert_failed(of(bad, "load.pcie"), "GPU 1: generation 3 instead of 5; GPU 1: x8 instead of x16")
-    assert_failed(of(bad, "load.clocks"), "GPU 1: 1200 MHz, the others 1755 MHz")
-    assert_failed(of(bad, "load.throttle"), "GPU 1: too hot in ")
-
-
-@needs_gcc
-def test_a_gpu_that_was_idle_is_not_judged(load):
-    outcomes = load(utilization="3 1", pcie_generation="1")
-    assert {(one.state, one.found) for one in outcomes} == {("unknown", "GPU 1: not seen under load")}
-
-
-def test_without_nvml_the_load_is_unknown(tmp_path):
-    with gpu_load.watched({"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)}) as watch:
-        time.sleep(1.5)
-    assert {one.state for one in gpu_load.judge(watch)} == {"unknown"}
 
 
 # -- limits, in a process that has them -------------------------------------------------------
@@ -791,65 +743,6 @@ def test_a_pci_bus_that_cannot_be_read_is_unknown(tmp_path):
 def test_one_gpu_needs_no_bus_to_others(tmp_path):
     one = Fabric(gpu_vendor="nvidia", gpus=GPUS.gpus[:1])
     assert {found.state for found in pci(pci_tree(tmp_path), fabric=one).values()} == {"not-run"}
-
-
-# -- DCGM, a program beside the check ---------------------------------------------------------
-
-
-@pytest.fixture
-def dcgmi(tmp_path):
-    """Ask a `dcgmi` that prints a text."""
-
-    def _dcgmi(text, *, status=0, alone=True):
-        (tmp_path / "answer").write_text(text)
-        program = tmp_path / "dcgmi"
-        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\ncat {tmp_path}/answer\nexit {status}\n')
-        program.chmod(0o755)
-        found = list(dcgm.check_dcgm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}, alone=alone))
-        assert (tmp_path / "asked").read_text().splitlines()[-1] == "health -g 0 -c -j"
-        return found
-
-    return _dcgmi
-
-
-def health(word):
-    """What `dcgmi health -c -j` prints (dcgmi/Health.cpp, DcgmiOutput.cpp)."""
-    text = {"value": word, "overflow": ["A DBE has been detected.", "Reset GPU 3."]}
-    gpu = {"3": {"value": word, "children": {"Errors": {"children": {"Memory system": text}}}}}
-    body = {"Overall Health": {"value": word}}
-    return json.dumps({"body": body | ({} if word == "Healthy" else {"GPU": {"children": gpu}}), "header": ["Health"]})
-
-
-def test_what_dcgm_has_found(dcgmi):
-    assert {one.state for one in dcgmi(health("Healthy"))} == {"fine"}
-    assert_failed(
-        of(dcgmi(health("Failure")), "dcgm.health"), "GPU 3: Memory system: A DBE has been detected. Reset GPU 3."
-    )
-    found = dcgmi(health("Warning"))
-    assert_failed(of(found, "dcgm.warning"), "GPU 3: Memory system")
-    assert of(found, "dcgm.health").state == "fine"
-
-
-def test_a_failure_on_a_shared_node_may_be_of_another_jobs_gpu(dcgmi):
-    found = dcgmi(health("Failure"), alone=False)
-    assert (of(found, "dcgm.health").state, of(found, "dcgm.warning").state) == ("fine", "failed")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Error: Health watches not enabled. Please enable watches. \n",
-        "Error: unable to establish a connection to the specified host: localhost\n",
-    ],
-)
-def test_dcgm_that_is_not_set_up(dcgmi, text):
-    assert {one.state for one in dcgmi(text, status=255)} == {"not-run"}
-
-
-def test_an_unknown_answer_of_dcgm_stops_no_job(dcgmi):
-    found = dcgmi("Segmentation fault\n", status=139)
-    assert of(found, "dcgm.health").state == "not-run"
-    assert_unknown_for_information(of(found, "dcgm.warning"), "Segmentation fault")
 
 
 # -- all of them ------------------------------------------------------------------------------

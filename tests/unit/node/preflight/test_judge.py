@@ -75,9 +75,14 @@ def test_the_verdict_says_what_was_skipped_and_what_did_not_run(judged):
 
 
 def test_a_skipped_check_is_not_made(make_manifest):
-    manifest = make_manifest(preflight=PreflightOptions(level="deep", skipped=("sys.nofile",)))
+    manifest = make_manifest(preflight=PreflightOptions(level="full", skipped=("sys.nofile",)))
     assert "sys.nofile" not in [check.id for check in active(manifest)]
     assert [check.id for check in active(make_manifest())] == []
+
+
+def test_a_recorded_run_of_the_level_deep_had_the_checks_of_full(make_manifest):
+    old, full = (active(make_manifest(preflight=PreflightOptions(level=level))) for level in ("deep", "full"))
+    assert old == full
 
 
 def test_every_check_has_a_row_of_its_own(make_manifest):

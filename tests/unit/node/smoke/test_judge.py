@@ -30,8 +30,6 @@ def _node(number: int) -> SmokeNode:
         interfaces={"eth0": (address,), "eth1": (f"10.9.0.{number}",)},
         speed_mbit=10_000,
         pair_port=20_000 + number,
-        boot_id=f"boot{number}",
-        driver="",
     )
 
 

@@ -33,8 +33,6 @@ def _node(name: str) -> SmokeNode:
         interfaces={"lo": ("127.0.0.1",)},
         speed_mbit=None,
         pair_port=_free_port(),
-        boot_id="",
-        driver="",
     )
 
 
