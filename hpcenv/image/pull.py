@@ -10,14 +10,13 @@ access can work from a store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import Command, ImageUnavailable
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert
 from hpcenv.image.convert.layer_index import LayerLimits
-from hpcenv.image.convert.on_cluster import Allocation, convert_on_cluster
 from hpcenv.image.reference import LayeredImage, Platform, Reference
 from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.manifests import ResolvedImage
@@ -73,14 +72,12 @@ class ConvertOptions:
         builder: the program that writes the SIF; see `convert`.
         compression: of the SIF; `auto`: gzip if only SingularityCE starts containers here, else zstd.
         prove: read the SIF again and compare it with the layers.
-        allocation: convert in a Slurm job; None converts on this machine.
         limits: limits on what the image may contain.
     """
 
     builder: Builder = "auto"
     compression: Literal["auto", "zstd", "gzip"] = "auto"
     prove: bool = True
-    allocation: Allocation | None = None
     limits: LayerLimits = field(default_factory=LayerLimits)
 
 
@@ -154,21 +151,14 @@ def convert_image(
     environ: Mapping[str, str],
     on_event: OnEvent,
 ) -> Converted:
-    """Convert a resolved image to a SIF, on this machine or in a Slurm job.
+    """Convert a resolved image to a SIF.
 
     Raises:
         FileUnusable: the store has no room for the layers and the SIF.
-        HpcenvError: see `convert` and `convert_on_cluster`.
+        HpcenvError: see `convert`.
     """
-    if options.allocation is not None:
-        image = replace(image, layout=None)  # the node may not see the layout: its layers are copied into the store
     free_space.require_room(image, store)
     compression = runtime.compression_here(environ) if options.compression == "auto" else options.compression
-    if options.allocation is not None:
-        return convert_on_cluster(
-            image, open_blobs, options.allocation, store=store, environ=environ, on_event=on_event,
-            builder=options.builder, compression=compression, prove=options.prove, limits=options.limits,
-        )  # fmt: skip
     return convert(
         image, open_blobs, store=store, environ=environ, on_event=on_event,
         builder=options.builder, compression=compression, prove=options.prove, limits=options.limits,

@@ -67,19 +67,6 @@ def read_definition(path: Path) -> str:
         raise SpecError(f"`{path}` cannot be read", why=error.strerror, hint="check the path of the file") from error
 
 
-def refuse_on_cluster(path: str) -> None:
-    """Raise the error for `--on-cluster` with a definition file.
-
-    Raises:
-        UsageError: always.
-    """
-    raise UsageError(
-        "a definition file cannot be built with --on-cluster",
-        why="its build may download from anywhere, and compute nodes often have no internet access",
-        hint=("if your compute nodes have internet access: ", Command("srun", "hpcenv", "image", "build", str(path))),
-    )
-
-
 def parse_bind(text: str, folder: Path) -> Bind:
     """Parse `SRC:DST[:ro|rw]`.
 

@@ -38,7 +38,6 @@ from hpcenv.locking.definition_build import (
     build_definition,
     find_earlier_build,
     read_definition,
-    refuse_on_cluster,
 )
 from hpcenv.locking.image_source import absolute, locked_source, project_platform, project_source, within
 from hpcenv.node.check import sif
@@ -377,8 +376,6 @@ def _make_from_definition(
     options: BuildOptions,
 ) -> ProjectImage:
     """Return the SIF of an earlier build from the same file and inputs, or build one."""
-    if options.convert.allocation is not None:
-        refuse_on_cluster(source.path)
     path = within(workspace, source)
     definition = DefinitionBuild(
         path=path,

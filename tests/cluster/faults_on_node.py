@@ -385,28 +385,6 @@ def times(image: dict[str, Any], store: Path, when: str) -> dict[str, Any]:
     return {"fault": {"wrong": wrong(store, image["good"])}, "after": after(image["reference"], store, image["good"])}
 
 
-def job_cancelled(image: dict[str, Any], store: Path, how: str) -> dict[str, Any]:
-    """Convert on the cluster, and end the job, or the caller, while the node packs."""
-    call = start(image["reference"], store, "--on-cluster", "--cpus", "1", "--time", "00:53:00")
-    while not list(store.glob("tmp/*/image.sif")):
-        assert call.poll() is None, call.communicate()
-        time.sleep(0.01)
-
-    def jobs() -> list[str]:
-        argv = ["squeue", "-h", "--states=RUNNING,PENDING", "-o", "%i %j %l"]
-        said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
-        return [line.split()[0] for line in said if "hpcenv-image-" in line and line.endswith(" 53:00")]
-
-    if how == "scancel":
-        subprocess.run(["scancel", *jobs()], check=True)
-    else:
-        os.kill(call.pid, signal.SIGINT)
-    _, said = call.communicate(timeout=100)
-    fault = {"status": call.returncode, "stderr": said, "jobs": jobs(), "wrong": wrong(store, image["good"])}
-    fault["left"] = leftovers(store)
-    return {"fault": fault, "after": after(image["reference"], store, image["good"])}
-
-
 def many(image: dict[str, Any], store: Path, count: str) -> list[dict[str, Any]]:
     """Several converters at once on this node."""
     calls = [start(image["reference"], store, "--json") for _ in range(int(count))]
@@ -423,7 +401,7 @@ def main() -> None:
     verbs: dict[str, Callable[..., Any]] = {
         "prepare": prepare, "registry_dies": registry_dies, "registry_lies": registry_lies, "damaged": damaged,
         "broken_by": broken_by, "holder_stops": holder_stops, "many": many,
-        "disk_fills": disk_fills, "times": times, "job_cancelled": job_cancelled,
+        "disk_fills": disk_fills, "times": times,
     }  # fmt: skip
     if words[0] == "proxy":
         proxy(*words[1:])

@@ -243,7 +243,7 @@ def test_interrupted_and_the_packer_killed(faults: Faults) -> None:
             assert "error[interrupted]: interrupted" in found["stderr"]
         if found["status"] == 9:
             assert "error[tool-failed]: `mksquashfs` was killed by signal 9\n  why: " in found["stderr"]
-            assert "hint: on a login node: add --on-cluster" in found["stderr"]
+            assert "hint: on a login node, convert in a job: `srun -c 8 hpcenv image pull" in found["stderr"]
 
 
 def test_eight_converters_on_two_nodes_convert_once(faults: Faults, begin: Begin) -> None:
@@ -274,24 +274,6 @@ def test_clocks_that_are_off(faults: Faults, when: str) -> None:
     found = faults.make("times", when)
     assert found["fault"]["wrong"] == []
     assert good(found["after"])
-
-
-def test_a_cancelled_job(faults: Faults) -> None:
-    done = faults.make("job_cancelled", "scancel")
-    assert done["fault"]["status"] == 9, done["fault"]["stderr"]
-    said = done["fault"]["stderr"]
-    assert "error[tool-failed]: Slurm ended the conversion: the job was cancelled\n  why: " in said
-    assert "hint: run the same command again" in said
-    assert (done["fault"]["wrong"], done["fault"]["left"]) == ([], [])
-    assert good(done["after"])
-
-
-def test_an_interrupted_caller_takes_the_job_along(faults: Faults) -> None:
-    done = faults.make("job_cancelled", "INT")
-    assert done["fault"]["status"] == 130, done["fault"]["stderr"]
-    assert "hint: run the same command again" in done["fault"]["stderr"]
-    assert done["fault"]["jobs"] == []
-    assert good(done["after"])
 
 
 def test_a_stopped_holder_loses_its_lease_and_does_no_harm_when_it_wakes(

@@ -15,9 +15,8 @@ import click
 from hpcenv import size
 from hpcenv.cli import _render
 from hpcenv.errors import Command as HintCommand
-from hpcenv.errors import HpcenvError, SpecError, UsageError
+from hpcenv.errors import HpcenvError, SpecError
 from hpcenv.image.convert.layer_index import LayerLimits
-from hpcenv.image.convert.on_cluster import Allocation
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest
 from hpcenv.image.reference import (
     LayeredImage,
@@ -30,7 +29,6 @@ from hpcenv.image.reference import (
 )
 from hpcenv.image.registry.oci_layout import local_form
 from hpcenv.image.registry.source import Access
-from hpcenv.project import duration
 
 # The value of `--plain-http` without a host. A user cannot type it, because it is no valid host.
 _OWN_REGISTRY = "<the registry of the reference>"
@@ -132,13 +130,6 @@ def registry_access(source: LayeredImage | RegistryName, values: dict[str, Any])
     )
 
 
-def _slurm_time(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    try:
-        return duration.slurm_time(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} {error}") from error
-
-
 _limit = click.option(
     "--limit",
     "limits",
@@ -199,20 +190,6 @@ def convert_options(command: _render.Command) -> _render.Command:
             ),
             click.option("--no-proof", is_flag=True, help="Skip the comparison of the new SIF with the layers."),
             limit,
-            click.option("--on-cluster", is_flag=True, help="Download here, and convert in a Slurm job."),
-            click.option("--partition", metavar="NAME", help="Partition for --on-cluster."),
-            click.option("--account", metavar="NAME", help="Account for --on-cluster."),
-            click.option(
-                "--cpus", type=click.IntRange(min=1), default=8, show_default=True, help="CPUs for --on-cluster."
-            ),
-            click.option(
-                "--time",
-                metavar="TIME",
-                default="01:00:00",
-                show_default=True,
-                callback=_slurm_time,
-                help="Time limit for --on-cluster, for example 30m or 02:00:00; a plain number is minutes.",
-            ),
         ]
     ):
         command = option(command)
@@ -221,16 +198,10 @@ def convert_options(command: _render.Command) -> _render.Command:
 
 def chosen(values: dict[str, Any]) -> ConvertOptions:
     """Return how to convert, from the options that `convert_options` added."""
-    if not values["on_cluster"] and (values["partition"] or values["account"]):
-        raise UsageError("--partition and --account need --on-cluster", hint="add --on-cluster")
-    allocation = Allocation(
-        partition=values["partition"], account=values["account"], cpus=values["cpus"], time=values["time"]
-    )
     return ConvertOptions(
         builder=values["builder"],
         compression=values["compression"],
         prove=not values["no_proof"],
-        allocation=allocation if values["on_cluster"] else None,
         limits=LayerLimits().raised(values["limits"]),
     )
 

@@ -19,13 +19,7 @@ from hpcenv.image.pull import BuiltImage
 from hpcenv.image.reference import Platform
 from hpcenv.image.registry.source import Access
 from hpcenv.image.store.store_folder import open_place
-from hpcenv.locking.definition_build import (
-    DefinitionBuild,
-    build_definition,
-    parse_bind,
-    read_definition,
-    refuse_on_cluster,
-)
+from hpcenv.locking.definition_build import DefinitionBuild, build_definition, parse_bind, read_definition
 from hpcenv.locking.image_source import project_platform
 from hpcenv.locking.project_image import BuildOptions, build, registry_access
 from hpcenv.progress import OnEvent
@@ -122,8 +116,6 @@ def _dockerfile_build(
 ) -> DockerfileBuild:
     file = Path(os.path.abspath(_render.cwd() / path))
     context = file.parent if values["context"] is None else Path(os.path.abspath(_render.cwd() / values["context"]))
-    if options.convert.allocation is not None:
-        refuse_on_cluster(path)
     if not context.is_dir():
         raise click.UsageError(f"--context: there is no folder `{context}`")
     if any("=" not in text.lstrip("=") for text in values["arguments"]):
@@ -160,8 +152,6 @@ def _from_definition(
     *,
     platform: Platform | None,
 ) -> BuiltImage:
-    if options.convert.allocation is not None:
-        refuse_on_cluster(definition)
     # In a project, its settings for registries and the platform apply here too.
     access = Access(plain_http=options.plain_http, environ=os.environ)
     if workspace is not None:

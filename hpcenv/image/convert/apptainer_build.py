@@ -1,6 +1,6 @@
 """Build SIFs with Apptainer: from images on hosts without a suitable squashfs-tools, and from definition files.
 
-Runs on: LOGIN NODE and, for `image build --on-cluster`, COMPUTE NODE.
+Runs on: LOGIN NODE.
 
 `build_layout` converts an image whose verified blobs are on disk; it downloads nothing.
 Its result depends on the image, the labels, the epoch, and the versions of Apptainer

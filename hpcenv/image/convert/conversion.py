@@ -1,6 +1,6 @@
 """Convert a resolved image to a SIF in the store: fetch, read, merge, pack, prove, publish.
 
-Runs on: LOGIN NODE, or the compute node of `--on-cluster`.
+Runs on: LOGIN NODE.
 
     blobs ─▶ indexes ─▶ merged tree ─▶ one tar stream ─▶ mksquashfs ─▶ squashfs inside the SIF
                              └────────────── compared with the tree in the SIF ────────┘

@@ -1,6 +1,6 @@
 """Read one layer of an image: decompress it, read its members, and make an index of them.
 
-Runs on: LOGIN NODE (and the compute node of `--on-cluster`). `layers` merges the indexes.
+Runs on: LOGIN NODE. `layers` merges the indexes.
 
 An index depends only on the layer's diff_id, so all images with this layer share it. It has columns
 with one value per member, and no object per member: with a million members each takes less than
@@ -129,16 +129,6 @@ class LayerLimits:
             changed[name] = int(number)
         return replace(self, **changed)
 
-    def words(self) -> list[str]:
-        """Return the limits that differ from the defaults, as options for `raised`."""
-        default = LayerLimits()
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return [
-            f"{name}={NO_LIMIT if value == _UNLIMITED else value}"
-            for name, value in values.items()
-            if value != getattr(default, name)
-        ]
-
 
 def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> NoReturn:
     """Raise the error for an exceeded limit.
@@ -152,13 +142,12 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",
         why="a hostile image can fill memory or disks; hpcenv stops before that happens",
-        hint=raise_limit(f"{name}={NO_LIMIT if enough is None else enough}"),
+        # `cli/image/` puts the user's own command in place of the project's.
+        hint=(
+            "if you trust this image: ",
+            Command("hpcenv", "image", "build", "--limit", f"{name}={NO_LIMIT if enough is None else enough}"),
+        ),
     )
-
-
-def raise_limit(word: str) -> tuple[str | Command, ...]:
-    """Return the hint for an exceeded limit. `cli/image/` puts the user's own command in place of the project's."""
-    return ("if you trust this image: ", Command("hpcenv", "image", "build", "--limit", word))
 
 
 # -- a layer's bytes ----------------------------------------------------------------------

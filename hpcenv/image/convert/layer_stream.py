@@ -1,6 +1,6 @@
 """Write the merged tree of an image's layers as one tar stream for mksquashfs.
 
-Runs on: LOGIN NODE (and the compute node of `--on-cluster`).
+Runs on: LOGIN NODE.
 
     files of the topmost layer, ..., files of the lowest    each layer in its own order, read once
     directories, symbolic links, devices, fifos             sorted by path

@@ -1,6 +1,6 @@
 """Merge the indexes of an image's layers into one tree.
 
-Runs on: LOGIN NODE (and the compute node of `--on-cluster`). Rules: OCI image-spec 1.1,
+Runs on: LOGIN NODE. Rules: OCI image-spec 1.1,
 layer.md ("Applying Changesets", "Whiteouts"). Cases that it does not define are treated as in
 umoci 0.4.7, which `apptainer build` uses to unpack.
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
 from hpcenv import process
-from hpcenv.errors import FileUnusable, HpcenvError, ToolFailed, ToolMissing
+from hpcenv.errors import Command, FileUnusable, HpcenvError, ToolFailed, ToolMissing
 from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.progress import Event, OnEvent, ignore
 
@@ -396,8 +396,11 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
             status=error.status,
             stderr=error.stderr,
             why=_SIGNALS.get(-error.status, "somebody or the kernel stopped it, most often for lack of memory"),
-            hint="on a login node: add --on-cluster; in a job: ask for more memory (--mem) or time, "
-            "or raise the limit (ulimit)",
+            hint=(
+                "on a login node, convert in a job: ",
+                Command("srun", "-c", "8", "hpcenv", "image", "pull", "REFERENCE"),
+                "; in a job, ask for more memory (--mem) or time, or raise the limit (ulimit)",
+            ),
         )
     return error
 

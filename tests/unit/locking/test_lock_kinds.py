@@ -525,8 +525,6 @@ def test_the_verb_builds_a_file_from_any_folder(folder: Path, tmp_path: Path, hp
     said = hpcenv(*words, "--json", cwd=tmp_path, environ=environ).envelope["data"]
     assert said["record"]["made"]["materials"][-1]["name"] == f"{folder}/site:/mnt:ro"
 
-    refused = hpcenv(*words[:3], "--on-cluster", "--store", "store", cwd=tmp_path, environ=environ)
-    assert (refused.status, "cannot be built with --on-cluster" in refused.stderr) == (2, True)
     # --plain-http goes with a project, too: it lets a saved password go there.
     refused = hpcenv("image", "build", "--platform", "linux/arm64", cwd=tmp_path, environ=environ)
     assert (refused.status, "needs FILE.def" in refused.stderr) == (2, True)
