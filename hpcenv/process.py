@@ -26,12 +26,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # The end of a failed tool's output: enough for Apptainer's FATAL line and the lines before it, not a whole
 # build log.
@@ -43,7 +40,7 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What a pipe may hold without privileges on Linux (fs.pipe-max-size), in bytes.
 _FEED_BUFFER = 1 << 20
 # How often a wait for output looks whether the program itself has ended.
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
 # After the end of a program: how long a child of it may keep the output open before it is killed.
 _SECONDS_FOR_CHILDREN = 2.0
 # After SIGKILL. A process that hangs in the kernel (state D) needs longer; then it is left.
@@ -92,6 +89,8 @@ def run(
     cwd: Path | None = None,
     accept: tuple[int, ...] = (0,),
     pass_fds: tuple[int, ...] = (),
+    slow: float | None = None,
+    explain: Callable[[], HpcenvError | None] = lambda: None,
 ) -> Completed:
     """Run a program to its end and return its output.
 
@@ -103,170 +102,143 @@ def run(
         cwd: the folder in which it runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
+        slow: seconds after which `explain` is called once; if it returns an error, the program is not waited for.
 
     Raises:
         ToolMissing: the program does not exist.
         ToolFailed: it ended with another exit status, or reached the time limit.
     """
-    with BackgroundProcess(argv, timeout=timeout, env=env, stdin=stdin, cwd=cwd, pass_fds=pass_fds) as child:
-        return child.finish(accept=accept)
+    out, err, status = _run(
+        argv,
+        timeout=timeout,
+        env=env,
+        stdin=stdin,
+        cwd=cwd,
+        accept=accept,
+        pass_fds=pass_fds,
+        slow=slow,
+        explain=explain,
+    )
+    stdout, stderr = (output.decode(errors="replace") for output in (out, err))
+    return Completed(argv=tuple(argv), status=status, stdout=stdout, stderr=stderr)
 
 
-class BackgroundProcess:
-    """A program that runs while its caller does something else; the end of the `with` block kills it.
-
-    Args:
-        argv: program and arguments, passed literally.
-        timeout: seconds that it may still take once its output is waited for.
-        env: its whole environment; None inherits.
-        stdin: text, or bytes, for its standard input; None gives it an empty one.
-        cwd, pass_fds: as for `run`.
-        slow: seconds after which `explain` is called once; if it returns an error, the program is not waited for.
+def read_bytes(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    cwd: Path | None = None,
+    accept: tuple[int, ...] = (0,),
+) -> bytes:
+    """Run a program to its end and return its standard output byte for byte; arguments as for `run`.
 
     Raises:
-        ToolMissing, ToolFailed: it cannot be started.
+        ToolMissing, ToolFailed: as for `run`.
     """
+    return _run(argv, timeout=timeout, env=env, stdin=stdin, cwd=cwd, accept=accept)[0]
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        cwd: Path | None = None,
-        pass_fds: tuple[int, ...] = (),
-        slow: float | None = None,
-        explain: Callable[[], HpcenvError | None] = lambda: None,
-    ) -> None:
-        self._argv, self._timeout = tuple(argv), timeout
-        self._stdin = stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
-        self._slow, self._explain = slow, explain
-        self._child = _popen(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL if stdin is None else PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            pass_fds=pass_fds,
-        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kill_session(self._child)
+def _run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None,
+    stdin: str | bytes | None,
+    cwd: Path | None,
+    accept: tuple[int, ...],
+    pass_fds: tuple[int, ...] = (),
+    slow: float | None = None,
+    explain: Callable[[], HpcenvError | None] = lambda: None,
+) -> tuple[bytes, bytes, int]:
+    """Run a program to its end; return its output, its complaints and its exit status."""
+    with _input(stdin) as source:
+        child = _popen(argv, env=env, cwd=cwd, stdin=source, stdout=PIPE, stderr=PIPE, pass_fds=pass_fds)
+    try:
+        out, err = _communicate(child, argv, timeout, slow, explain)
+    finally:
+        kill_session(child)
         # Not read to their end: a child of the program may hold them open.
-        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+        for pipe in (child.stdout, child.stderr):
             if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def read_bytes(self, *, accept: tuple[int, ...] = (0,)) -> bytes:
-        """Wait for its end and return its standard output byte for byte; to be called once.
-
-        Raises:
-            ToolFailed: as for `run`.
-        """
-        return self._finish(accept)[0]
-
-    def finish(self, *, accept: tuple[int, ...] = (0,)) -> Completed:
-        """Wait for its end and return its output as text; to be called once.
-
-        Raises:
-            ToolFailed: as for `run`.
-        """
-        out, err = (output.decode(errors="replace") for output in self._finish(accept))
-        return Completed(argv=self._argv, status=self._child.returncode, stdout=out, stderr=err)
-
-    def _finish(self, accept: tuple[int, ...]) -> tuple[bytes, bytes]:
-        out, err = self._communicate()
-        if self._child.returncode not in accept:
-            # Standard output as the reason only where the program wrote no complaint.
-            output = err.decode(errors="replace") or out[-4 * _TAIL_CHARACTERS :].decode(errors="replace")
-            raise failed(Completed(argv=self._argv, status=self._child.returncode, stdout="", stderr=output))
-        return out, err
-
-    def _communicate(self) -> tuple[bytes, bytes]:
-        """Return the whole output; what a child of an ended program still writes is waited for a short time only.
-
-        Raises:
-            ToolFailed: the program did not end in time; it is killed.
-        """
-        pipes = _Pipes(self._child, self._stdin or b"")
-        deadline, ended = time.monotonic() + self._timeout, None
-        ask = None if self._slow is None else time.monotonic() + self._slow
-        while (now := time.monotonic()) < deadline and (ended is None or now < ended + _SECONDS_FOR_CHILDREN):
-            if not pipes.exchange(min(_LOOK_SECONDS, deadline - now)):
-                # It has closed its output. It may still run.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(timeout=max(0.0, deadline - time.monotonic()))
-                break
-            if ended is None and _has_ended(self._child):
-                ended = time.monotonic()
-            if ask is not None and ended is None and now > ask:
-                ask, reason = None, self._explain()
-                if reason is not None:
-                    kill_session(self._child)
-                    raise reason
-        late = not _has_ended(self._child)
-        kill_session(self._child)
-        until = time.monotonic() + _LOOK_SECONDS
-        while time.monotonic() < until and pipes.exchange(_LOOK_SECONDS / 5):
-            pass  # a child that left the session may still hold the output open
-        if late or self._child.returncode is None:
-            raise _timed_out(self._argv, self._timeout, pipes.err.decode(errors="replace"))
-        return bytes(pipes.out), bytes(pipes.err)
+                pipe.close()
+    if child.returncode not in accept:
+        # Standard output as the reason only where the program wrote no complaint.
+        output = err.decode(errors="replace") or out[-4 * _TAIL_CHARACTERS :].decode(errors="replace")
+        raise failed(Completed(argv=tuple(argv), status=child.returncode, stdout="", stderr=output))
+    return out, err, child.returncode
 
 
-class _Pipes:
-    """The input and the output of a program. `subprocess` cannot go on with its input after a time limit."""
+@contextlib.contextmanager
+def _input(content: str | bytes | None) -> Iterator[int]:
+    """Yield what a program reads as its standard input: a file in memory, or nothing.
 
-    def __init__(self, child: subprocess.Popen[bytes], rest: bytes) -> None:
-        self.out, self.err = bytearray(), bytearray()
-        self._rest = memoryview(rest)
-        self._stdin = child.stdin
-        self._open = {
-            cast("IO[bytes]", pipe).fileno(): kept
-            for pipe, kept in ((child.stdout, self.out), (child.stderr, self.err))
-        }
-        if self._stdin is not None:
-            os.set_blocking(self._stdin.fileno(), False)
+    Not a pipe: after a time limit, `communicate` does not go on with its input (Python 3.13, `_communicate`).
+    """
+    if content is None:
+        yield subprocess.DEVNULL
+        return
+    with open(os.memfd_create("input", os.MFD_CLOEXEC), "w+b") as file:
+        file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+        file.seek(0)
+        yield file.fileno()
 
-    def exchange(self, seconds: float) -> bool:
-        """Write and read what is possible, or wait so long for it; return whether its output is still open."""
-        writable = [] if self._stdin is None else [self._stdin.fileno()]
-        ready = select.poll()
-        for number in self._open:
-            ready.register(number, select.POLLIN)
-        for number in writable:
-            ready.register(number, select.POLLOUT)
-        for number, _event in ready.poll(seconds * 1000) if self._open or writable else ():
-            if number in writable:
-                self._write()
-            else:
-                self._read(number)
-        return bool(self._open)
 
-    def _read(self, number: int) -> None:
-        piece = os.read(number, 1 << 18)
-        self._open[number].extend(piece)
-        if not piece:
-            del self._open[number]
+def _communicate(
+    child: subprocess.Popen[bytes],
+    argv: Sequence[str],
+    timeout: float,
+    slow: float | None,
+    explain: Callable[[], HpcenvError | None],
+) -> tuple[bytes, bytes]:
+    """Return the whole output; what a child of an ended program still writes is waited for a short time only.
 
-    def _write(self) -> None:
-        stdin = cast("IO[bytes]", self._stdin)
-        try:
-            self._rest = self._rest[os.write(stdin.fileno(), self._rest) :] if self._rest else self._rest
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._rest = memoryview(b"")
-        if not self._rest:
-            self._stdin = None
-            with contextlib.suppress(BrokenPipeError):
-                stdin.close()
+    Raises:
+        ToolFailed: the program did not end in time; it is killed.
+    """
+    started, ended = time.monotonic(), None
+    asked = slow is None
+    while True:
+        out, err, is_complete = _exchange(child, min(_LOOK_SECONDS, timeout))
+        if is_complete:
+            return out, err
+        now = time.monotonic()
+        ended = ended or (now if _has_ended(child) else None)
+        if now >= started + timeout or _is_stopped() or (ended is not None and now >= ended + _SECONDS_FOR_CHILDREN):
+            break
+        if not asked and ended is None and slow is not None and now > started + slow:
+            asked, reason = True, explain()
+            if reason is not None:
+                raise reason
+    is_late = not _has_ended(child)
+    kill_session(child)
+    # A child that left the session may still hold the output open.
+    out, err, _ = _exchange(child, _LOOK_SECONDS)
+    if is_late or child.returncode is None:
+        raise _timed_out(argv, timeout, err.decode(errors="replace"))
+    return out, err
+
+
+def _exchange(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes, bool]:
+    """Wait so long for the output and the end of a program; return what it wrote so far, and whether that is all."""
+    try:
+        return (*child.communicate(timeout=seconds), True)
+    except subprocess.TimeoutExpired as error:
+        return error.stdout or b"", error.stderr or b"", False
+
+
+_this_thread = threading.local()
+
+
+def stop_with(event: threading.Event) -> None:
+    """Let an event kill the program that this thread waits for; for the threads of a pool."""
+    _this_thread.stop = event
+
+
+def _is_stopped() -> bool:
+    event: threading.Event | None = getattr(_this_thread, "stop", None)
+    return event is not None and event.is_set()
 
 
 def kill_session(child: subprocess.Popen[bytes]) -> None:

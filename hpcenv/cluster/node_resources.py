@@ -77,24 +77,16 @@ class ClusterResources:
     partitions: Mapping[str, PartitionShares]
 
 
-def begin(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> process.BackgroundProcess:
-    """Start the call of scontrol; `read` returns the answer.
+def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> ClusterResources:
+    """Ask scontrol what the nodes have.
 
     Raises:
         ToolMissing: scontrol is missing.
+        ToolFailed: it did not answer in time, or the answer is too long.
     """
     tool = process.find_tool("scontrol", needed_for="ask what the nodes have", path=environ.get("PATH"))
     env = slurm_command.clean_environment(environ)
-    return slurm_command.begin([tool, "--all", "--oneliner"], env, timeout=seconds, stdin=_COMMANDS)
-
-
-def read(query: process.BackgroundProcess) -> ClusterResources:
-    """Return scontrol's answer.
-
-    Raises:
-        ToolFailed: it did not arrive in time, or is too long.
-    """
-    text = query.read_bytes().decode("utf-8", errors="replace")
+    text = slurm_command.run([tool, "--all", "--oneliner"], env, timeout=seconds, stdin=_COMMANDS).stdout
     if len(text) > _LONGEST:
         raise ToolFailed(f"`scontrol` said more than {_LONGEST >> 20} MiB", argv=("scontrol",))
     return parse(text)

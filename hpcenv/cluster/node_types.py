@@ -187,26 +187,8 @@ def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tup
     Raises:
         ToolMissing, ToolFailed: sinfo is missing or did not answer in time.
     """
-    with begin_offers(environ, seconds=seconds) as query:
-        return read_offers(query)
-
-
-def begin_offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> process.BackgroundProcess:
-    """Start the query of `offers`; `read_offers` returns the answer.
-
-    Raises:
-        ToolMissing: sinfo is missing.
-    """
-    return _begin(["sinfo", "--noheader", "--all", "--exact", f"--format={_SINFO}"], environ, seconds)
-
-
-def read_offers(query: process.BackgroundProcess) -> tuple[Offer, ...]:
-    """Return sinfo's answer.
-
-    Raises:
-        ToolFailed: it did not arrive in time.
-    """
-    return parse_offers(_output(query, "sinfo"))
+    argv = ["sinfo", "--noheader", "--all", "--exact", f"--format={_SINFO}"]
+    return parse_offers(_ask(argv, environ, seconds))
 
 
 def parse_offers(text: str) -> tuple[Offer, ...]:
@@ -263,17 +245,8 @@ def parse_gpus(gres: str) -> dict[str, int]:
 
 
 def _ask(argv: list[str], environ: Mapping[str, str], seconds: float) -> str:
-    with _begin(argv, environ, seconds) as query:
-        return _output(query, argv[0])
-
-
-def _begin(argv: list[str], environ: Mapping[str, str], seconds: float) -> process.BackgroundProcess:
     tool = process.find_tool(argv[0], needed_for="ask what the cluster has", path=environ.get("PATH"))
-    return slurm_command.begin([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=seconds)
-
-
-def _output(query: process.BackgroundProcess, name: str) -> str:
-    text = query.read_bytes().decode("utf-8", errors="replace")
+    text = slurm_command.run([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=seconds).stdout
     if len(text) > _LONGEST:
-        raise ToolFailed(f"`{name}` said more than {_LONGEST >> 20} MiB", argv=(name,))
+        raise ToolFailed(f"`{argv[0]}` said more than {_LONGEST >> 20} MiB", argv=(argv[0],))
     return text

@@ -481,8 +481,7 @@ def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
 
 def _output(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Return what a command of Slurm prints; ask after some seconds whether munge is why it does not answer."""
-    with slurm_command.begin(argv, env, timeout=_SECONDS) as command:
-        return command.finish().stdout
+    return slurm_command.run(argv, env, timeout=_SECONDS).stdout
 
 
 def _find(tool: str, needed_for: str, environ: Mapping[str, str]) -> str:

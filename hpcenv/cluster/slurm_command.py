@@ -43,11 +43,13 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def begin(
-    argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: str | None = None
-) -> process.BackgroundProcess:
-    """Start a command of Slurm. If it is slow, and munge does not work here, the error names munge."""
-    return process.BackgroundProcess(
+def run(argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: str | None = None) -> process.Completed:
+    """Run a command of Slurm. If it is slow, and munge does not work here, the error names munge.
+
+    Raises:
+        ToolMissing, ToolFailed: as for `process.run`.
+    """
+    return process.run(
         argv,
         timeout=timeout,
         env=env,

@@ -518,8 +518,7 @@ def _python(notes: _Notes, context: Context) -> None:
 
 def _ask(argv: list[str], environ: Mapping[str, str]) -> str:
     tool = process.find_tool(argv[0], needed_for="ask Slurm", path=environ.get("PATH"))
-    with slurm_command.begin([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=_SECONDS) as command:
-        return command.finish().stdout
+    return slurm_command.run([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=_SECONDS).stdout
 
 
 def _reason(error: HpcenvError) -> str:

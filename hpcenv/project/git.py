@@ -106,91 +106,106 @@ class _Repository:
     """
 
     def __init__(self, tree: str, place: str, environ: Mapping[str, str]) -> None:
-        self.tree, self._processes = tree, contextlib.ExitStack()
+        self.tree, self._folder = tree, None
         variables = git_folder.variables(environ)
         try:
-            self.git, common = git_folder.find_folders(place)
+            git, common = git_folder.find_folders(place)
             listing = _run("/", variables, *git_folder.LISTING, stdin=git_folder.read_configuration(common))
             self.filters = git_folder.filters(listing)
             folder = os.path.join(environ.get("TMPDIR") or "/tmp", f"hpcenv-git-{os.urandom(8).hex()}")  # noqa: S108
             os.mkdir(folder, 0o700)
-            self._processes.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._folder = folder
             git_folder.make(folder, common, listing)
         except (OSError, ValueError) as error:
-            self._processes.close()
+            self.__exit__()
             raise ToolFailed(f"cannot read the git folder of `{tree}`", stderr=str(error), why=str(error)) from error
-        self._variables = git_folder.placed(variables, self.git, folder, tree)
+        self._variables = git_folder.placed(variables, git, folder, tree)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._processes.close()
-
-    def begin(self, *words: str) -> process.BackgroundProcess:
-        return self._processes.enter_context(_begin(self.tree, self._variables, *words))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, *words: str, stdin: bytes | None = None, accept: tuple[int, ...] = (0,)) -> bytes:
-        with _begin(self.tree, self._variables, *words, stdin=stdin) as running:
-            return running.read_bytes(accept=accept)
+        return _run(self.tree, self._variables, *words, stdin=stdin, accept=accept)
 
 
-class StatusQuery:
-    """What is changed and what is tracked in a work tree. git answers in the background; use it in a `with`.
+# A work tree and the files that git tracks in it.
+ReadTree = tuple[WorkTree, Tracked]
+
+
+def read_tree(folder: Path, environ: Mapping[str, str]) -> ReadTree | None:
+    """Return the work tree that a folder is in, and the files that git tracks there; None outside of a repository.
+
+    Raises:
+        ToolMissing: there is a repository, but git is not on PATH.
+        ToolFailed: git refuses it (`safe.directory`), or it is damaged.
+    """
+    real = os.path.realpath(folder)
+    if not any(os.path.lexists(parent / ".git") for parent in (Path(real), *Path(real).parents)):
+        return None
+    # git decides whether this is a repository, and whether its owner is trusted (`safe.directory`). This
+    # question starts no program. The output of `--show-cdup` has no names, which can contain newlines.
+    words = ("rev-parse", "--is-inside-work-tree", "--show-cdup", "--absolute-git-dir")
+    answer = os.fsdecode(_run(real, git_folder.variables(environ), *words))
+    inside, up, place = [*answer.split("\n", 2), "", ""][:3]
+    if inside != "true":
+        return None
+    return _read_status(os.path.realpath(os.path.join(real, up)), place.rstrip("\n"), environ)
+
+
+def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> WorkTree:
+    """Return a work tree as it is now.
 
     Args:
+        tree: its top folder.
+        submodules: look into them, too.
+
+    Raises:
+        ToolMissing, ToolFailed: git is gone or refuses, or the git folder cannot be read.
+    """
+    return _read_status(str(tree), os.path.join(tree, ".git"), environ, files=submodules)[0]
+
+
+def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bool = True) -> ReadTree:
+    """Return what is changed and what is tracked in a work tree.
+
+    Args:
+        place: its `.git`.
         files: ask what is tracked, and look into submodules.
     """
-
-    def __init__(self, tree: str, place: str, environ: Mapping[str, str], *, files: bool = True) -> None:
-        self._environ = environ
-        self.repository = _Repository(tree, place, environ)
-        self._status = self.repository.begin(*_STATUS)
-        self._files = self.repository.begin(*_FILES) if files else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.repository.__exit__()
-
-    def read(self) -> tuple[WorkTree, Tracked]:
-        """Return the answer, with that of the submodules; to be called once.
-
-        Raises:
-            ToolFailed: git refuses.
-        """
-        root = self.repository.tree
-        found = _parse_status(self._status.read_bytes())
-        links, tracked = _parse_files(Path(root), b"" if self._files is None else self._files.read_bytes())
-        changed = list(found.changed)
-        unfiltered = list(_unfiltered(self.repository, found.changed))
-        files, unwatched, left_out = list(tracked.files), list(tracked.unwatched), list(tracked.left_out)
-        submodules = []
-        for path, commit in links.items():
-            folder = os.path.join(root, path)
-            # A link could lead to a folder that holds this one.
-            if os.path.realpath(folder) != folder or not os.path.lexists(os.path.join(folder, ".git")):
-                continue
-            with StatusQuery(folder, os.path.join(folder, ".git"), self._environ) as inner:
-                nested, theirs = inner.read()
-            files.remove(path)
-            files += _below(path, theirs.files)
-            unwatched += _below(path, theirs.unwatched)
-            left_out += _below(path, theirs.left_out)
-            changed += _below(path, nested.changed)
-            unfiltered += [Unfiltered(path=f"{path}/{u.path}", filter=u.filter) for u in nested.unfiltered]
-            submodules.append(Submodule(path=path, commit=found.links.get(path, commit)))
-            submodules += [Submodule(path=f"{path}/{s.path}", commit=s.commit) for s in nested.submodules]
-        tree = WorkTree(
-            root=Path(root),
-            commit=found.commit,
-            changed=tuple(changed),
-            untracked=found.untracked,
-            unfiltered=tuple(unfiltered),
-            submodules=tuple(submodules),
-        )
-        return tree, Tracked(files=tuple(files), unwatched=tuple(unwatched), left_out=tuple(left_out))
+    with _Repository(root, place, environ) as repository:
+        found = _parse_status(repository.ask(*_STATUS))
+        links, tracked = _parse_files(Path(root), repository.ask(*_FILES) if files else b"")
+        unfiltered = list(_unfiltered(repository, found.changed))
+    changed = list(found.changed)
+    names, unwatched, left_out = list(tracked.files), list(tracked.unwatched), list(tracked.left_out)
+    submodules = []
+    for path, commit in links.items():
+        folder = os.path.join(root, path)
+        # A link could lead to a folder that holds this one.
+        if os.path.realpath(folder) != folder or not os.path.lexists(os.path.join(folder, ".git")):
+            continue
+        nested, theirs = _read_status(folder, os.path.join(folder, ".git"), environ)
+        names.remove(path)
+        names += _below(path, theirs.files)
+        unwatched += _below(path, theirs.unwatched)
+        left_out += _below(path, theirs.left_out)
+        changed += _below(path, nested.changed)
+        unfiltered += [Unfiltered(path=f"{path}/{u.path}", filter=u.filter) for u in nested.unfiltered]
+        submodules.append(Submodule(path=path, commit=found.links.get(path, commit)))
+        submodules += [Submodule(path=f"{path}/{s.path}", commit=s.commit) for s in nested.submodules]
+    tree = WorkTree(
+        root=Path(root),
+        commit=found.commit,
+        changed=tuple(changed),
+        untracked=found.untracked,
+        unfiltered=tuple(unfiltered),
+        submodules=tuple(submodules),
+    )
+    return tree, Tracked(files=tuple(names), unwatched=tuple(unwatched), left_out=tuple(left_out))
 
 
 def _below(folder: str, paths: Iterable[str]) -> Iterator[str]:
@@ -209,87 +224,6 @@ def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[U
     for path, name in zip(words[::3], words[2::3], strict=False):
         if name in repository.filters - known:
             yield Unfiltered(path=path, filter=name)
-
-
-class GitQuery:
-    """Questions to git about a folder. git answers in the background; use it in a `with`.
-
-    Args:
-        folder: in the work tree.
-
-    Raises:
-        ToolMissing: there is a repository, but git is not on PATH.
-    """
-
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self._environ, self._real = environ, os.path.realpath(folder)
-        self._open = contextlib.ExitStack()
-        self._tracked: Tracked | None = None
-        self._question: StatusQuery | None = None
-        context = (Path(self._real), *Path(self._real).parents)
-        # git reports the top folder of the tree; it is nearly always this folder.
-        self._guess = next((str(place) for place in context if os.path.lexists(place / ".git")), None)
-        if self._guess is not None:
-            # git decides whether this is a repository, and whether its owner is trusted (`safe.directory`). This
-            # question starts no program. The output of `--show-cdup` has no names, which can contain newlines.
-            words = ("rev-parse", "--is-inside-work-tree", "--show-cdup", "--absolute-git-dir")
-            self._place = self._open.enter_context(_begin(self._real, git_folder.variables(environ), *words))
-            with contextlib.suppress(ToolFailed):  # git tells it better
-                self._question = self._ask(self._guess, os.path.join(self._guess, ".git"))
-
-    def _ask(self, tree: str, place: str) -> StatusQuery:
-        return self._open.enter_context(StatusQuery(tree, place, self._environ))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def tree(self) -> WorkTree | None:
-        """Return the work tree of the folder; None if the folder is not in a repository.
-
-        Raises:
-            ToolFailed: git refuses it (`safe.directory`), or it is damaged.
-        """
-        if self._guess is None:
-            return None
-        inside, up, git = [*os.fsdecode(self._place.read_bytes()).split("\n", 2), "", ""][:3]
-        if inside != "true":
-            return None
-        root, git = os.path.realpath(os.path.join(self._real, up)), git.rstrip("\n")
-        question = self._question
-        if question is None or root != self._guess or not os.path.samefile(git, question.repository.git):
-            question = self._ask(root, git)
-        tree, self._tracked = question.read()
-        return tree
-
-    def files(self) -> Tracked:
-        """Return the files that git tracks in the work tree; to be called after `tree`, which has returned one."""
-        assert self._tracked is not None
-        return self._tracked
-
-
-def begin_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> StatusQuery:
-    """Start git-status; `read_status` returns its answer.
-
-    Args:
-        tree: the top folder of a work tree.
-        submodules: look into them, too.
-
-    Raises:
-        ToolMissing, ToolFailed: git is gone, or the git folder cannot be read.
-    """
-    return StatusQuery(str(tree), os.path.join(tree, ".git"), environ, files=submodules)
-
-
-def read_status(status: StatusQuery) -> WorkTree:
-    """Return the work tree as it was now.
-
-    Raises:
-        ToolFailed: git refuses.
-    """
-    return status.read()[0]
 
 
 def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, most: int) -> bytes:
@@ -413,14 +347,13 @@ def said_by(error: ToolFailed) -> str:
     return lines[0] if lines else error.what
 
 
-def _run(folder: str, variables: Mapping[str, str], *words: str, stdin: bytes | None = None) -> bytes:
-    with _begin(folder, variables, *words, stdin=stdin) as running:
-        return running.read_bytes()
-
-
-def _begin(
-    folder: str, variables: Mapping[str, str], *words: str, stdin: bytes | None = None
-) -> process.BackgroundProcess:
+def _run(
+    folder: str,
+    variables: Mapping[str, str],
+    *words: str,
+    stdin: bytes | None = None,
+    accept: tuple[int, ...] = (0,),
+) -> bytes:
     git = process.find_tool("git", needed_for="record the commit of the code", path=variables.get("PATH"))
     argv = [git, *git_folder.OPTIONS, *words]
-    return process.BackgroundProcess(argv, timeout=_SECONDS, env=variables, stdin=stdin, cwd=Path(folder))
+    return process.read_bytes(argv, timeout=_SECONDS, env=variables, stdin=stdin, cwd=Path(folder), accept=accept)

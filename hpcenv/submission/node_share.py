@@ -8,16 +8,15 @@ Lightning#18650 (2023-09), NVIDIA/srt-slurm#254 (2026).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpcenv.cluster import node_resources
 from hpcenv.cluster.node_resources import ClusterResources, NodeResources, PartitionShares
 from hpcenv.errors import UsageError
-from hpcenv.project.context import Context
 from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
-from hpcenv.submission.slurm_question import SlurmQuestion
+from hpcenv.submission.slurm_answer import read_answer
 
 if TYPE_CHECKING:
     from hpcenv.cluster.node_types import Offer
@@ -56,36 +55,34 @@ class NodeShare:
         return replace(request, cpus_per_task=cpus, mem=request.mem if self.mem is None else self.mem)
 
 
-class ResourceQuestion(SlurmQuestion):
-    """What scontrol says that the nodes have.
+def read_resources(answer: Future[ClusterResources] | None) -> ClusterResources | str:
+    """Return what the nodes have, or why that is not known.
 
     Args:
-        needed: False calls nothing.
+        answer: of `node_resources.ask`; None if scontrol was not asked.
     """
-
-    def __init__(self, context: Context, *, needed: bool) -> None:
-        super().__init__(node_resources.begin, context, needed=needed)
-
-    def answer(self) -> ClusterResources | str:
-        """Return what the nodes have, or why that is not known."""
-        found = self.read(node_resources.read)
-        if found is None:
-            return "scontrol was not asked"
-        return found if isinstance(found, str) or found.nodes else f"`{_SCONTROL}` lists no nodes"
+    found = read_answer(answer)
+    if found is None:
+        return "scontrol was not asked"
+    return found if isinstance(found, str) or found.nodes else f"`{_SCONTROL}` lists no nodes"
 
 
 def choose(
-    request: Request, offers: Sequence[Offer], question: ResourceQuestion, *, handover: bool = False
+    request: Request,
+    offers: Sequence[Offer],
+    resources: Future[ClusterResources] | None,
+    *,
+    handover: bool = False,
 ) -> NodeShare:
     """Return what is requested in place of Slurm's defaults.
 
     Args:
-        question: answered where the request has GPUs.
+        resources: as for `read_resources`; waited for where the request has GPUs.
         handover: somebody else submits the job, perhaps to another cluster.
     """
     if request.gpus_per_node == 0:
         return of_ranks(request, offers)
-    return of_gpus(request, "another cluster may have other nodes" if handover else question.answer())
+    return of_gpus(request, "another cluster may have other nodes" if handover else read_resources(resources))
 
 
 def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:

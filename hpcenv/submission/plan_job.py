@@ -6,22 +6,29 @@ Runs on: LOGIN NODE. Whatever can be refused is refused here, before anything is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcenv import process
+from hpcenv.cluster import node_resources, node_types
+from hpcenv.cluster.node_resources import ClusterResources
+from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import UsageError, WouldOverwrite
 from hpcenv.locking import same_tree
 from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.node.container.start_command import build_start_command, own_folders
-from hpcenv.project import document, stale, toml_files
+from hpcenv.project import document, git, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context, state_folder
 from hpcenv.project.fields import Level
@@ -95,7 +102,6 @@ from hpcenv.submission.snapshot import Code, CodePlace
 from hpcenv.version import VERSION
 
 if TYPE_CHECKING:
-    from hpcenv.cluster.node_types import Offer
     from hpcenv.node.check.data import DataState
     from hpcenv.project.site_profile import Profile
 
@@ -155,6 +161,21 @@ class _Gate:
     sif: LockedSif
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What other programs answer while the run is planned; None where they are not asked.
+
+    Attributes:
+        offers: what sinfo says of the cluster's nodes.
+        resources: what scontrol says that the nodes have.
+        tree: what git says of the folder of the code.
+    """
+
+    offers: Future[tuple[Offer, ...]] | None
+    resources: Future[ClusterResources] | None
+    tree: Future[git.ReadTree | None] | None
+
+
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
     """Decide everything about a run; writes and submits nothing.
 
@@ -166,14 +187,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     cluster, notes = _cluster(options, context)
     options, context = kept_secrets.hide_credentials(options, context, notes)
     record = to_record(options)
-    # sinfo, scontrol and git answer in the background.
-    with (
-        preflight.Question(context, needed=cluster == "slurm" and not options.allocated) as question,
-        node_share.ResourceQuestion(
-            context, needed=cluster == "slurm" and _may_want_share(workspace, options)
-        ) as nodes,
-        _look(options, context) as look,
-    ):
+    with _asked(workspace, options, context, cluster) as answers:
         profile = choose_site.choose(workspace, options, context, cluster, notes)
         merged = merge(options, workspace, context.environ, cluster, profile, notes)
         options = merged.options
@@ -200,9 +214,9 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         notes += _in_environment(wanted, gate, script)
         run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
         checkpoint = resume.find_checkpoint(options, context, earlier)
-        shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, question, nodes, notes)
+        shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, answers, notes)
         stage = _stage(wanted, gate, run_folder, notes)
-        started = _started(wanted, script, script_bytes, gate.environment, run_folder, look, notes)
+        started = _started(wanted, script, script_bytes, gate.environment, run_folder, answers.tree, notes)
         data, cache = _data(wanted, notes)
         started = replace(started, environment=hub_cache.with_binds(started.environment, cache))
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data, checkpoint)
@@ -268,9 +282,22 @@ def _require_no_import(context: Context) -> None:
 _IMPORTING = "HPCENV_IMPORTING"
 
 
-def _look(options: SubmitOptions, context: Context) -> snapshot.CodeQuery:
-    """Start git for the folder of the script or of the function's module."""
-    return snapshot.CodeQuery(_code_folder(options, context), context.environ)
+@contextlib.contextmanager
+def _asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[_Answers]:
+    """Ask sinfo, scontrol and git beside the planning; the end of the block kills those that still run."""
+    on_slurm, stop = cluster == "slurm", threading.Event()
+    environ, folder = context.environ, _code_folder(options, context)
+    with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
+        try:
+            yield _Answers(
+                offers=pool.submit(node_types.offers, environ) if on_slurm and not options.allocated else None,
+                resources=pool.submit(node_resources.ask, environ)
+                if on_slurm and _may_want_share(workspace, options)
+                else None,
+                tree=None if folder is None else pool.submit(git.read_tree, folder, environ),
+            )
+        finally:
+            stop.set()
 
 
 def _code_folder(options: SubmitOptions, context: Context) -> Path | None:
@@ -408,8 +435,7 @@ def _preflight(
     gate: _Gate,
     run_folder: Path,
     checkpoint: Path | None,
-    question: preflight.Question,
-    nodes: node_share.ResourceQuestion,
+    answers: _Answers,
     notes: list[str],
 ) -> _Shape:
     """Refuse what the cluster, or this machine, could not run; return the shape with the share of the nodes."""
@@ -427,7 +453,7 @@ def _preflight(
         return shape
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
-    offers = () if options.allocated else question.answer(notes)
+    offers = () if options.allocated else preflight.read_offers(answers.offers, notes)
     if gate.table:
         notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
     notes += shared
@@ -438,7 +464,7 @@ def _preflight(
     notes += preflight.check_space(run_folder)
     notes += preflight.require_known_srun_options(request, context)
     notes += preflight.check_warning(request.time_minutes, stop_options(options, request).grace)
-    return _with_share(wanted, shape, offers, nodes, notes)
+    return _with_share(wanted, shape, offers, answers.resources, notes)
 
 
 def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
@@ -458,14 +484,14 @@ def _with_share(
     wanted: _Wanted,
     shape: _Shape,
     offers: Sequence[Offer],
-    nodes: node_share.ResourceQuestion,
+    resources: Future[ClusterResources] | None,
     notes: list[str],
 ) -> _Shape:
     """Return the shape with CPUs and memory of each node; refuse ranks that would share a core."""
     options = wanted.options
     if not _has_ranks(options):
         return shape
-    share = node_share.choose(shape.request, offers, nodes, handover=options.handover)
+    share = node_share.choose(shape.request, offers, resources, handover=options.handover)
     notes += [share.note] if share.note else []
     request = share.added_to(shape.request)
     origin = node_share.origin_of(shape.origins, share)
@@ -481,7 +507,7 @@ def _started(
     content: bytes,
     environment: Environment,
     run_folder: Path,
-    look: snapshot.CodeQuery,
+    tree: Future[git.ReadTree | None] | None,
     notes: list[str],
 ) -> _Started:
     call = wanted.options.call
@@ -497,7 +523,7 @@ def _started(
             context=wanted.context,
             skipped=folders,
         )
-        code = snapshot.find(where, look, notes)
+        code = snapshot.find(where, tree, notes)
     place = None if code.source is None else code.source.script
     if call is None:
         return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)

@@ -11,6 +11,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from hpcenv import filesystem, process
@@ -35,7 +36,7 @@ from hpcenv.submission import capacity, module_file, script_notes, shell_script
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.script_notes import LaunchShape
-from hpcenv.submission.slurm_question import SlurmQuestion
+from hpcenv.submission.slurm_answer import read_answer
 
 
 def read_module(module: str, cwd: Path, command: Sequence[str]) -> tuple[Path | None, bytes]:
@@ -243,25 +244,19 @@ def _typed(option: Option, origins: Mapping[str, str]) -> bool:
     return option.flag in origins.get(option.name, "").split(", ")
 
 
-class Question(SlurmQuestion):
-    """What sinfo says of the cluster's nodes.
+def read_offers(answer: Future[tuple[node_types.Offer, ...]] | None, notes: list[str]) -> tuple[node_types.Offer, ...]:
+    """Return what the cluster has. If sinfo does not answer in time, add a note; nothing is checked then.
 
     Args:
-        needed: False calls nothing.
+        answer: of `node_types.offers`; None if sinfo was not asked.
     """
-
-    def __init__(self, context: Context, *, needed: bool) -> None:
-        super().__init__(node_types.begin_offers, context, needed=needed)
-
-    def answer(self, notes: list[str]) -> tuple[node_types.Offer, ...]:
-        """Return what the cluster has. If sinfo does not answer in time, add a note; nothing is checked then."""
-        offers = self.read(node_types.read_offers)
-        if isinstance(offers, str):
-            notes.append(f"not checked whether the partition could run this: {offers}")
-            return ()
-        if not offers:
-            notes.append("not checked whether the partition could run this: sinfo lists no nodes")
-        return offers or ()
+    offers = read_answer(answer)
+    if isinstance(offers, str):
+        notes.append(f"not checked whether the partition could run this: {offers}")
+        return ()
+    if not offers:
+        notes.append("not checked whether the partition could run this: sinfo lists no nodes")
+    return offers or ()
 
 
 def require_known_srun_options(request: Request, context: Context) -> list[str]:

@@ -12,10 +12,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcenv.errors import FileUnusable, HpcenvError, ScriptUnusable, ToolFailed, ToolMissing, UsageError
 from hpcenv.project import git
@@ -33,9 +34,6 @@ from hpcenv.submission import project_files
 from hpcenv.submission.plan import PlannedSource
 from hpcenv.submission.project_files import CopyContent, CopyRules, plain
 from hpcenv.submission.request import SubmitOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _SHOWN = 3
 LIVE: Literal["live"] = "live"
@@ -71,42 +69,6 @@ class Code:
             digest=None if self.source is None else self.source.record.digest,
             reason=self.reason,
         )
-
-
-class CodeQuery:
-    """Questions to git about the folder of the code. git answers in the background; use it in a `with`.
-
-    `find` raises the errors of git: it knows whether they matter.
-
-    Args:
-        folder: of the script; None without code.
-    """
-
-    def __init__(self, folder: Path | None, environ: Mapping[str, str]) -> None:
-        self._git: git.GitQuery | None = None
-        self._error: ToolMissing | ToolFailed | None = None
-        try:
-            self._git = None if folder is None else git.GitQuery(folder, environ)
-        except (ToolFailed, ToolMissing) as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._git is not None:
-            self._git.__exit__()
-
-    def answer(self) -> tuple[WorkTree | None, git.Tracked | None]:
-        """Return the work tree and the tracked files, if there are any.
-
-        Raises:
-            ToolMissing, ToolFailed: the code is under git, and git fails.
-        """
-        if self._error is not None:
-            raise self._error
-        tree = None if self._git is None else self._git.tree()
-        return tree, None if self._git is None or tree is None or not tree.commit else self._git.files()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +110,11 @@ class _Committed:
     reason: str | None = None
 
 
-def find(place: CodePlace, look: CodeQuery, notes: list[str]) -> Code:
+def find(place: CodePlace, answer: Future[git.ReadTree | None] | None, notes: list[str]) -> Code:
     """Return what is copied; with `--workdir live`, that nothing is.
 
     Args:
-        look: the questions to git about the script's folder.
+        answer: what `git.read_tree` says of the script's folder; None without code.
 
     Raises:
         UsageError: the code differs from its commit, and `--allow-dirty` is not given; or
@@ -160,7 +122,7 @@ def find(place: CodePlace, look: CodeQuery, notes: list[str]) -> Code:
         ToolMissing, ToolFailed: the code is under git, and git fails.
     """
     try:
-        committed = _committed(place, look, notes)
+        committed = _committed(place, None if answer is None else answer.result(), notes)
     except (ToolFailed, ToolMissing) as error:
         return _unreadable(place, error, notes)
     if place.options.workdir == LIVE:
@@ -172,13 +134,13 @@ def find(place: CodePlace, look: CodeQuery, notes: list[str]) -> Code:
     return Code(source=source, workdir=workdir, tree=committed.tree, diff=committed.diff, reason=committed.reason)
 
 
-def _committed(place: CodePlace, look: CodeQuery, notes: list[str]) -> _Committed:
+def _committed(place: CodePlace, read: git.ReadTree | None, notes: list[str]) -> _Committed:
     """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
     script, options = place.script, place.options
-    tree, known = look.answer()
-    if tree is None:
+    if read is None:
         return _Committed(tree=None, reason="no script" if place.folder is None else f"{place.folder} is not under git")
-    if known is None:
+    tree, known = read
+    if not tree.commit:
         return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
     inside = None if script is None else os.path.relpath(_real(script), tree.root)
     # Behind a link that leads out of the work tree there is no state in git.
@@ -427,10 +389,8 @@ def _some(paths: Sequence[str]) -> str:
 # -- copying ------------------------------------------------------------------------------
 
 
-def make(
-    source: PlannedSource, run: RunFolder, environ: Mapping[str, str]
-) -> AbstractContextManager[git.StatusQuery | None]:
-    """Copy the files into the run folder, and start git-status for `require_unchanged`.
+def make(source: PlannedSource, run: RunFolder) -> None:
+    """Copy the files into the run folder.
 
     Raises:
         FileUnusable: it cannot be copied.
@@ -456,9 +416,6 @@ def make(
         raise FileUnusable(f"cannot copy the code to `{run.source}`", why=str(error)) from error
     if changed:
         raise _changed(source.record.root, f"changed: {_some(changed)}")
-    if not source.record.commit:
-        return nullcontext(None)
-    return git.begin_status(Path(source.roots["source"]), environ, submodules=source.has_submodules)
 
 
 def _links(source: PlannedSource) -> Iterable[tuple[str, str]]:
@@ -497,25 +454,20 @@ def _copy(place: str, target: str) -> str:
     return digest.hexdigest()
 
 
-def require_unchanged(
-    source: PlannedSource,
-    status: git.StatusQuery | None,
-    script_sha256: str,
-    environ: Mapping[str, str],
-) -> None:
+def require_unchanged(source: PlannedSource, script_sha256: str, environ: Mapping[str, str]) -> None:
     """Check that the code has not changed since it was read.
 
     Args:
-        status: what `make` returned; None without a commit.
         script_sha256: of the script when it was read; empty if it was not read.
 
     Raises:
         ScriptUnusable: the code changed since.
     """
     record, same = source.record, True
-    if status is not None:
-        root = Path(source.roots["source"])
-        now = git.read_status(status) if os.path.lexists(root / ".git") else None
+    if record.commit:
+        root, now = Path(source.roots["source"]), None
+        if os.path.lexists(root / ".git"):
+            now = git.read_status(root, environ, submodules=source.has_submodules)
         same = now is not None and now.commit == record.commit and (record.dirty or not now.changed)
         if same and now is not None and record.dirty:
             diff = git.read_diff(now, source.new, environ)

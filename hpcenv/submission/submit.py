@@ -253,14 +253,14 @@ def materialize(plan: Plan, run: RunFolder, context: Context, *, code_as_files: 
     Args:
         code_as_files: `as_files` of `copy_node_code`.
     """
-    with contextlib.ExitStack() as stack:
-        copied = None if plan.source is None else stack.enter_context(snapshot.make(plan.source, run, context.environ))
-        copy_node_code(run, as_files=code_as_files)
-        _write_records(plan, run)
-        if plan.source is not None and copied is not None:
-            # The check compares the script, or the module of the function.
-            sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
-            snapshot.require_unchanged(plan.source, copied, sha256, context.environ)
+    if plan.source is not None:
+        snapshot.make(plan.source, run)
+    copy_node_code(run, as_files=code_as_files)
+    _write_records(plan, run)
+    if plan.source is not None:
+        # The check compares the script, or the module of the function.
+        sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
+        snapshot.require_unchanged(plan.source, sha256, context.environ)
     save_record(plan.manifest, run.manifest, durable=False)
 
 
@@ -281,11 +281,8 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
     """Start the job, or the next job of a chain; return its id and the warnings of sbatch."""
-
-    def keep_image() -> None:
-        if after is None:
-            need_image(plan, run, needed=True)
-
+    if after is None:
+        need_image(plan, run, needed=True)
     if plan.manifest.cluster == "slurm":
         from hpcenv.submission.submitit_executor import ScriptExecutor
 
@@ -293,11 +290,8 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             run.script,
             # The step `begin` finds out whether the job before has left something to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
-            # Well before the job can start.
-            while_waiting=keep_image,
         )
         return queued.job_id, queued.warnings
-    keep_image()
     # Local runs append to one log, as Slurm does.
     with open(run.log, "ab") as log:
         child = process.start(

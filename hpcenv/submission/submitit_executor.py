@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,19 +64,12 @@ class ScriptExecutor(submitit.SlurmExecutor):
         self.python = shlex.quote(sys.executable) if python is None else python
         self.environ = environ
 
-    def queue(
-        self,
-        script: Path,
-        *,
-        options: Sequence[str] = (),
-        while_waiting: Callable[[], object] = lambda: None,
-    ) -> QueuedJob:
+    def queue(self, script: Path, *, options: Sequence[str] = ()) -> QueuedJob:
         """Submit a batch script.
 
         Args:
             script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
             options: for sbatch; they win over the lines of the script.
-            while_waiting: called while sbatch waits for an answer.
 
         Raises:
             ToolMissing: sbatch or srun is not on PATH.
@@ -87,7 +80,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
         sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)
         process.find_tool("srun", needed_for="start the steps of a job", path=path)
         argv = [sbatch, *options, *self._make_submission_command(script)[1:]]
-        done = _call_sbatch(argv, self.environ, while_waiting)
+        done = _call_sbatch(argv, self.environ)
         return QueuedJob(
             job_id=self._get_job_id_from_submission_command(done.stdout), warnings=tuple(_warnings(done.stderr))
         )
@@ -111,13 +104,9 @@ class ScriptExecutor(submitit.SlurmExecutor):
         return line[1]
 
 
-def _call_sbatch(
-    argv: Sequence[str], environ: Mapping[str, str], while_waiting: Callable[[], object]
-) -> process.Completed:
+def _call_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> process.Completed:
     try:
-        with slurm_command.begin(argv, slurm_command.clean_environment(environ), timeout=_SECONDS) as sbatch:
-            while_waiting()
-            return sbatch.finish()
+        return slurm_command.run(argv, slurm_command.clean_environment(environ), timeout=_SECONDS)
     except ToolFailed as error:
         if error.what == munge.DOWN:
             # Slurm accepts no request without a credential: nothing is queued.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -114,9 +116,6 @@ def test_a_child_of_a_program_that_hangs_does_not_keep_the_caller(holder: str, t
     with pytest.raises(ToolFailed, match="did not answer within 1 s"):
         process.stream(["sh", "-c", script], on_line=print, timeout=1)
     assert gone(int((tmp_path / "pid").read_text()))
-    with process.BackgroundProcess(["sh", "-c", script], timeout=600):
-        time.sleep(0.2)
-    assert gone(int((tmp_path / "pid").read_text()))
     assert time.monotonic() - before < 20
 
 
@@ -210,35 +209,32 @@ def test_a_fed_program_that_is_missing_or_hangs() -> None:
     assert caught.value.stderr == "busy\n"
 
 
-def test_a_begun_program_runs_beside_its_caller() -> None:
-    with process.BackgroundProcess(["/bin/sh", "-c", "printf 'a\\377'; echo said >&2"], timeout=20) as begun:
-        assert begun.read_bytes() == b"a\xff"
-    with process.BackgroundProcess(["/bin/sh", "-c", "echo out; echo said >&2"], timeout=20) as begun:
-        done = begun.finish()
-    assert (done.stdout, done.stderr) == ("out\n", "said\n")
-
-
-def test_a_begun_program_ends_with_its_caller(tmp_path: Path) -> None:
-    with process.BackgroundProcess(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"], timeout=20):
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            pass
-        pid = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_what_became_of_a_begun_program_is_told() -> None:
-    with process.BackgroundProcess(["/bin/sh", "-c", "echo why >&2; exit 3"], timeout=20) as begun:
-        with pytest.raises(ToolFailed) as caught:
-            begun.read_bytes()
+def test_output_is_read_byte_for_byte() -> None:
+    assert process.read_bytes(["/bin/sh", "-c", "printf 'a\\377'; echo said >&2"], timeout=20) == b"a\xff"
+    assert process.read_bytes(["cat"], timeout=20, stdin=b"\xff\0\n") == b"\xff\0\n"
+    assert process.read_bytes(["/bin/sh", "-c", "exit 1"], timeout=20, accept=(0, 1)) == b""
+    with pytest.raises(ToolFailed) as caught:
+        process.read_bytes(["/bin/sh", "-c", "echo why >&2; exit 3"], timeout=20)
     assert (caught.value.status, caught.value.stderr) == (3, "why")
-    with process.BackgroundProcess(["/bin/sh", "-c", "exit 1"], timeout=20) as begun:
-        assert begun.read_bytes(accept=(0, 1)) == b""
-    with process.BackgroundProcess(["/bin/sleep", "600"], timeout=0.1) as begun:
-        with pytest.raises(ToolFailed, match="did not answer within"):
-            begun.read_bytes()
+    with pytest.raises(ToolFailed, match="did not answer within"):
+        process.read_bytes(["/bin/sleep", "600"], timeout=0.1)
     with pytest.raises(ToolMissing):
-        process.BackgroundProcess(["/nowhere/tool"], timeout=1)
+        process.read_bytes(["/nowhere/tool"], timeout=1)
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_a_pool_that_is_stopped_kills_its_programs_and_their_children(holder: str, tmp_path: Path) -> None:
+    stop, before = threading.Event(), time.monotonic()
+    script = f"{holder} echo $! > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; wait"
+    with ThreadPoolExecutor(1, initializer=process.stop_with, initargs=(stop,)) as pool:
+        answer = pool.submit(process.run, ["sh", "-c", script], timeout=600)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        stop.set()
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert isinstance(answer.exception(), ToolFailed)
+    assert time.monotonic() - before < 20
+    assert process.run(["sleep", "0.5"], timeout=20).status == 0, "other threads are left alone"
 
 
 def test_a_signal_that_is_held_back_comes_when_the_program_lets_it_through(tmp_path: Path) -> None:

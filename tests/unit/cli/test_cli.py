@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from hpcenv import process
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cluster import node_types
 from tests.conftest import hpcenv
 
 
@@ -187,6 +189,23 @@ def test_interrupting_sbatch_leaves_nothing(shared_project: Path, fake_slurm: An
     assert stderr.endswith("error[interrupted]: interrupted\n")
     assert list((shared_project / "runs").iterdir()) == []
     assert len(fake_slurm.calls("squeue")) == 1, "it looks whether the job got queued"
+
+
+def test_an_interrupted_plan_ends_sinfo_and_does_not_wait_for_it(shared_project: Path, fake_slurm: Any) -> None:
+    fake_slurm.hangs("sinfo")
+    child = start(*WORDS, cwd=shared_project, environ=fake_slurm.environ)
+    deadline = time.monotonic() + 20
+    while not fake_slurm.calls("sinfo") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    asked = process.below(child.pid)
+    assert asked
+    before = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=20)
+    assert time.monotonic() - before < node_types.QUICK_SECONDS - 1
+    assert child.returncode == 130
+    assert stderr.endswith("error[interrupted]: interrupted\n")
+    assert [pid for pid in asked if process.parent_of(pid) is not None] == []
 
 
 # -- runs on this machine -----------------------------------------------------------------

@@ -32,8 +32,7 @@ CONFIG = "JobDefaults             = DefCpuPerGPU=3\nSelectTypeParameters    = CR
 
 def test_one_call_answers_for_nodes_and_partitions(fake_slurm: Any) -> None:
     fake_slurm.replays("scontrol", "scontrol-resources")
-    with node_resources.begin(fake_slurm.environ) as query:
-        found = node_resources.read(query)
+    found = node_resources.ask(fake_slurm.environ)
     (call,) = fake_slurm.calls("scontrol")
     assert call.argv == ("--all", "--oneliner")
     node = found.nodes[0]
@@ -76,8 +75,8 @@ def test_slurm_may_count_cores_as_cpus() -> None:
 
 def test_a_refusal_of_slurmctld_is_an_error(fake_slurm: Any) -> None:
     fake_slurm.answers("scontrol", err="slurm_load_node error: Access/permission denied", status=1)
-    with node_resources.begin(fake_slurm.environ) as query, pytest.raises(ToolFailed, match="scontrol"):
-        node_resources.read(query)
+    with pytest.raises(ToolFailed, match="scontrol"):
+        node_resources.ask(fake_slurm.environ)
 
 
 @given(st.text() | st.lists(st.sampled_from([LUMI_G, DEV_G, CONFIG, "NodeName=", "="])).map("\n".join))
