@@ -270,7 +270,7 @@ def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish
     status = _wait(folder, wish)
     page = replace(
         page, image=image, run=result.run, run_folder=folder, outcome=status.state,
-        notes=(*page.notes, *changed, *plan.notes),
+        notes=(*page.notes, *changed, *result.notes),
     )  # fmt: skip
     if exit_status_of(status) != 0:
         raise JobFailed(

@@ -119,10 +119,11 @@ def _again(
         new = replace(new, name=rerun.free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
     context = rerun.context_again(submit_cli.context_of(), before, request.command_of(new))
     workspace = _render.open_project(context.cwd)
-    if not dry_run:
+    other_lock = new.lock != old.lock
+    # With another lockfile, --locked (which may be recorded) starts the Python of `image = "host"`.
+    if not dry_run or (new.locked and other_lock):
         _accept.require(workspace, accept, as_json=as_json, more=recorded)
     review = _accept.reviewed(workspace, recorded) if dry_run else None
-    other_lock = new.lock != old.lock
     if not as_json:
         _tell_changes(folder.name, rerun.changes(old, new))
     if not other_lock:

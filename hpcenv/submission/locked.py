@@ -124,15 +124,6 @@ def identify_sif(
     return locked_container.identify_sif(environment, locked, locked.container, place, cache, notes, lock=lock)
 
 
-def notes_on_sif(environment: Environment, locked: Lockfile, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where what starts containers here does not read the SIF."""
-    if locked.container is None:
-        return ()
-    from hpcenv.submission import locked_container
-
-    return locked_container.notes_on_sif(environment, environ)
-
-
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
     """Return the backend that fits the locked torch and the GPUs of the run. A build for ROCm calls RCCL `nccl`."""
     return "nccl" if request.gpus_per_node and lock_model.gpu_support(locked) in ("cuda", "hip") else "gloo"

@@ -183,7 +183,10 @@ def _identify_overlay(
 
 
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where what starts containers here does not read the compression of the SIF."""
+    """Return a note where what starts containers here does not read the compression of the SIF.
+
+    It may start the program that the project names: call it when the user has accepted what the project asks.
+    """
     path = Path(environment.sif)
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression

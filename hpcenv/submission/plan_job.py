@@ -73,7 +73,6 @@ from hpcenv.submission.locked import (
     gpu_needs,
     host_expectations,
     identify_sif,
-    notes_on_sif,
     refuse_gpus_for_cpu_torch,
     settings,
     unlocked_binds,
@@ -178,6 +177,9 @@ class _Answers:
 
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
     """Decide everything about a run; writes and submits nothing.
+
+    It starts no program that the project names, because the user may not have accepted them yet (`--dry-run`); only
+    `--locked` starts the environment's Python, and its callers have asked.
 
     Raises:
         HpcenvError: anything that would make the job fail, as far as the login node can know it.
@@ -402,7 +404,6 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     )
     environment = typed_binds.add(environment, options.bind, context.cwd, notes)
     sif = identify_sif(environment, locked, wanted.workspace, context.cache, notes, lock=lock)
-    notes += notes_on_sif(environment, locked, context.environ)
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,

@@ -73,6 +73,7 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     if on_slurm:
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     wait_for_earlier(plan, context)
+    notes = (*plan.notes, *notes_on_runtime(plan, context))
     plan = pack_data(plan)
     context, own = kept_secrets.without(context, plan.secret_values), context
     make_folder(run.path)
@@ -100,7 +101,7 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
         job_id=job_ids[0],
         cluster=plan.manifest.cluster,
         shape=plan.request.shape,
-        notes=(*plan.notes, *(f"sbatch: {line}" for line in dict.fromkeys(warnings))),
+        notes=(*notes, *(f"sbatch: {line}" for line in dict.fromkeys(warnings))),
         chain=chain,
     )
 
@@ -111,6 +112,19 @@ def wait_for_earlier(plan: Plan, context: Context) -> None:
         from hpcenv.submission import after  # loads the code that reads runs
 
         after.wait(plan.after.waited_for, context)
+
+
+def notes_on_runtime(plan: Plan, context: Context) -> tuple[str, ...]:
+    """Return a note where what starts containers here does not read the SIF of a run.
+
+    It may start that program to learn what it is. A plan does not: the project may name the program, and the user
+    accepts it before something is submitted.
+    """
+    if plan.manifest.environment.kind != "sif":
+        return ()
+    from hpcenv.submission import locked_container  # loads the code about images and SIFs
+
+    return locked_container.notes_on_sif(plan.manifest.environment, context.environ)
 
 
 def pack_data(plan: Plan) -> Plan:

@@ -219,6 +219,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     submit_step.wait_for_earlier(sweep.plan, context)
+    notes = (*sweep.plan.notes, *submit_step.notes_on_runtime(sweep.plan, context))
     sweep = replace(sweep, plan=submit_step.pack_data(sweep.plan))
     context, own = kept_secrets.without(context, sweep.plan.secret_values), context
     submit_step.make_folder(run.path)
@@ -246,7 +247,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         job_id=submitted.job_id,
         shape=sweep.shape,
         elements=sweep.record.elements,
-        notes=(*sweep.plan.notes, *(f"sbatch: {line}" for line in dict.fromkeys(submitted.warnings))),
+        notes=(*notes, *(f"sbatch: {line}" for line in dict.fromkeys(submitted.warnings))),
     )
 
 
