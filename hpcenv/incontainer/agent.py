@@ -48,6 +48,18 @@ _REFUSED = 90
 _ENDED_BY_TORCHRUN = (143, 137)
 
 
+def _beside(name: str) -> Any:
+    """Load a module that lies beside this file."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    spec = importlib.util.spec_from_file_location("hpcenv_" + name, path)
+    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+_proc = _beside("proc")
+
+
 class Ends(threading.Thread):
     """Record when the children of this process end. torchrun, which waits for them, still gets their status.
 
@@ -102,25 +114,13 @@ class Ends(threading.Thread):
 
     def _note_ranks(self) -> List[int]:
         """Return the children, and record which ranks they are."""
-        children = _children()
+        children: List[int] = _proc.children(os.getpid())
         for pid in children:
             if pid not in self.ranks and pid not in self.ended:
                 rank = _rank_of(pid)
                 if rank is not None:
                     self.ranks[pid] = rank
         return children
-
-
-def _children(pid: str = "self") -> List[int]:
-    """Return the children of a process (proc_pid_task_tid_children(5))."""
-    children: List[int] = []
-    try:
-        for thread in os.listdir("/proc/%s/task" % pid):
-            with open("/proc/%s/task/%s/children" % (pid, thread), encoding="ascii") as file:
-                children += [int(word) for word in file.read().split()]
-    except (OSError, ValueError):
-        pass
-    return children
 
 
 # -- the launch step outside --------------------------------------------------------------
@@ -163,7 +163,7 @@ def _end_with_pipe(pipe: int) -> None:
     until = time.monotonic() + _SECONDS_TO_KILL
     while True:
         # Repeated: a killed process may have children, and torchrun may start ranks again.
-        left = _descendants("self")
+        left = [pid for pid, _ in _proc.descendants(os.getpid()) if _proc.state(pid)[0] not in ("Z", "X", "")]
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -174,28 +174,11 @@ def _end_with_pipe(pipe: int) -> None:
         time.sleep(_CHECK_SECONDS)
 
 
-def _descendants(pid: str) -> List[int]:
-    """Return the children of a process that still run, their children and so on."""
-    descendants: List[int] = []
-    for child in _children(pid):
-        descendants += [child, *_descendants(str(child))]
-    return [descendant for descendant in descendants if not _is_zombie(descendant)]
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (OSError, IndexError):
-        return True
-
-
 def _rank_of(pid: int) -> Optional[Tuple[int, int]]:
+    variables = _proc.variables(pid)
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            variables = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
         return int(variables[b"RANK"]), int(variables[b"LOCAL_RANK"])
-    except (OSError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return None
 
 
@@ -365,15 +348,6 @@ def _known_options(torchrun: Any, argv: List[str]) -> List[str]:
     return [word for word in argv[:end] if word not in ours] + argv[end:]
 
 
-def _beside(name: str) -> Any:
-    """Load a module that lies beside this file."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
-    spec = importlib.util.spec_from_file_location("hpcenv_" + name, path)
-    module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
-
-
 def run(record_path: str, argv: List[str]) -> int:
     """Run torchrun with the arguments `argv`; write the record and return the exit status.
 
@@ -440,7 +414,7 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
     _own_import_path()
     tasks = _beside("tasks")
     _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
-    record = tasks.run(argv, _beside("rank_watch"))
+    record = tasks.run(argv, _beside("rank_watch"), _proc)
     if record["status"] != 0:
         _write(record_path, record)
     return int(record["status"])

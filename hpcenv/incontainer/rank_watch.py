@@ -37,10 +37,16 @@ class Rank:
 
 
 class RankWatch:
-    """Watches the ranks below this process. Call `look` after each `wait`."""
+    """Watches the ranks below this process. Call `look` after each `wait`.
 
-    def __init__(self, count: int) -> None:
+    Args of the constructor:
+        count: of the ranks that will be there.
+        proc: the module of that name, which lies beside this one.
+    """
+
+    def __init__(self, count: int, proc: Any) -> None:
         self._count = count
+        self._proc = proc
         self._ranks = {}  # type: Dict[int, Rank]
         self._searched = float("-inf")
 
@@ -56,7 +62,7 @@ class RankWatch:
         """Note ranks that are new, and ranks that have ended."""
         running = [rank for rank in self._ranks.values() if rank.ended is None]
         for rank in running:
-            state, code = _state(rank.pid)
+            state, code = self._proc.state(rank.pid)
             if state in ("Z", "X", ""):
                 rank.ended = time.time()
                 rank.status = None if code is None or state != "Z" else _status(code)
@@ -98,11 +104,11 @@ class RankWatch:
         return rank.status is None and os.path.isfile(place)
 
     def _search(self) -> None:
-        for pid, parent in _below(os.getpid()):
+        for pid, parent in self._proc.descendants(os.getpid()):
             if pid in self._ranks:
                 continue
-            variables = _variables(pid)
-            if b"LOCAL_RANK" not in variables or b"LOCAL_RANK" in _variables(parent):
+            variables = self._proc.variables(pid)
+            if b"LOCAL_RANK" not in variables or b"LOCAL_RANK" in self._proc.variables(parent):
                 continue
             try:
                 numbers = int(variables[b"RANK"]), int(variables[b"LOCAL_RANK"])
@@ -118,40 +124,6 @@ def _open(pid: int) -> int:
         return int(os.pidfd_open(pid))  # type: ignore[attr-defined,unused-ignore]  # Python 3.9, Linux 5.3
     except (AttributeError, OSError):
         return -1
-
-
-def _below(pid: int) -> List[Tuple[int, int]]:
-    """Return the descendants of a process, each with its parent (proc_pid_task_tid_children(5))."""
-    found = []  # type: List[Tuple[int, int]]
-    try:
-        for thread in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/children" % (pid, thread), encoding="ascii") as file:
-                for child in file.read().split():
-                    found += [(int(child), pid), *_below(int(child))]
-    except (OSError, ValueError):
-        pass
-    return found
-
-
-def _variables(pid: int) -> Dict[bytes, bytes]:
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            return dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
-    except OSError:
-        return {}
-
-
-def _state(pid: int) -> Tuple[str, Optional[int]]:
-    """Return the state of a process and its wait status; no state if it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "", None
-    try:
-        return fields[0], int(fields[49])
-    except (IndexError, ValueError):
-        return fields[0] if fields else "", None
 
 
 def _status(code: int) -> int:

@@ -126,16 +126,16 @@ class Log:
             out.flush()
 
 
-def run(argv: List[str], rank_watch: Any) -> Dict[str, Any]:
+def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
     """Start the tasks, wait until all have ended, and return the agent's record.
 
     Args:
         argv: see the top of this file.
-        rank_watch: the module of that name, which lies beside this one.
+        rank_watch, proc: the modules of these names, which lie beside this one.
     """
     end = argv.index("--")
     options = TaskOptions(argv[:end])
-    watch = rank_watch.RankWatch(options.count) if options.is_program else None
+    watch = rank_watch.RankWatch(options.count, proc) if options.is_program else None
     tasks = []  # type: List[Task]
     try:
         for local_rank in [-1] if options.is_program else options.local_ranks:

@@ -36,7 +36,7 @@ FRAMES = ("frame #", "Rendezvous", "Broken pipe")
 
 def test_the_agent_with_the_store_waits_for_one_that_leaves_late(cluster: Cluster, host_project: Project) -> None:
     folder = f"{host_project.folder}/late"
-    for name in ("agent.py", "rendezvous_store.py"):
+    for name in ("agent.py", "proc.py", "rendezvous_store.py"):
         cluster.write(f"{folder}/{name}", (ROOT / "hpcenv/incontainer" / name).read_text(encoding="utf-8"))
     cluster.write(f"{folder}/train.py", TRAIN)
     cluster.write(f"{folder}/late/sitecustomize.py", LATE)

@@ -14,8 +14,8 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
+from hpcenv.incontainer import proc
 from hpcenv.process import below, parent_of
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,11 +42,7 @@ def ranks_below(pid: int) -> tuple[int, ...]:
 
 
 def _has_rank(pid: int | None) -> bool:
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(variable.startswith(b"LOCAL_RANK=") for variable in variables)
+    return pid is not None and b"LOCAL_RANK" in proc.variables(pid)
 
 
 def send(pids: Iterable[int], number: int) -> None:
