@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import tomlkit
+from crashed_worker import pytest_xdist_make_scheduler
 from failed_runs import describe_runs
 from hypothesis import settings
 from left_out import pytest_collection_modifyitems, pytest_configure
@@ -33,7 +34,7 @@ settings.register_profile("suite", max_examples=50, deadline=None)
 settings.load_profile("suite")
 
 # Hooks of pytest: they are found here by their names.
-__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+__all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_xdist_make_scheduler"]
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

@@ -6,10 +6,12 @@ does that) and say loudly that they did not run where it is not.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Generator, Iterator
@@ -27,20 +29,27 @@ HOST_PYTHON = "/shared/hostenv/bin/python"
 STORE = "/home/alice/hpcenv-tests/store"
 
 
-def choose_testbed() -> None:
-    """Let every pytest-xdist worker have a testbed of its own: what one test breaks must not meet another.
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every pytest-xdist worker have a testbed for itself: what one test breaks must not meet another.
 
-    HPCENV_TEST_TESTBEDS names them, one for each worker; without it there is one testbed and one process.
+    HPCENV_TEST_TESTBEDS names them, one for each worker; without it there is one testbed and one process. A worker holds
+    a lock: when a test has ended its process, the next worker takes over the testbed.
     """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
     names = os.environ.get("HPCENV_TEST_TESTBEDS", "").split()
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    if worker >= max(1, len(names)):
-        raise pytest.UsageError(f"{len(names) or 1} testbed(s) for more workers: HPCENV_TEST_TESTBEDS='NAME NAME'")
-    if names:
-        os.environ["HPCENV_TESTBED_INSTANCE"] = names[worker]
-
-
-choose_testbed()
+    if config.getoption("dist", "no") != "no" or (not names and processes == 1):
+        return
+    for name in names:
+        lock = (Path(tempfile.gettempdir()) / f"hpcenv-tests-on-{name}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        os.environ["HPCENV_TESTBED_INSTANCE"] = name
+        config.add_cleanup(lock.close)
+        return
+    raise pytest.UsageError(f"{len(names) or 1} testbed(s) for more processes: HPCENV_TEST_TESTBEDS='NAME NAME'")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
