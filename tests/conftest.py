@@ -11,13 +11,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 import tomlkit
 from crashed_worker import pytest_xdist_make_scheduler
@@ -78,8 +77,8 @@ class FakeSlurm:
     def __init__(self, folder: Path, *, tools: Path = FAKES) -> None:
         folder.mkdir()
         self.folder = folder
-        kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
-        self.environ = {**kept, "PATH": f"{tools}:/usr/bin:/bin", "FAKE_SLURM": str(folder)}
+        kept = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
+        self.environ = {**kept, "LANG": "C.UTF-8", "PATH": f"{tools}:/usr/bin:/bin", "FAKE_SLURM": str(folder)}
         self.environ["XDG_STATE_HOME"] = str(state_home(folder))
 
     def answers(self, tool: str, out: str = "", *, err: str = "", status: int = 0) -> None:
@@ -151,8 +150,7 @@ def hpcenv(
 
 
 def _run(words: Sequence[str | bytes], cwd: Path, environ: Mapping[str, str], timeout: float) -> Done:
-    argv = [sys.executable, "-m", "hpcenv", *words]
-    done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, timeout=timeout)
+    done = fork_server.run(words, cwd=cwd, environ=environ, timeout=timeout)
     return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
