@@ -96,7 +96,9 @@ class FakeSlurm:
     def calls(self, tool: str) -> list[Call]:
         found = []
         for path in sorted(self.folder.glob(f"{tool}.*.argv")):
-            words = path.read_bytes().split(b"\0")[:-1]
+            *words, end = path.read_bytes().split(b"\0")[:-1] or [b""]
+            if end != b"\n":
+                continue  # it is being written
             pairs = (item.partition(b"=") for item in path.with_suffix(".env").read_bytes().split(b"\0")[:-1])
             script = path.with_suffix(".script")
             found.append(
