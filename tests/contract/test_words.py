@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*(ROOT / "hpcenv").rglob("*.py"), ROOT / "examples" / "train.py"])
 PAGES = sorted(
@@ -47,10 +45,12 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    return enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+
+
 def _comments(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.lstrip().startswith("#"):
-            yield number, line
+    return ((number, line) for number, line in _lines(path) if line.lstrip().startswith("#"))
 
 
 def _found(texts: Iterator[tuple[int, str]], path: Path) -> list[str]:
@@ -61,13 +61,11 @@ def _found(texts: Iterator[tuple[int, str]], path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_source_texts_use_plain_words(path: Path) -> None:
-    found = [*_found(_texts(path), path), *_found(_comments(path), path)]
+def test_source_texts_use_plain_words() -> None:
+    found = [line for path in SOURCES for texts in (_texts(path), _comments(path)) for line in _found(texts, path)]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_pages_use_plain_words(path: Path) -> None:
-    found = _found(iter(enumerate(path.read_text(encoding="utf-8").splitlines(), 1)), path)
+def test_pages_use_plain_words() -> None:
+    found = [line for path in PAGES for line in _found(_lines(path), path)]
     assert not found, "\n".join(found)
