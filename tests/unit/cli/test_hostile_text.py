@@ -6,7 +6,6 @@ The strings stand in keys and values of TOML, in the records of a run, in the ou
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from hpcenv.cli._terminal import clean_text, escape_stream
 from hpcenv.records.files import save_record
 from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
+from tests.conftest import hpcenv
 
 from .test_terminal import on_terminal
 
@@ -238,14 +238,8 @@ def check(words: list[str], cwd: Path, environ: Mapping[str, str], *, piped: boo
     assert_clean(on_terminal(words, cwd, **environ))
     if not piped:
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcenv", *words],
-        cwd=cwd,
-        env={"LANG": "C.UTF-8", **environ},
-        capture_output=True,
-        timeout=60,
-    )
-    assert_clean(os.fsdecode(done.stdout + done.stderr))
+    done = hpcenv(*words, cwd=cwd, environ=environ, accepts=False)
+    assert_clean(done.stdout + done.stderr)
 
 
 def test_a_traceback_and_progress_are_clean(tmp_path: Path) -> None:
