@@ -90,9 +90,6 @@ class Status:
     NOT_DONE = 101
     """A step to the batch script: the training saved itself and has more to do, but is not queued again."""
 
-    TEST_PAIRS = 102
-    """A step to the batch script: the smoke test failed, and pairs of nodes have to be tested to say where."""
-
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
 

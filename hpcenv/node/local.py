@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcenv import process
-from hpcenv.errors import NodeRejected, NodesUnknown, Status
+from hpcenv.errors import NodeRejected, NodesUnknown
 from hpcenv.node.launch import processes, starts
 from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.node.manifest import open_manifest
@@ -98,7 +98,7 @@ def _smoke(tasks: _Tasks) -> int:
         return 0
     tasks.all("smoke", end_together=False)
     status = tasks.stopped or tasks.one("smoke-judge")
-    if status == Status.TEST_PAIRS:
+    if status == 0 and tasks.pairs_wanted():
         tasks.all("smoke-pairs", end_together=False)
         status = tasks.stopped or tasks.one("smoke-judge")
     if tasks.stopped or status == 0:
@@ -125,6 +125,10 @@ class _Tasks:
     def smoke_planned(self) -> bool:
         """Whether the decide step planned a smoke test."""
         return self._run.smoke_plan.exists()
+
+    def pairs_wanted(self) -> bool:
+        """Whether pairs of nodes have to be tested, to say where the smoke test failed."""
+        return self._run.smoke_pairs.exists()
 
     def one(self, step: str, *arguments: str) -> int:
         """Run a step on the first node."""

@@ -57,11 +57,6 @@ def fill(
     return _HOLE.sub(lambda hole: values[hole[1]], template)
 
 
-def only_parts(template: str, names: Collection[str]) -> str:
-    """Return the parts of these names of a template, with the lines around them, in their order; nothing else."""
-    return "".join(part[0] for part in _PART.finditer(template) if part["name"] in names)
-
-
 def built_in(name: str) -> Path:
     """Return the path of one of hpcenv's batch templates."""
     package = Path(__file__).parents[1]

@@ -240,7 +240,12 @@ class RunFolder:
 
     def smoke_of(self, node: str, *, pairs: bool) -> Path:
         """What a node saw in the smoke test: of all nodes together, or of pairs."""
-        return (self.smoke / "pairs" if pairs else self.smoke) / f"{node}.json"
+        return (self.smoke_pairs if pairs else self.smoke) / f"{node}.json"
+
+    @property
+    def smoke_pairs(self) -> Path:
+        """What the nodes saw when pairs were tested; there as soon as they have to be."""
+        return self.smoke / "pairs"
 
     def env_of(self, node: str) -> Path:
         return self.env / f"{node}.json"

@@ -1,7 +1,7 @@
 """Load the environment modules of a site profile where no batch script does: for `hpcenv run`.
 
-Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code is that of the batch script, so
-both load modules, find out what they set and refuse in the same way.
+Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code, node/modules.sh, is that of the
+batch script, so both load modules, find out what they set and refuse in the same way.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Mapping
 
 from hpcenv import process
 from hpcenv.errors import NodesUnknown
-from hpcenv.project.template import built_in, only_parts
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
+from hpcenv.submission.plan import module_words
 
-# What the parts of the batch script use. Standard output gets the environment at the end, and nothing before: it may
-# hold credentials, so it is written nowhere.
-_START = """\
+# What modules.sh uses. Standard output gets the environment at the end, and nothing before: it may hold credentials, so
+# it is written nowhere.
+_SCRIPT = """\
 set -u
 run=@{run_folder}
 python=@{python}
 exec 3>&1 >&2
 end() { exit "$1"; }
+. "$run/code/modules.sh" @{modules}
+exec env -0 >&3
 """
-_END = "exec env -0 >&3\n"
 
 
 def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str], *, python: str) -> dict[str, str]:
@@ -54,8 +55,5 @@ def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str],
 
 
 def _script(run: RunFolder, manifest: Manifest, python: str) -> str:
-    parts = {"modules": manifest.modules} | ({"module-paths": manifest.module_paths} if manifest.module_paths else {})
-    template = built_in("job.sbatch").read_text(encoding="utf-8")
-    values = {name.replace("-", "_"): batch_script.options(words) for name, words in parts.items()}
-    text = f"{_START}{only_parts(template, tuple(parts))}{_END}"
-    return batch_script.render(text, {"run_folder": str(run.path), "python": python, **values}, parts=tuple(parts))
+    values = {"run_folder": str(run.path), "python": python, "modules": batch_script.options(module_words(manifest))}
+    return batch_script.render(_SCRIPT, values)

@@ -5,7 +5,7 @@ Runs on: LOGIN NODE. Pure: `--dry-run` prints the plan that `submit` consumes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -204,31 +204,34 @@ def render_script(
         "directives": batch_script.directives(directives_of(manifest, request)),
         "run_folder": manifest.run_folder,
         "python": python,
-        "launches": "yes" if manifest.launches else "no",
-        "check_options": batch_script.options(_check_options(manifest, request)),
-        "launch_options": batch_script.options(_launch_options(manifest, request)),
+        "check": batch_script.options(_check_options(manifest, request)),
     }
     values |= replaced or {}
-    parts: list[str] = []
+    parts = {name: batch_script.options(words) for name, words in _parts(manifest, request).items()}
+    return batch_script.render(template, values | parts, parts=(*parts, "launch" if manifest.launches else "verify"))
+
+
+def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
+    """Return the parts of the template that this run needs, by the name of the hole in them, and its words."""
+    parts: dict[str, Sequence[str]] = {}
     if manifest.modules:
-        parts.append("modules")
-        values["modules"] = batch_script.options(manifest.modules)
-    if manifest.modules and manifest.module_paths:
-        parts.append("module-paths")
-        values["module_paths"] = batch_script.options(manifest.module_paths)
+        parts["modules"] = module_words(manifest)
     if manifest.unset:
-        parts.append("unset")
-        values["unset"] = batch_script.options(manifest.unset)
+        parts["unset"] = manifest.unset
     if manifest.stage is not None:
-        parts.append("stage")
-        values["stage_options"] = batch_script.options(_stage_options(manifest, request))
+        parts["stage"] = _stage_options(manifest, request)
     if at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("container",)):
-        parts.append("inside")
-        values["inside_options"] = batch_script.options(_inside_options(manifest, request))
+        parts["inside"] = _inside_options(manifest, request)
     if manifest.smoke is not None:
-        parts.append("smoke")
-        values["smoke_options"] = batch_script.options(_smoke_options(manifest, request, manifest.smoke))
-    return batch_script.render(template, values, parts=parts)
+        parts["smoke"] = _smoke_options(manifest, request, manifest.smoke)
+    if manifest.launches:
+        parts["launch"] = _launch_options(manifest, request)
+    return parts
+
+
+def module_words(manifest: Manifest) -> list[str]:
+    """Return the arguments of node/modules.sh."""
+    return [*(word for folder in manifest.module_paths for word in ("--use", folder)), *manifest.modules]
 
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:

@@ -14,6 +14,7 @@ modules").
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _LIBRARY_FOLDER = "/.singularity.d/libs"
 _OF_LIBRARIES = re.compile(r"(RCCL|HSA|MIOPEN|OFI)_\w+\Z")
 # Other settings of the container runtime: hpcenv decides what they decide.
 _OF_RUNTIME = re.compile(r"(APPTAINER|SINGULARITY)_\w+\Z")
+# The variable with the loaded modules, in Lmod and in Environment Modules.
+_LOADED = "LOADEDMODULES"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -54,45 +57,54 @@ class Loaded:
         """The variables that it set or changed."""
         return {name: value for name, value in self.after.items() if self.before.get(name) != value}
 
+    @property
+    def was_there(self) -> bool:
+        """Whether it was loaded before the job, and could not be unloaded: then its effect is not seen."""
+        listed = self.before.get(_LOADED, "").split(":")
+        return any(one == self.name or one.startswith(f"{self.name}/") for one in listed)
 
-def read_report(entries: Iterable[str]) -> tuple[list[Loaded], list[str]]:
-    """Return the modules in what the batch script tells, and those whose effect it could not see.
+    @property
+    def has_failed(self) -> bool:
+        """Whether it was not loaded. Old versions of `module` end with 0 in every case."""
+        return not self.was_there and self.before.get(_LOADED, "") == self.after.get(_LOADED, "")
+
+
+def read_report(text: str) -> tuple[Loaded, ...]:
+    """Return the modules in what node/modules.sh has seen, in the order in which they were loaded.
 
     Args:
-        entries: `base`, `module NAME` and `kept NAME`, each followed by the environment, an entry NAME=VALUE each.
+        text: a line `before NAME ENVIRONMENT` and a line `after NAME ENVIRONMENT` for each module; the environment is
+            the output of `env -0`, in base64.
     """
-    loaded: list[Loaded] = []
-    unseen: list[str] = []
-    before: dict[str, str] = {}
-    parts: list[tuple[str, dict[str, str]]] = []
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals:
-            parts.append((entry, {}))
-        elif parts:
-            parts[-1][1][name] = value
-    for marker, environment in parts:
-        kind, _, module = marker.partition(" ")
-        if kind == "module":
-            loaded.append(Loaded(name=module, before=before, after=environment))
-        elif kind == "kept":
-            unseen.append(module)
-        before = environment
-    return loaded, unseen
+    lines = text.splitlines()
+    return tuple(
+        Loaded(name=_name(after), before=_environment(before), after=_environment(after))
+        for before, after in zip(lines[::2], lines[1::2], strict=True)
+    )
 
 
-def effects_of(loaded: Sequence[Loaded], unseen: Sequence[str], *, in_container: bool) -> ModuleEffects:
+def _name(line: str) -> str:
+    return line.partition(" ")[2].rpartition(" ")[0]
+
+
+def _environment(line: str) -> dict[str, str]:
+    entries = base64.b64decode(line.rpartition(" ")[2]).decode("utf-8", "surrogateescape").split("\0")
+    return {name: value for name, equals, value in (entry.partition("=") for entry in entries) if equals}
+
+
+def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects:
     """Return what the modules set for the ranks.
 
     Args:
         loaded: in the order in which they were loaded.
-        unseen: modules that were loaded before the job.
         in_container: whether the ranks run in a SIF.
     """
     settings: dict[str, Setting] = {}
     binds: dict[str, Bind] = {}
     notes: list[str] = []
     for module in loaded:
+        if module.was_there:
+            continue
         origin = f"module {module.name}"
         changed = module.changed
         for name, value in _variables(module, changed, in_container=in_container).items():
@@ -108,7 +120,7 @@ def effects_of(loaded: Sequence[Loaded], unseen: Sequence[str], *, in_container:
         ignored = [n for n in changed if _OF_RUNTIME.match(n) and n not in used]
         notes += [f"{origin}: {name} is not used; hpcenv sets what it decides" for name in sorted(ignored)]
     known = "what it sets for the ranks is not known: it was loaded before the job, and cannot be unloaded"
-    notes += [f"module {name}: {known}" for name in unseen]
+    notes += [f"module {module.name}: {known}" for module in loaded if module.was_there]
     shown, hidden = _visible(settings, tuple(binds), in_container=in_container)
     return ModuleEffects(
         schema=SCHEMA,

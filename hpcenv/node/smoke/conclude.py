@@ -5,7 +5,6 @@ Runs on: COMPUTE NODE (the batch node). Standard library only.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -96,6 +95,8 @@ def _without_port(verdict: Verdict, now: float) -> SmokeResult:
 def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float) -> Concluded:
     """Join the reports of all nodes; write the result and, with findings, the verdict anew.
 
+    Where pairs of nodes have to be tested first, only their folder is made: the batch script sees by it that they do.
+
     Args:
         manifest: of the run.
         this_node: the batch node and this attempt.
@@ -110,8 +111,9 @@ def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float
     plan = load_record(SmokePlan, run.smoke_plan)
     verdict = load_record(Verdict, run.verdict)
     reports = _reports(run, plan, this_node, pairs=False, wait=wait)
-    tested_pairs = os.path.lexists(run.smoke / "pairs")
+    tested_pairs = run.smoke_pairs.exists()
     if not tested_pairs and needs_pairs(plan, reports):
+        run.smoke_pairs.mkdir()
         line = "hpcenv smoke test: it failed; pairs of nodes are tested to say where"
         return Concluded(before=verdict, verdict=None, lines=(line,))
     pairs = _reports(run, plan, this_node, pairs=True, wait=0.0) if tested_pairs else {}

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Mapping
 
-from hpcenv.errors import Status
 from hpcenv.node.check import verdict_table
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.smoke import conclude
@@ -56,13 +55,12 @@ def _status_of(report: SmokeReport) -> int:
 def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Join what all nodes saw in the smoke test; a failure changes the verdict.
 
-    Returns 0 when training may start, 90 or 91 when it may not, Status.TEST_PAIRS when pairs have to be tested first.
+    Returns 0 when training may start, or when pairs have to be tested first; 90 or 91 when it may not.
     """
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     concluded = conclude.conclude(manifest, place, wait=SECONDS_FOR_FILES, now=time.time())
-    verdict = _say_concluded(concluded, manifest)
-    return exit_status(verdict) if concluded.verdict is not None else Status.TEST_PAIRS
+    return exit_status(_say_concluded(concluded, manifest))
 
 
 def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:

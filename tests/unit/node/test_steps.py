@@ -24,7 +24,7 @@ def test_each_step_exists_and_takes_what_it_is_given(name):
 
 
 def test_the_batch_script_and_local_call_steps_of_the_table():
-    words = set(re.findall(r'^ *(?:step|lasting) ([a-z-]+) "\$run"', BATCH_SCRIPT, re.MULTILINE))
+    words = set(re.findall(r"^.*\b(?:record|run_step|gate) ([a-z-]+)(?= |$)", BATCH_SCRIPT, re.MULTILINE))
     words |= set(re.findall(r'"\$run/code/step.py" ([a-z-]+) "\$run"', BATCH_SCRIPT))
     assert {"begin", "check", "decide", "task", "finish"} < words <= set(STEPS)
     assert set(re.findall(r'\.(?:one|all)\("([a-z-]+)"', inspect.getsource(local))) <= set(STEPS)

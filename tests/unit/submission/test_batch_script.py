@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
-from hpcenv.records.manifest import Environment, Manifest, SmokeOptions, StageRequest
+from hpcenv.records.manifest import Environment, Manifest, PreflightOptions, SmokeOptions, StageRequest
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, render_script
 
@@ -65,6 +65,41 @@ CASES = {
         ),
         Request(nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=32),
         ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--stage", "--name", "staged"),
+    ),
+    # What a careful user types, and every part that a script can have.
+    "ordinary": (
+        manifest("/home/alice/project/runs/llama-lr3e-4-20261125-181522"),
+        Request(
+            nodes=2, gpus_per_node=8, nproc_per_node=8, cpus_per_task=64, time="12:00:00", partition="gpu",
+            account="project", fingerprint="lock:3f2a9c81d0b4",
+        ),
+        ("hpcenv", "submit", "train.py", "--nodes", "2", "--gpus", "8", "--time", "12:00:00", "--", "--lr", "3e-4"),
+    ),
+    "longest": (
+        manifest(
+            "/home/alice/project/runs/longest",
+            nodes=4,
+            gpus_per_node=4,
+            environment=Environment(kind="sif", python="python3", sif="/images/a.sif", apptainer="/usr/bin/apptainer"),
+            stage=StageRequest(folder="", limit=10**11, sif_sha256="ab" * 32, sif_size=353 * 10**6),
+            modules=("cray-mpich/8.1", "lumi-aif-singularity-bindings"),
+            module_paths=("/appl/local/laifs/modules",),
+            unset=("NCCL_NET_GDR_LEVEL",),
+            preflight=PreflightOptions(level="full"),
+            smoke=SmokeOptions(),
+        ),
+        Request(
+            nodes=4, gpus_per_node=4, nproc_per_node=4, cpus_per_task=64, spare=1, mem="0", time="1-12:00:00",
+            partition="gpu", account="project", qos="high", constraint="a100&ib", reservation="paper",
+            exclude="n[07-09]", licenses="scratch", nodelist="n[01-06]", dependency="afterok:7", gpu_request="gres", comment="paper",
+            fingerprint="lock:3f2a9c81d0b4", sbatch={"mail-type": "END"}, srun={"network": "single_node_vni"},
+        ),
+        ("hpcenv", "submit", "train.py", "--nodes", "4", "--spare", "1", "--preflight", "full", "--stage"),
+    ),
+    "verify": (
+        manifest("/home/alice/project/runs/verify", script="", script_sha256=""),
+        Request(nodes=2, gpus_per_node=8, nproc_per_node=8),
+        ("hpcenv", "verify", "--nodes", "2"),
     ),
     "smoke": (
         manifest(
@@ -117,6 +152,22 @@ def test_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_script_is_as_long_as_a_user_reads() -> None:
+    lines = {name: len(rendered(name).splitlines()) for name in CASES}
+    assert max(count for name, count in lines.items() if name != "longest") < 120
+    assert lines["ordinary"] <= 110
+    assert lines["longest"] <= 150
+
+
+def test_shellcheck_has_nothing_to_say_about_the_modules() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("NOT CHECKED: shellcheck is not on PATH (apt-get install shellcheck)")
+    # SC1090: the site's definition of `module`. SC2154: variables of the script that sources the file.
+    argv = ["shellcheck", "--exclude=SC1090,SC2154", str(ROOT / "hpcenv" / "node" / "modules.sh")]
+    done = subprocess.run(argv, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_an_unrendered_template_is_bash_too() -> None:
     assert subprocess.run(["bash", "-n"], input=TEMPLATE, text=True).returncode == 0
 
@@ -163,7 +214,7 @@ def test_only_the_parts_that_are_asked_for_are_kept() -> None:
 
 def test_staging_comes_before_the_check_and_only_when_asked_for() -> None:
     script = rendered("staged")
-    assert 0 < script.index(" stage-look ") < script.index(" stage-send ") < script.index(" check ")
+    assert 0 < script.index(" stage-look ") < script.index(" stage-send\n") < script.index(" check ")
     assert "stage-" not in rendered("gpus")
     assert "#@" not in script + rendered("gpus")
 
@@ -213,10 +264,12 @@ def test_the_time_limit_of_the_check_step_leaves_room_for_the_probe() -> None:
 
 # Writes down the step; ends as the variable of its name says.
 STEP = """#!/bin/bash
+[ "$3" = -c ] && exit 0 # whether this Python starts
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
 [ "$name" = outcome ] && exit "$5"
 [ "$name" = decide ] && [ -n "${PLAN:-}" ] && mkdir -p "$4/smoke" && touch "$4/smoke/plan.json"
+[ "$name" = smoke-judge ] && [ -n "${PAIRS:-}" ] && mkdir -p "$4/smoke/pairs"
 variable=END_${name//-/_}
 [ "$(grep -c "^$name" "$CALLS")" = 2 ] && [ -n "${END_smoke_judge_later:-}" ] && variable=END_smoke_judge_later
 exit "${!variable:-0}"
@@ -294,10 +347,10 @@ _JUDGED = [*_SMOKED, "smoke-judge"]
         ({}, 0, [*_JUDGED, "task", "outcome 0", "finish 0"]),
         ({"smoke-judge": 90}, 90, [*_JUDGED, "finish 90"]),
         ({"smoke-judge": 137}, 91, [*_JUDGED, "finish 91"]),
-        ({"smoke-judge": 102, "smoke-judge-later": 90}, 90, [*_JUDGED, "smoke-pairs", "smoke-judge", "finish 90"]),
+        ({"PAIRS": "1", "smoke-judge-later": 90}, 90, [*_JUDGED, "smoke-pairs", "smoke-judge", "finish 90"]),
         # A node was asked to stop.
         ({"smoke": 140}, 91, [*_SMOKED, "stopped 140", "finish 91"]),
-        ({"smoke-judge": 102, "smoke-pairs": 140}, 91, [*_JUDGED, "smoke-pairs", "stopped 140", "finish 91"]),
+        ({"PAIRS": "1", "smoke-pairs": 140}, 91, [*_JUDGED, "smoke-pairs", "stopped 140", "finish 91"]),
         # The reason of TERM is unknown: the result is judged.
         ({"smoke": 143, "stopped": 0}, 0, [*_SMOKED, "stopped 143", "smoke-judge", "task", "outcome 0", "finish 0"]),
     ],

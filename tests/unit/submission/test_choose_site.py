@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from hpcenv.errors import HpcenvError
-from hpcenv.node.container import modules as node_modules
 from hpcenv.project import site_files
 from hpcenv.project.context import Context
 from hpcenv.project.site_profile import profile
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.submission import batch_script, choose_site, preflight
+from hpcenv.submission import choose_site, preflight
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -304,91 +303,6 @@ def test_a_sinfo_that_does_not_help_is_a_note(
     found = [line for line in planned(project, here, nodes=999, partition="nosuch").notes if "not checked" in line]
     assert len(found) == 1
     assert note in found[0]
-
-
-# -- modules in the batch script ----------------------------------------------------------
-
-TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
-MODULES = TEMPLATE[TEMPLATE.index("#@if modules") : TEMPLATE.index("#@if stage")]
-LMOD = 'module() { [ "$2" != bad ] && LOADEDMODULES="${LOADEDMODULES:-}:$2/9"; }\n'
-
-
-@pytest.mark.parametrize(
-    ("module", "loaded", "names", "status", "said"),
-    [
-        (LMOD, "", ["gcc/13", "cuda"], 0, "loaded :gcc/13/9:cuda/9"),
-        (LMOD, "", ["gcc", "bad"], 91, "cannot load the module bad"),
-        ("module() { :; }\n", "", ["gcc"], 91, "cannot load the module gcc"),
-        ("module() { :; }\n", "x:gcc/13", ["gcc"], 0, "loaded x:gcc/13"),
-        ("", "", ["gcc"], 91, "has no command `module`"),
-        (LMOD, "", ["$(touch hacked)"], 0, "loaded :$(touch hacked)/9"),
-    ],
-    ids=["loads", "fails", "old version fails silently", "there already", "no modules here", "literal"],
-)
-def test_modules_are_loaded_or_the_job_ends(
-    tmp_path: Path, module: str, loaded: str, names: list[str], status: int, said: str
-) -> None:
-    done = run_modules(tmp_path, module, loaded, names)
-    assert done.returncode == status, done.stderr
-    assert said in done.stdout + done.stderr
-    assert {path.name for path in tmp_path.iterdir()} <= {"told"}
-
-
-def run_modules(
-    tmp_path: Path, module: str, loaded: str, names: list[str], *, paths: list[str] | None = None, unset: str = ""
-) -> Any:
-    """Run the part of the batch script that loads modules; the step it tells keeps all that it hears in `told`."""
-    start = f'set -u\nend() {{ exit "$1"; }}\nrun={tmp_path}\npython=listen\nlisten() {{ :; }}\n{module}'
-    step = f'exec "{sys.executable}" -c "{LISTEN}" {tmp_path}/told'
-    body = MODULES.replace('exec "$python" -I "$run/code/step.py" modules "$run"', step)
-    assert body != MODULES
-    values = {"modules": batch_script.options(names)}
-    values |= {"module_paths": batch_script.options(paths)} if paths else {}
-    values |= {"unset": batch_script.options([unset])} if unset else {}
-    parts = {"modules": "modules", "module_paths": "module-paths", "unset": "unset"}
-    text = batch_script.render(
-        f'{start}{body}echo "loaded $LOADEDMODULES ${{A-none}}"\n', values, parts=[parts[name] for name in values]
-    )
-    environ = {"PATH": "/usr/bin:/bin", **({"LOADEDMODULES": loaded} if loaded else {})}
-    return subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, cwd=tmp_path)
-
-
-# Reads as the step does: to the entry `end`.
-LISTEN = """
-import sys
-told = b''
-while b'\\0end\\0' not in told and (block := sys.stdin.buffer.read1()):
-    told += block
-open(sys.argv[1], 'wb').write(told)
-"""
-
-
-def test_the_step_hears_the_environment_before_and_after_each_module(tmp_path: Path) -> None:
-    module = """
-module() {
-  case $1 in
-    use) export MODULEPATH=$2 ;;
-    unload) LOADEDMODULES= ; unset A ;;
-    load) export LOADEDMODULES="${LOADEDMODULES:-}:$2" A="$2 of $MODULEPATH
-second line" ;;
-  esac
-}
-"""
-    done = run_modules(tmp_path, module, "y", ["x/1", "y"], paths=["/m m"], unset="A")
-    assert (done.returncode, done.stdout) == (0, "loaded :y none\n"), done.stderr
-    loaded, unseen = node_modules.read_report((tmp_path / "told").read_bytes().decode().split("\0"))
-    assert [(one.name, one.before.get("A"), one.after["A"]) for one in loaded] == [
-        ("x/1", None, "x/1 of /m m\nsecond line"),
-        ("y", None, "y of /m m\nsecond line"),
-    ]
-    assert unseen == []
-
-
-def test_a_module_that_cannot_be_loaded_anew_is_told(tmp_path: Path) -> None:
-    done = run_modules(tmp_path, "module() { :; }\n", "x:gcc/13", ["gcc"])
-    assert done.returncode == 0, done.stderr
-    loaded, unseen = node_modules.read_report((tmp_path / "told").read_bytes().decode().split("\0"))
-    assert (loaded, unseen) == ([], ["gcc"])
 
 
 # -- when would it start; is there room ---------------------------------------------------
