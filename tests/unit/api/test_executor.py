@@ -217,7 +217,7 @@ def test_the_batch_script_is_that_of_a_script_with_the_same_options(project: Pat
     for line in ("--nodes=2", "--cpus-per-task=12", "--time=7", "--mem=2GB", "--partition=batch"):
         assert f"\n#SBATCH {line}\n" in plan.script
     assert (plan.manifest.launch.launcher, plan.manifest.nproc_per_node) == ("tasks", 4)
-    assert '"$run/code/step.py" check "$run"' in plan.script
+    assert "\nrun_step check srun " in plan.script
     job = executor.submit(divmod, 7, 2)
     assert job.num_tasks == 8
     assert job.paths.submission_file.read_text() == slurm.calls("sbatch")[-1].script

@@ -155,8 +155,7 @@ reason = "r"
     assert [{s.name: s.value for s in plan.manifest.settings} for plan in (one, two)] == [{"A": "one"}, {"A": "two"}]
     unknown = "site profile ours: C is not set: it is for gpu h100*, and gpu is not known here"
     assert unknown in one.notes
-    assert "for folder in '/appl/m m'; do\n  module use" in one.script
-    assert "for name in fabric; do" in one.script
+    assert ". \"$run/code/modules.sh\" --use '/appl/m m' fabric\n" in one.script
     assert "unset -v MPI\n" in one.script
 
 

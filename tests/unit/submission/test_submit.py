@@ -305,7 +305,7 @@ def test_options_of_other_programs_are_merged_name_by_name(plan: Make, project: 
     assert [line for line in lines if "mail" in line or "nice" in line or "wckey" in line or "exclusive" in line] == [
         "#SBATCH --nice=5", "#SBATCH --mail-type=END", '#SBATCH --wckey="a b"', "#SBATCH --exclusive",
     ]  # fmt: skip
-    (check,) = (line for line in lines if 'step.py" check' in line)
+    (check,) = (line for line in lines if line.startswith("run_step check "))
     (launch,) = (line for line in lines if 'step.py" task' in line)
     assert "--mpi=none --cpu-bind=none " in launch
     assert "cpu-bind" not in check
