@@ -104,7 +104,7 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
-    from hpcenv.incontainer import provenance
+    from hpcenv.incontainer import provenance  # every rank loads this module
 
     newest = provenance.newest_checkpoint(folder)
     if newest is None:
@@ -126,7 +126,7 @@ def _given_checkpoint() -> Path | None:
     given = _folder("HPCENV_RESUME_FROM")
     if given is None:
         return None
-    from hpcenv.incontainer import provenance
+    from hpcenv.incontainer import provenance  # every rank loads this module
 
     if given.name == provenance.CHECKPOINTS:
         newest = provenance.newest_checkpoint(given)
@@ -205,7 +205,7 @@ def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | Non
 
 
 def _write_record(checkpoint: Path, global_batch: int | None) -> None:
-    from hpcenv.incontainer import provenance
+    from hpcenv.incontainer import provenance  # every rank loads this module
 
     try:
         provenance.write_record(checkpoint, os.environ, global_batch=global_batch)
@@ -260,7 +260,7 @@ def environment() -> dict[str, Any]:
     are versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. What
     only torch knows is None if the script has not imported torch. `world_size`, `rank` and `node` say where this is.
     """
-    from hpcenv.incontainer import provenance
+    from hpcenv.incontainer import provenance  # every rank loads this module
 
     return {**provenance.environment(os.environ), **_seeds()}
 
@@ -314,7 +314,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
     """
     import torch
 
-    from hpcenv.incontainer.start_hook import seeds, switches
+    from hpcenv.incontainer.start_hook import seeds, switches  # every rank loads this module
 
     hook = _start_hook()
     profile = determinism or (hook.options.profile if hook is not None else "seeded")
@@ -353,7 +353,7 @@ def _session() -> Any:
 
 
 def _metric(step: int, name: str, value: Any) -> dict[str, Any]:
-    from hpcenv.incontainer.start_hook.exact import exact
+    from hpcenv.incontainer.start_hook.exact import exact  # every rank loads this module
 
     line = {"kind": "metric", "step": step, "name": name[:200]}
     dtype = str(getattr(value, "dtype", "")).replace("torch.", "")

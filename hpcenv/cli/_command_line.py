@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
         problem = _errors.from_exception(error)
         if isinstance(problem, RunNotFound):
             # Only now: Slurm is not asked about a run that is there.
-            from hpcenv.runs import lost
+            from hpcenv.runs import lost  # every command loads this module
 
             problem = lost.explain(problem, os.environ)
         return _errors.show(problem, as_json=_wants_json(argv), command=_command_name(argv))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcenv.errors import HpcenvError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,8 +22,7 @@ _MOST = 500
 
 def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the folders of runs, for RUN."""
-    from hpcenv.errors import HpcenvError
-    from hpcenv.runs.find import runs_folder
+    from hpcenv.runs.find import runs_folder  # every command loads this module
 
     try:
         folder = runs_folder(Path.cwd(), ctx.params.get("runs"))
@@ -32,8 +33,7 @@ def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 def lockfile_names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the lockfiles and environments of the project, for `--lock NAME`."""
-    from hpcenv.errors import HpcenvError
-    from hpcenv.project.workspace import open_workspace
+    from hpcenv.project.workspace import open_workspace  # loads pydantic
 
     try:
         workspace = open_workspace(Path.cwd())

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _duration, _render
+from hpcenv.cli._explain_op import ExplainWish, show
 from hpcenv.errors import NotComparable, Status, UsageError
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.closeness import Tolerance
@@ -100,9 +101,6 @@ def command(
 
 
 def _explain_op(reference: str, run: str, **given: Any) -> int:
-    # A comparison needs nothing of what submits a run.
-    from hpcenv.cli._explain_op import ExplainWish, show
-
     return show(ExplainWish(reference=reference, run=run, **given))
 
 

@@ -15,6 +15,7 @@ from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
 from hpcenv.doctor.checked import CheckedMachines, of_job, render
 from hpcenv.doctor.here import check_this_machine
+from hpcenv.doctor.machine import record_this_machine, write_recording
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
@@ -197,8 +198,6 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
 
 def _record(path: Path, *, force: bool, as_json: bool) -> None:
     """Write a recording of this machine."""
-    from hpcenv.doctor.machine import record_this_machine, write_recording  # what only this needs
-
     date = time.strftime("%Y-%m-%d", _render.local_time())
     recording = record_this_machine(os.environ, name=path.stem, date=date)
     write_recording(recording, path, force=force)

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _render, _report_files
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
 from hpcenv.errors import Command, UsageError
@@ -49,8 +49,6 @@ def command(
             "`--against` needs --html or --markdown", hint=Command("hpcenv", "compare", against, run or "latest")
         )
     if html is not None or markdown is not None or record is not None:
-        from hpcenv.cli import _report_files
-
         _report_files.write(run, runs, html=html, markdown=markdown, record=record, against=against, as_json=as_json)
         return
     result = report(_render.cwd(), run, environ=os.environ, runs=runs, lines=lines)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hpcenv.cli import _accept, _render
+from hpcenv.cli import _accept, _estimate, _export, _follow, _render, _sweep
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import Command, Interrupted
@@ -17,9 +17,7 @@ from hpcenv.records.codec import encode_record
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import from_command_line
-
-if TYPE_CHECKING:
-    from hpcenv.submission.submit import SubmitResult
+from hpcenv.submission.submit import SubmitResult, submit
 
 
 @click.command("submit", cls=GroupedCommand, context_settings={"ignore_unknown_options": False})
@@ -58,19 +56,12 @@ def command(
     # --locked starts the Python of `image = "host"`. A dry run and --test-only start and queue nothing.
     if options.locked or not (dry_run or test_only):
         _accept.require(workspace, accept, as_json=as_json)
-    # Each mode is imported when it is used, like a command: a dry run needs none of them.
     if export is not None:
-        from hpcenv.cli import _export
-
         alone = not (test_only or dry_run or wait)
         return _export.run(workspace, options, context, export, alone=alone, as_json=as_json)
     if test_only:
-        from hpcenv.cli import _estimate
-
         return _estimate.show(workspace, options, context, alone=not (dry_run or wait), as_json=as_json)
     if options.sweep or options.array is not None:
-        from hpcenv.cli import _sweep
-
         return _sweep.submit(workspace, options, context, dry_run=dry_run, wait=waiting, as_json=as_json)
     plan = plan_job(workspace, options, context)
     if not dry_run:
@@ -100,7 +91,6 @@ def carry_out(
     if review is not None:
         _show_plan(plan, review, as_json=as_json, verb=verb)
         return 0
-    from hpcenv.submission.submit import submit
 
     result = submit(plan, context)
     word = result.run if by_name else str(result.run_folder)
@@ -112,7 +102,6 @@ def carry_out(
         return 0
     if not as_json:
         show_submitted(result, word)
-    from hpcenv.cli import _follow
 
     try:
         return _follow.follow(result, word, wait, as_json=as_json, verb=verb)

@@ -68,7 +68,7 @@ def resolve(wanted: HubReference, access: HubAccess, *, on_event: OnEvent = igno
     Raises:
         DataUnavailable: the hub refuses it or cannot be reached.
     """
-    from hpcenv.hub.client import HubClient
+    from hpcenv.hub.client import HubClient  # loads requests
 
     with closing(HubClient(access, on_event=on_event)) as client:
         return client.resolve_commit(wanted)
@@ -142,7 +142,7 @@ def _require_writable(store: Store) -> None:
 def _list_files(
     wanted: HubReference, patterns: Sequence[str], access: HubAccess, on_event: OnEvent
 ) -> tuple[HubFile, ...]:
-    from hpcenv.hub.client import HubClient
+    from hpcenv.hub.client import HubClient  # loads requests
 
     origin = f"`{wanted}`"
     on_event(Event(phase="resolve", what=str(wanted)))
@@ -153,7 +153,7 @@ def _list_files(
 
 def _fetch_blobs(tree: HubTree, files: Sequence[HubFile], access: HubAccess, store: Store, on_event: OnEvent) -> int:
     """Download what is missing; return how many bytes that were."""
-    from hpcenv.hub.client import HubFiles
+    from hpcenv.hub.client import HubFiles  # loads requests
 
     wanted = tree.wanted
     place = _make_folder(trees.hub_folder(store.root) / "blobs", store)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -31,7 +31,7 @@ from hpcenv.errors import (
 )
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT
-from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, required_hashes
+from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, overlay, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
     InstalledConda,
@@ -44,6 +44,7 @@ from hpcenv.locking.conda_packages import (
 from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
+from hpcenv.locking.overlay import FoundOverlay, Origin
 from hpcenv.locking.pins.cross_check import PinDifference, cross_check
 from hpcenv.locking.pins.formats import PinFile, open_pins, pins_of
 from hpcenv.locking.pins.install_report import known_files, parse_report
@@ -67,9 +68,6 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
 from hpcenv.version import VERSION
-
-if TYPE_CHECKING:
-    from hpcenv.locking.overlay import FoundOverlay, Origin
 
 Report = Callable[[str], None]
 
@@ -229,8 +227,6 @@ def _found_overlay(workspace: Workspace) -> FoundOverlay | None:
     """
     if workspace.project.overlay is None:
         return None
-    from hpcenv.locking import overlay  # few projects have one
-
     return overlay.find(workspace)
 
 
@@ -246,8 +242,6 @@ def _with_overlay(
     Raises:
         SpecError: a virtual environment is of another Python; the overlay cannot be read.
     """
-    from hpcenv.locking import overlay
-
     image, base, why = Path(environment.sif), None, ""
     try:
         base = probe(overlay.base_environment(workspace, image, found), environ, level="record")
@@ -266,8 +260,6 @@ def _origins(
     """Return the packages that are from the overlay."""
     if environment.overlay is None:
         return {}
-    from hpcenv.locking import overlay
-
     return overlay.origins(environment.overlay, answer, base)
 
 
@@ -288,8 +280,6 @@ def _with_origins(locked: Lockfile, origins: Mapping[str, Origin]) -> Lockfile:
 def _overlay_notes(environment: Environment, origins: Mapping[str, Origin]) -> Sequence[str]:
     if environment.overlay is None:
         return ()
-    from hpcenv.locking import overlay
-
     return overlay.notes(origins)
 
 
@@ -1085,8 +1075,6 @@ def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stal
     """Return why what is mounted over the image is not the locked overlay, or cannot be mounted."""
     if container.overlay is None:
         return []
-    from hpcenv.locking import overlay
-
     wanted = container.overlay.digest
     try:
         source, digest = overlay.current(workspace, container.overlay)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError
+from hpcenv.image.store.store_folder import open_place
+from hpcenv.image.verify import read_tree_digest
 from hpcenv.project.lockfile import ContainerTable, Lockfile, severities_of
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.files import write_text
@@ -38,9 +40,6 @@ def stands_for(
     """
     if container.tree_sha256 is None or container.manifest_digest is None:
         return False
-    # The code of the store is needed only for a SIF with other bytes than the locked one.
-    from hpcenv.image.store.store_folder import open_place
-
     try:
         found = open_place(place).find_image(container.manifest_digest)
         record = None if found is None else found.record
@@ -58,9 +57,6 @@ def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
             known = kept.read_text(encoding="utf-8").strip()
             if _DIGEST.fullmatch(known):
                 return known
-    # Loads the conversion and the registry client, which most submissions do not need.
-    from hpcenv.image.verify import read_tree_digest
-
     digest = read_tree_digest(image)
     if kept is not None:
         with suppress(OSError):  # then it is read again the next time

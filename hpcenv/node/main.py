@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_step(arguments: list[str]) -> int:
     if arguments[:1] == ["attach"] and len(arguments) > 2:
-        from hpcenv.node.launch import attach
+        from hpcenv.node.launch import attach  # each step loads its own module only
 
         secrets, *command = arguments[2:]
         return attach.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")

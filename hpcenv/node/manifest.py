@@ -9,8 +9,10 @@ import os
 from collections.abc import Mapping
 
 from hpcenv.errors import RecordInvalid
+from hpcenv.node.container import site_values
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
+from hpcenv.records.modules import ModuleEffects
 from hpcenv.records.run_folder import RunFolder
 
 
@@ -41,10 +43,6 @@ def _completed(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -
     of_site = any(bind.origin for bind in manifest.environment.binds)
     if not manifest.modules and not of_site and not any(setting.expands for setting in manifest.settings):
         return manifest
-    # Loaded only for the runs of a site profile that needs it: every step waits for this module.
-    from hpcenv.node.container import site_values
-    from hpcenv.records.modules import ModuleEffects
-
     effects = load_record(ModuleEffects, run.modules) if manifest.modules and os.path.exists(run.modules) else None
     return site_values.complete(manifest, effects, environ)
 

@@ -16,20 +16,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from hpcenv.errors import FileUnusable, Hint, HpcenvError, NotAccepted
 from hpcenv.project import site_files
 from hpcenv.project.context import state_folder
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.options import BY_NAME, OPTIONS, Option
+from hpcenv.project.site import SiteFile
 from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
-
-if TYPE_CHECKING:
-    from hpcenv.project.site import SiteFile
 
 _SCHEMA = 1
 # Values that are kept for a project; the oldest ones are forgotten.

@@ -10,14 +10,11 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable, HpcenvError, SpecError
 from hpcenv.project import document, toml_files
-
-if TYPE_CHECKING:
-    from hpcenv.project.site import SiteFile
+from hpcenv.project.site import SiteFile
 
 SUFFIX = ".toml"
 # A profile has a few kilobytes; a larger file is not a profile.
@@ -88,9 +85,6 @@ def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
         FileUnusable: it cannot be read, or is not a regular file.
         SpecError: it is not a valid profile; every problem is listed.
     """
-    # Loads the classes of a profile; many machines have none.
-    from hpcenv.project.site import SiteFile
-
     descriptor = _open(path)
     try:
         status = os.fstat(descriptor)

@@ -9,17 +9,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpcenv.errors import Command, Hint
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import AskedTable, LockedBindTable, Lockfile, OverlayTable
 from hpcenv.project.spec import DEFAULT_LOCK, Project, split_overlay
 from hpcenv.project.workspace import to_restore
+from hpcenv.records.facts import Difference
 from hpcenv.records.variables import recorded_value
-
-if TYPE_CHECKING:
-    from hpcenv.records.facts import Difference
 
 Name = Literal[
     "image-changed", "python-changed", "platform-changed", "policy-changed", "sif-missing", "sif-differs",

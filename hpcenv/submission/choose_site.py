@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcenv import filesystem
 from hpcenv.cluster import node_types
@@ -25,13 +25,12 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, site_files
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.site import OWN_OPTIONS, SiteFile
+from hpcenv.project.site_profile import Profile, profile
+from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import Cluster, SubmitOptions, detect_cluster
-
-if TYPE_CHECKING:
-    from hpcenv.project.site import SiteFile
-    from hpcenv.project.site_profile import Profile
 
 NO_SITE = "none"
 
@@ -135,8 +134,6 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 
 
 def _profile(site: SiteFile, path: Path) -> Profile:
-    from hpcenv.project.site_profile import profile
-
     return profile(site, str(path))
 
 
@@ -192,8 +189,6 @@ def for_run(
         nodes, partition, gpu_type: as requested; None where that is Slurm's choice.
         now: values that had to be checked again before are named in its `left_out`; None to name none.
     """
-    from hpcenv.project.site_when import RunFacts
-
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None
     run = RunFacts(
@@ -245,8 +240,6 @@ def _passed_on(profile: Profile, program: str) -> native_options.NativeOptions:
 
 def _own_options(profile: Profile) -> dict[str, str]:
     """Return the options of [[option]] that a request has a place for."""
-    from hpcenv.project.site import OWN_OPTIONS
-
     options = {one.name.removeprefix("--"): one.value for one in profile.used if one.kind == "sbatch"}
     return {name: value for name, value in options.items() if name in OWN_OPTIONS}
 

@@ -14,6 +14,7 @@ from hpcenv import filesystem
 from hpcenv.project import site_files
 from hpcenv.project.context import Context, cache_folder
 from hpcenv.project.store_config import default_store, site_store
+from hpcenv.submission import choose_site
 
 
 def find_store(context: Context, root: Path | None, site: str | None) -> tuple[Path, str]:
@@ -47,8 +48,6 @@ def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool
 
 def _of_site(context: Context, root: Path | None, site: str | None) -> tuple[Path | None, str]:
     """Return the place of the profile and its name; None, with what the user should know, where it has none."""
-    from hpcenv.submission import choose_site
-
     notes: list[str] = []
     named, origin = choose_site.named_outside(root, site, context.environ)
     profile = choose_site.find(named, origin, root, context, notes)

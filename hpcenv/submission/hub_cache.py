@@ -15,16 +15,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hpcenv.hub import tree
+from hpcenv.image.store import store_folder
+from hpcenv.node.check.data import DataState
 from hpcenv.project.hub_reference import HubReference, parse_locked
 from hpcenv.project.spec import DataTable
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.manifest import Bind, Environment, Setting
 from hpcenv.records.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hpcenv.node.check.data import DataState
 
 _ORIGIN = "[[data]] hub in hpcenv.toml"
 # Without them the libraries ask the hub first, and wait for its time limit on a node without network: huggingface_hub
@@ -67,10 +66,6 @@ def find_fetched(one: DataTable, place: StorePlace) -> FetchedData:
         DataUnavailable: it is not fetched, or was changed since.
         FileUnusable: the store is not trusted.
     """
-    # Loads the code of the store, which a run without such data does not need.
-    from hpcenv.hub import tree
-    from hpcenv.image.store import store_folder
-
     wanted = parse_locked(one.hub or "")
     located = tree.locate(place.root, wanted, one.files)
     if store_folder.place_exists(place):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpcenv.errors import SpecError, SubmitRejected, UsageError
 from hpcenv.locking.environment import host_environment
@@ -19,6 +19,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project import severities
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import (
     Bind,
@@ -30,11 +31,9 @@ from hpcenv.records.manifest import (
     Setting,
     Severity,
 )
+from hpcenv.submission import locked_container
 from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
-
-if TYPE_CHECKING:
-    from hpcenv.project.site_profile import Profile
 
 
 def default_level(environment: Environment) -> Level:
@@ -65,9 +64,6 @@ def environment_of(
     binds = project_binds(workspace)
     if locked.container is None:
         return host_environment(workspace, environ)
-    # Loads the code about images and SIFs, which a run without a container does not need.
-    from hpcenv.submission import locked_container
-
     environment = locked_container.environment_of(
         workspace, locked, locked.container, request, profile, environ, lock=lock, runtime=runtime
     )
@@ -118,8 +114,6 @@ def identify_sif(
     """
     if locked.container is None:
         return LockedSif()
-    from hpcenv.submission import locked_container
-
     place = workspace.store_place
     return locked_container.identify_sif(environment, locked, locked.container, place, cache, notes, lock=lock)
 

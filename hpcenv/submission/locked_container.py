@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import Command, EnvironmentUnreadable, ImageMismatch, ToolMissing, UsageError
+from hpcenv.locking import overlay
 from hpcenv.locking.environment import container_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.node.check import sif, sif_check
+from hpcenv.node.check.overlay_check import FIELD
 from hpcenv.node.container import runtime
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
@@ -64,7 +66,6 @@ def with_locked_overlay(environment: Environment, workspace: Workspace, containe
     """
     if container.overlay is None:
         return environment
-    from hpcenv.locking import overlay  # few submissions have one
 
     return with_overlay(environment, overlay.locked_overlay(workspace, container.overlay), workspace)
 
@@ -166,9 +167,6 @@ def _identify_overlay(
     """Return the identity of the squashfs over the SIF; None without one."""
     if environment.overlay is None or container.overlay is None:
         return None
-    from hpcenv.locking import overlay
-    from hpcenv.node.check.overlay_check import FIELD
-
     for bind in environment.binds:
         origin = bind.origin or "the binds of this submission"
         overlay.require_not_below(bind.target, environment.overlay.target, origin=origin)

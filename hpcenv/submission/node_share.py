@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hpcenv.cluster.node_resources import ClusterResources, NodeResources, PartitionShares
+from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import UsageError
 from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
 from hpcenv.submission.slurm_answer import read_answer
-
-if TYPE_CHECKING:
-    from hpcenv.cluster.node_types import Offer
 
 _SCONTROL = "scontrol show node"
 # Memory that is not known comes first, and all memory of a node last.

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcenv import process
 from hpcenv.cluster import node_resources, node_types
@@ -27,12 +27,16 @@ from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import UsageError, WouldOverwrite
 from hpcenv.locking import same_tree
 from hpcenv.locking.formats.requirements import requirements_text
+from hpcenv.node.check import data as data_state
+from hpcenv.node.check.data import DataState
 from hpcenv.node.container.start_command import build_start_command, own_folders
+from hpcenv.node.stage import data_folder
 from hpcenv.project import document, git, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.site_profile import Profile
 from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
 from hpcenv.records import secret_file
@@ -52,9 +56,11 @@ from hpcenv.records.manifest import (
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_command, recorded_value
 from hpcenv.submission import (
+    after,
     choose_site,
     determinism,
     entry_point,
+    gpu_kernels,
     hub_cache,
     kept_secrets,
     module_file,
@@ -99,10 +105,6 @@ from hpcenv.submission.request import (
 from hpcenv.submission.script_notes import LaunchShape
 from hpcenv.submission.snapshot import Code, CodePlace
 from hpcenv.version import VERSION
-
-if TYPE_CHECKING:
-    from hpcenv.node.check.data import DataState
-    from hpcenv.project.site_profile import Profile
 
 # A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
@@ -355,9 +357,6 @@ def _after_others(wanted: _Wanted, request: Request, notes: list[str]) -> tuple[
     """Return the request with the jobs that must complete first, and their runs."""
     if not wanted.options.after:
         return request, EarlierRuns()
-    # Loads the code that reads runs.
-    from hpcenv.submission import after
-
     earlier = after.find(wanted.options, wanted.context, wanted.cluster)
     notes += after.notes_on(earlier)
     return after.with_dependency(request, earlier), earlier
@@ -414,17 +413,12 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
 
 
 def _compat_table(options: SubmitOptions) -> dict[str, Any]:
-    # Loads the code about GPUs and drivers.
-    from hpcenv.submission import gpu_kernels
-
     return gpu_kernels.compat_table(options.compat_file)
 
 
 def _what_the_table_refuses(
     wanted: _Wanted, locked: Lockfile, request: Request, table: Mapping[str, Any], offers: Sequence[Offer]
 ) -> list[str]:
-    from hpcenv.submission import gpu_kernels
-
     notes = gpu_kernels.judge_libraries(locked, request, table)
     return notes + gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, locked, request, table, offers)
 
@@ -778,9 +772,6 @@ def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
         # In the job the folder is a read-only copy.
         if Path(os.path.realpath(place)).is_relative_to(real):
             raise UsageError(f"`--stage-data {given}` holds the {what}", why=f"{place} must stay writable")
-    # Loads the code that reads and packs folders.
-    from hpcenv.node.stage import data_folder
-
     return data_folder.find(source, packed_folder(run_folder))
 
 
@@ -811,9 +802,6 @@ def _name_of_data(stem: str, known: Mapping[str, RecordedData]) -> str:
 
 
 def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace) -> DataState:
-    # Loads the code that reads data in parallel.
-    from hpcenv.node.check import data as data_state
-
     try:
         return data_state.read_state(path, compare)
     except OSError as error:

@@ -26,6 +26,8 @@ from hpcenv.errors import (
     ToolMissing,
     UsageError,
 )
+from hpcenv.image.reference import parse_source
+from hpcenv.locking import lock as lock_step
 from hpcenv.project import native_options, stale
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
@@ -105,14 +107,9 @@ def refuse_stale(
 ) -> None:
     """Refuse a stale lockfile. The environment itself is read only with `locked`; the nodes read it anyway."""
     if not reasons and options.locked:
-        from hpcenv.locking import lock as lock_step
-
         reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
     if reasons:
         path = workspace.lockfile_path(options.lock)
-        # Loads the code about images, which a lockfile that is not stale does not need.
-        from hpcenv.image.reference import parse_source
-
         # `ubuntu` names no image: another lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)

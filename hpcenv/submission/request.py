@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpcenv.errors import Command, UsageError
 from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
@@ -22,15 +22,13 @@ from hpcenv.project.fields import Level
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.option_values import OptionValue
 from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
+from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
-
-if TYPE_CHECKING:
-    from hpcenv.project.site_profile import Profile
 
 Cluster = Literal["slurm", "local"]
 

@@ -18,6 +18,7 @@ from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.find import find_run
 from hpcenv.submission.plan import EarlierRuns, Request
 from hpcenv.submission.request import SubmitOptions
 
@@ -55,9 +56,6 @@ def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRu
 
 
 def _run_of(word: str, options: SubmitOptions, context: Context) -> RunFolder:
-    # Loads the code that reads runs.
-    from hpcenv.runs.find import find_run
-
     try:
         return find_run(context.cwd, word, runs=options.runs_dir).folder
     except RunNotFound as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv import filesystem, process
-from hpcenv.cluster import slurm_command
+from hpcenv.cluster import slurm, slurm_command
 from hpcenv.errors import (
     Command,
     FileUnusable,
@@ -29,12 +29,14 @@ from hpcenv.errors import (
     ToolMissing,
     WouldOverwrite,
 )
+from hpcenv.image.store.store_folder import open_store
+from hpcenv.node.stage import data_folder
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, sync, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
-from hpcenv.submission import hub_cache, kept_secrets, snapshot
+from hpcenv.submission import after, hub_cache, kept_secrets, locked_container, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import packed_folder
@@ -109,8 +111,6 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
 def wait_for_earlier(plan: Plan, context: Context) -> None:
     """Wait for the runs of `--after` for which Slurm cannot wait."""
     if plan.after.waited_for:
-        from hpcenv.submission import after  # loads the code that reads runs
-
         after.wait(plan.after.waited_for, context)
 
 
@@ -122,7 +122,6 @@ def notes_on_runtime(plan: Plan, context: Context) -> tuple[str, ...]:
     """
     if plan.manifest.environment.kind != "sif":
         return ()
-    from hpcenv.submission import locked_container  # loads the code about images and SIFs
 
     return locked_container.notes_on_sif(plan.manifest.environment, context.environ)
 
@@ -132,8 +131,6 @@ def pack_data(plan: Plan) -> Plan:
     stage = plan.manifest.stage
     if stage is None or all(folder.tar for folder in stage.data):
         return plan
-    from hpcenv.node.stage import data_folder
-
     store = packed_folder(Path(plan.manifest.run_folder))
     packed = replace(stage, data=tuple(data_folder.pack(folder, store) for folder in stage.data))
     return replace(plan, manifest=replace(plan.manifest, stage=packed))
@@ -209,8 +206,6 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         if plan.manifest.cluster == "local":
             _stop_local(job_ids[0] if job_ids else None)
         else:
-            from hpcenv.cluster import slurm  # a submission that succeeds cancels nothing
-
             # The last job first: a job that waits for another one must not start when that one ends.
             for job_id in reversed(job_ids):
                 slurm.cancel(job_id, context.environ)
@@ -247,8 +242,6 @@ def need_image(plan: Plan, run: RunFolder, *, needed: bool) -> None:
     if name is None or image.parent.name != "images":
         return
     with contextlib.suppress(HpcenvError):
-        from hpcenv.image.store.store_folder import open_store
-
         store, digest = open_store(image.parents[1]), f"sha256:{name[1]}"
         store.add_root("run", run.path, [digest] if needed else [])
         if needed:
@@ -298,7 +291,7 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
     if after is None:
         need_image(plan, run, needed=True)
     if plan.manifest.cluster == "slurm":
-        from hpcenv.submission.submitit_executor import ScriptExecutor
+        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
 
         queued = ScriptExecutor(run.path, environ=context.environ).queue(
             run.script,

@@ -229,7 +229,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         _keep_secrets(sweep, own)
         submit_step.wait_for_disk(run, *(run.path / element.folder for element in sweep.record.elements))
         submit_step.need_image(sweep.plan, run, needed=True)
-        from hpcenv.submission.submitit_executor import ScriptExecutor
+        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
 
         submitted = ScriptExecutor(run.path, environ=context.environ).queue(run.script)
         job_ids.append(submitted.job_id)
@@ -467,7 +467,7 @@ def rerun_failed(folder: Path, context: Context) -> SweepResult:
     values = kept_secrets.renew([load_record(Manifest, RunFolder(path).manifest) for path in folders], context)
     environ = kept_secrets.without(context, values).environ
     try:
-        from hpcenv.submission.submitit_executor import ScriptExecutor
+        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
 
         submitted = ScriptExecutor(folder, environ=environ).queue(run.script, options=(f"--array={spec}",))
     except (SubmitUncertain, KeyboardInterrupt) as error:

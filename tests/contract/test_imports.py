@@ -46,6 +46,65 @@ def _imports(path: Path, module: str) -> bool:
     return False
 
 
+_REQUESTS = "the module loads requests"
+_SUBMITIT = "the module loads submitit"
+_RANKS = "ranks load this file, and few need it"
+_HOOK = "every Python process of a rank loads this file"
+# Imports of our own modules that do not stand at the top of a file, each with its reason. Where a module is imported in
+# a function, annotations may name it under TYPE_CHECKING.
+NOT_AT_THE_TOP = {
+    ("__init__.py", "hpcenv.api"): "for type checkers: `import hpcenv` loads public names on use",
+    ("__init__.py", "hpcenv.errors"): "for type checkers: `import hpcenv` loads public names on use",
+    (
+        "api/executor.py",
+        "hpcenv.api.function_submission",
+    ): "submitit loads this file in every program that uses submitit",
+    ("api/executor.py", "hpcenv.submission.plan"): "submitit loads this file in every program that uses submitit",
+    ("cli/__init__.py", "hpcenv.cli"): "the modules load click, which `hpcenv --help` does not need (cli_start: 45 ms)",
+    ("cli/_command_line.py", "hpcenv.runs"): "every command loads this file",
+    ("cli/_complete.py", "hpcenv.project.workspace"): "every command loads this file; the module loads pydantic",
+    ("cli/_complete.py", "hpcenv.runs.find"): "every command loads this file",
+    ("hub/fetch.py", "hpcenv.hub.client"): _REQUESTS,
+    ("image/registry/resolve.py", "hpcenv.image.registry.client"): _REQUESTS,
+    ("image/registry/source.py", "hpcenv.image.registry.client"): _REQUESTS,
+    ("incontainer/start_hook/session.py", "parameters"): _HOOK,
+    ("incontainer/start_hook/session.py", "steps"): _HOOK,
+    ("incontainer/start_hook/session.py", "trace"): _HOOK,
+    ("incontainer/start_hook/session.py", "writer"): _HOOK,
+    ("node/main.py", "hpcenv.node.launch"): "a step in a job is a command: it loads its own module only",
+    ("submission/submit.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
+    ("submission/sweep_job.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
+    ("training.py", "hpcenv.incontainer"): _RANKS,
+    ("training.py", "hpcenv.incontainer.start_hook"): _RANKS,
+    ("training.py", "hpcenv.incontainer.start_hook.exact"): _RANKS,
+}
+
+
+def test_imports_of_our_own_modules_stand_at_the_top_of_a_file() -> None:
+    found = set()
+    for path in SOURCES:
+        name = path.relative_to(ROOT / "hpcenv").as_posix()
+        for module in _own_imports_below(path):
+            # The probe runs in the image, where importing typing takes longer than most of its parts.
+            if not (name.startswith("incontainer/probe/") and module.startswith("hpcenv.incontainer.probe.")):
+                found.add(
+                    (name, "hpcenv.api" if module.startswith("hpcenv.api.") and name == "__init__.py" else module)
+                )
+    assert sorted(found) == sorted(NOT_AT_THE_TOP)
+
+
+def _own_imports_below(path: Path) -> set[str]:
+    """Return the modules of ours that a file imports in a function, or under a condition."""
+    tree = ast.parse(path.read_bytes())
+    below = {node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))} - set(tree.body)
+    modules = set()
+    for node in below:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        is_own = isinstance(node, ast.ImportFrom) and node.level > 0
+        modules |= {name for name in names if is_own or name.partition(".")[0] == "hpcenv"}
+    return modules
+
+
 # Not imported by name: pip by a string (locking/wheels/pip_session.py), torch by the probe and the node, where it is.
 UNSEEN = {"pip"}
 ON_NODES = {"torch", "numpy"}

@@ -20,6 +20,7 @@ from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.recipes.combination import DISTRIBUTIONS
 from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
+from hpcenv.submission.choose_site import by_name
 
 
 @click.command("init")
@@ -114,9 +115,6 @@ def _recommended(here: Path) -> tuple[str, ...]:
         named, origin = workspace.project.site, f"`site` in {workspace.spec}"
     if not named or named == "none":
         return ()
-    # Loads the code about Slurm, which a recipe for no site does not need.
-    from hpcenv.submission.choose_site import by_name
-
     context = Context(environ=os.environ, cwd=here, now=time.localtime(), token="", command=())
     found = by_name(named, origin, root, context).for_run(RunFacts(nodes=1))
     return tuple(

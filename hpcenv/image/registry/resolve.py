@@ -65,7 +65,7 @@ def resolve(
         ImageUnavailable: the image, the registry or the network prevents it.
         FileUnusable: `ca_file` cannot be read.
     """
-    from hpcenv.image.registry.client import Client
+    from hpcenv.image.registry.client import Client  # loads requests
 
     if reference.digest is None and reference.tag in (None, "latest") and not allow_floating:
         refuse_floating(reference)
@@ -127,7 +127,7 @@ def open_source(
     Raises:
         FileUnusable: `ca_file` cannot be read.
     """
-    from hpcenv.image.registry.client import RegistryBlobs
+    from hpcenv.image.registry.client import RegistryBlobs  # loads requests
 
     check_ca(ca_file)
     search = search or credentials.find(reference.registry, reference.repository, environ)

@@ -139,7 +139,7 @@ def open_client(reference: RegistryName, access: Access, *, on_event: OnEvent = 
     Raises:
         FileUnusable: the file of certificates cannot be read.
     """
-    from hpcenv.image.registry.client import Client
+    from hpcenv.image.registry.client import Client  # loads requests
 
     registry.check_ca(access.ca_file)
     return Client(

@@ -194,7 +194,7 @@ class Session:
 
     def start(self) -> None:
         """Apply what does not need torch, and wait for torch."""
-        from .writer import Writer
+        from .writer import Writer  # every process of a rank loads this module
 
         if self.options.record:
             self._writer = Writer(self.place.file("metrics", ".jsonl"))
@@ -247,7 +247,7 @@ class Session:
             seeds.seed_torch(torch, self._rank_seed)
         self.apply(self._profile, self._applied_by)
         if self.options.record or self.options.stop_after or self.options.trace:
-            from .steps import StepWatch
+            from .steps import StepWatch  # every process of a rank loads this module
 
             self.watch = StepWatch(torch, self)
             try:
@@ -269,7 +269,7 @@ class Session:
         """Begin the trace, if one is wanted: last, so that it does not see what the hook itself does."""
         if self.options.trace is None:
             return
-        from .trace import Trace
+        from .trace import Trace  # every process of a rank loads this module
 
         try:
             self.trace = Trace(torch, self, *self.options.trace)
@@ -420,7 +420,7 @@ class Session:
             return
         import threading
 
-        from .steps import wait_for_other_ranks
+        from .steps import wait_for_other_ranks  # every process of a rank loads this module
 
         if not self._stopped_after:
             self._stopped_after = watch.counted
@@ -443,7 +443,7 @@ class Session:
         """Record the hash of all parameters; `at` says on which occasion."""
         if self.watch is None or self._writer is None or not self.watch.parameters():
             return
-        from .parameters import hash_parameters
+        from .parameters import hash_parameters  # every process of a rank loads this module
 
         try:
             with self.without_trace():
@@ -464,7 +464,7 @@ class Session:
                 self._readings.setdefault(switch.name, {})[when] = value
 
     def _save(self, state: str) -> None:
-        from .writer import replace_file
+        from .writer import replace_file  # every process of a rank loads this module
 
         asked = switches.asked_values(self._profile, self.options.variables)
         rows = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpcenv.errors import NodeRejected
 from hpcenv.node.check import gpu_rules, library_rules, rank_cpus
@@ -25,12 +24,10 @@ from hpcenv.node.preflight import judge as preflight
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, SKIPPED_FOR_OVERLAY, Difference, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting
+from hpcenv.records.outcome import NodeExit
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.variables import recorded_value
 from hpcenv.records.verdict import Finding, NodeVerdict, Result, Verdict
-
-if TYPE_CHECKING:
-    from hpcenv.records.outcome import NodeExit
 
 # The note of a finding that compares nodes with each other, not with the lockfile.
 DIFFERS_BETWEEN_NODES = "differs between the nodes of this job"

@@ -18,11 +18,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
-from hpcenv.node.check import bare_image, bind_content, mounts, sif_check
+from hpcenv.node.check import (
+    bare_image,
+    bind_content,
+    code,
+    data,
+    gpus,
+    host,
+    mounts,
+    overlay_check,
+    rank_cpus,
+    sif_check,
+)
+from hpcenv.node.check.gpus import GpuFacts
 from hpcenv.node.container.job_variables import is_compared_as_variable
 from hpcenv.node.container.start_command import (
     build_start_command,
@@ -32,7 +44,10 @@ from hpcenv.node.container.start_command import (
     record_variables,
 )
 from hpcenv.node.container.start_gate import is_unchanged, leads_to
-from hpcenv.node.preflight import places
+from hpcenv.node.network import reach
+from hpcenv.node.network.detect import detect
+from hpcenv.node.network.tree import HostTree
+from hpcenv.node.preflight import host_checks, places
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.checked_sif import CheckedSif
@@ -64,9 +79,6 @@ from hpcenv.records.network import Fabric, ImageNetwork
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import is_tuning, recorded_value
-
-if TYPE_CHECKING:
-    from hpcenv.node.check.gpus import GpuFacts
 
 _SIF = "container.sif.sha256"
 _HOOK = "code.start-hook-sha256"
@@ -233,29 +245,19 @@ class _Outside(threading.Thread):
         self._gpus = _read_host(self.found, self._environ, self._manifest.environment.apptainer)
 
     def _observe(self) -> None:
-        from hpcenv.node.network import reach
-
         # If nodes at the front are left out, one of these is the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
         host = self._manifest.rendezvous_host
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others, host=host)
 
     def _run_checks(self) -> None:
-        from hpcenv.node.preflight import host_checks
-
         seen = host_checks.AlreadyRead(gpus=self._gpus, network=self.network, fabric=self.fabric, look=self._look)
         self.checks = host_checks.run(self._manifest, self._place, self._environ, seen)
 
     def _detect(self) -> None:
-        from hpcenv.node.network.detect import detect
-        from hpcenv.node.network.tree import HostTree
-
         self.fabric = detect(HostTree(), self._environ, gpus=() if self._gpus is None else self._gpus.places)
 
     def _choose_cpus(self) -> None:
-        from hpcenv.node.check import rank_cpus
-        from hpcenv.node.network.tree import HostTree
-
         view = rank_cpus.HostView(gpus=self._gpus, fabric=self.fabric, allowed=os.sched_getaffinity(0))
         try:
             self.rank_cpus = rank_cpus.choose(self._manifest, self._environ, view, HostTree())
@@ -265,8 +267,6 @@ class _Outside(threading.Thread):
 
 def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> GpuFacts:
     """Read what the host is, and return what is known of its GPUs."""
-    from hpcenv.node.check import gpus, host
-
     found.values["host.hostname"] = os.uname().nodename
     found.values["host.machine"] = os.uname().machine
     found.values["host.cpus"] = len(os.sched_getaffinity(0))
@@ -300,8 +300,6 @@ def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Netw
 
 def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.FolderLook) -> None:
     """Read the run's copy of the code, and the data that it names."""
-    from hpcenv.node.check import code
-
     source = manifest.source
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
@@ -314,8 +312,6 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
 
 
 def _read_data(one: RecordedData, found: _Gathered) -> None:
-    from hpcenv.node.check import data  # its pool of threads is slow to load, and few runs name data
-
     found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare))
 
 
@@ -395,8 +391,6 @@ def _read_overlay(manifest: Manifest, overlay: Overlay, found: _Gathered, record
 
 
 def _check_overlay_file(path: str, known: SifIdentity | None, record_places: Sequence[Path]) -> CheckedSif:
-    from hpcenv.node.check import overlay_check  # few runs have an overlay
-
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         records = sif_check.node_records(record_places) if known is not None else None

@@ -10,16 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hpcenv.node.check.gpus import GpuFacts
+from hpcenv.node.network.tree import HostTree
 from hpcenv.node.this_node import fold_hostlist
 from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric
-
-if TYPE_CHECKING:  # the decide step only renders: all nodes wait for it
-    from hpcenv.node.check.gpus import GpuFacts
-    from hpcenv.node.network.tree import HostTree
 
 # A rank is not bound where that would leave it less than this part of its even share of the job's CPUs.
 _LEAST_PART = 0.5

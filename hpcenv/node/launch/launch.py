@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
-from hpcenv.node.check import loaded, sif_check
+from hpcenv.node.check import loaded, second_look, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.node.container.start_gate import StartGate, is_unchanged
@@ -178,7 +178,6 @@ def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> N
     if node.local_rank:
         return  # the first task of the node does the rest
     asked = bool(stop.stopped) or signals.asked_to_end is not None
-    from hpcenv.node.check import second_look  # slow to load; nothing waits for it here
 
     again = second_look.look_again(node.manifest, _facts(run, this_node), node.environ, asked=asked)
     if again.changed or again.skipped:

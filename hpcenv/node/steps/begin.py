@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcenv.errors import RecordInvalid, Status
 from hpcenv.node.check import code
+from hpcenv.node.container import secret
 from hpcenv.node.launch import reserve
 from hpcenv.node.launch.previous_job import read_previous_job
 from hpcenv.node.manifest import open_manifest
@@ -24,6 +25,7 @@ from hpcenv.records.files import load_record, read_json, save_record, write_text
 from hpcenv.records.listing import CopyAfterAttempt
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.submission import Submission
 
 
 def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -36,7 +38,6 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
     before = read_previous_job(manifest, run, attempt=place.restarts)
     if before.over:
         say(f"hpcenv: {before.why}")
-        from hpcenv.node.container import secret  # needed in no other case
 
         secret.forget(manifest)
         return Status.RUN_HAS_ENDED
@@ -77,7 +78,6 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, envi
     """
     if manifest.chain:
         return
-    from hpcenv.records.submission import Submission  # not needed if the login node was faster, as it usually is
 
     submission = Submission(
         schema=SCHEMA,

@@ -14,6 +14,7 @@ from hpcenv.errors import RecordInvalid
 from hpcenv.node.check import decide, verdict_table
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.network.rendezvous import Choice
+from hpcenv.node.steps import smoke
 from hpcenv.node.steps.this_step import SECONDS_FOR_FILES, exit_status, find_place, started_at
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
@@ -46,8 +47,6 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     save_record(verdict, run.verdict)
     print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
     if manifest.smoke is not None and verdict.result == "match":
-        from hpcenv.node.steps import smoke  # half as much again to load, and few runs have this test
-
         verdict = smoke.plan(manifest, run, verdict, reported, job_id=place.job_id)
     return exit_status(verdict)
 

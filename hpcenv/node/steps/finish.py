@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import HpcenvError, RecordInvalid, Status
-from hpcenv.node.check import code
+from hpcenv.node.check import code, decide
 from hpcenv.node.container import secret
 from hpcenv.node.launch import current_attempt, first_failure, requeue, reserve, stopping
 from hpcenv.node.manifest import open_manifest
@@ -131,7 +131,6 @@ def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> 
         verdict = load_record(Verdict, run.verdict) if refused else None
         if verdict is None or (verdict.attempt, verdict.result) != (place.attempt, "match"):
             return
-        from hpcenv.node.check import decide  # slow to load, and a refused start is rare
 
         changed = decide.after_launch(verdict, refused, Severities(manifest.severities))
         save_record(changed, run.verdict)

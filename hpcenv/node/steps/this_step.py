@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
 from hpcenv.node.launch.previous_job import number_in_chain
@@ -17,9 +16,7 @@ from hpcenv.node.this_node import ThisNode, find_this_node
 from hpcenv.records.files import read_json
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hpcenv.records.verdict import Verdict
+from hpcenv.records.verdict import Verdict
 
 # NFS may show a file written by another node only after its attribute cache expires
 # (nfs(5): acregmax 60 s, acdirmax 60 s; a lookup of a name never asked for before is
