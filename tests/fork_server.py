@@ -19,6 +19,7 @@ import atexit
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -29,6 +30,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
@@ -208,6 +210,23 @@ def _become(call: list[int]) -> str:
     return asked["argv"][2]
 
 
+def _end(status: object) -> None:
+    """End this child without freeing the objects of all modules, which takes ten times as long as a short command.
+
+    Threads are waited for, exit functions are called and streams are written, in Python's order (Py_FinalizeEx in
+    Python 3.11). It returns where Python's own end does more: a status that is a text, a file that was not closed,
+    output that cannot be written.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    if not isinstance(status, int) or any(type(one) is io.FileIO and not one.closed for one in gc.get_objects()):
+        return
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     sys.path[0] = "/"  # nothing is imported from tests/
     _calls = socket.socket(fileno=int(sys.argv[1]))
@@ -216,4 +235,8 @@ if __name__ == "__main__":
     gc.freeze()
     _calls.send(json.dumps([sorted(_read), sorted({name.partition(".")[0] for name in sys.modules})]).encode())
     _module = _become(_serve(_calls))
-    runpy._run_module_as_main(_module)
+    try:
+        runpy._run_module_as_main(_module)
+    except SystemExit as _exit:
+        _end(0 if _exit.code is None else _exit.code)
+        raise

@@ -101,6 +101,31 @@ def test_a_signal_is_a_negative_status_and_a_traceback_is_shown(tmp_path: Path) 
     assert done.stderr.endswith(b"ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.exit()",
+        "import sys; print('said'); sys.exit(513)",
+        "import sys; print('said'); sys.exit('a reason')",
+        "import atexit, sys; atexit.register(print, 'at the end'); sys.exit(3)",
+        "import sys, threading; threading.Timer(0.2, print, ['late']).start(); sys.exit(4)",
+        "import sys; file = open('left', 'w'); file.write('open'); sys.exit(5)",
+        "import os, sys; print('nowhere'); os.close(1); sys.exit(6)",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_it_ends_as_a_new_process_does(tmp_path: Path, program: str) -> None:
+    (tmp_path / "program.py").write_text(program)
+    left = tmp_path / "left"
+    done, text = run(tmp_path), left.read_text() if left.exists() else ""
+    left.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "program"]
+    expected = subprocess.run(argv, cwd=tmp_path, env=ENVIRON, capture_output=True)
+    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
+    assert done.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
+    assert text == (left.read_text() if left.exists() else "")
+
+
 def test_all_output_is_read(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print('a' * 300_000, file=sys.stderr); print('b' * 300_000)")
     done = run(tmp_path)
