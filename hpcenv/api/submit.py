@@ -41,9 +41,6 @@ def plan_job(
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
-    if given.locked:
-        # Only this starts a program of the project: its Python.
-        require_accepted(workspace, None)
     return planning.plan_job(workspace, given, context)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import textwrap
-from pathlib import Path
 
 import click
 
@@ -13,7 +11,6 @@ from hpcenv.cli import _render
 from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
 from hpcenv.errors import Status, UsageError
 from hpcenv.project import compatibility
-from hpcenv.project.workspace import SPEC_NAME, open_workspace
 
 _WORDS = {"match": "yes", "mismatch": "no", "unknown": "?"}
 _RESULTS = {"match": "it runs", "mismatch": "it does not run", "unknown": "it is not known"}
@@ -33,13 +30,12 @@ _STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_
 def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
     """Say what runs with what: GPU, driver, torch, CUDA, Python. Asks no cluster.
 
-    Answers from a table with a source and a date for every row: the project's
-    `compat-file`, or the one in hpcenv. Ends with 43 when the combination does not run,
-    with 44 when the table does not know it.
+    Answers from a table with a source and a date for every row. Ends with 43 when the
+    combination does not run, with 44 when the table does not know it.
     """
     _refuse_empty(click.get_current_context(), parts)
     question = CompatQuestion(**parts, packages=tuple(version_of(text) for text in packages))
-    table = compatibility.table(_table_of_project(_render.cwd()))
+    table = compatibility.table()
     answer = ask(table, question, today=dt.datetime.now(tz=dt.timezone.utc).date())
     status = _STATUSES[answer.result]
     if as_json:
@@ -56,15 +52,6 @@ def _refuse_empty(context: click.Context, parts: dict[str, str]) -> None:
     for name, value in parts.items():
         if not value and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"`--{name.replace('_', '-')}` is empty", hint="give its value, or leave it out")
-
-
-def _table_of_project(here: Path) -> Path | None:
-    """Return the table that hpcenv.toml names, if `here` is in a project."""
-    if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
-        return None
-    workspace = open_workspace(here)
-    named = workspace.project.submit.compat_file
-    return None if named is None else workspace.root / os.path.expanduser(named)
 
 
 def _show(answer: Answer, *, asked: bool) -> None:

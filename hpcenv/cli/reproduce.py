@@ -205,6 +205,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
         )
     workspace, folder, notes = _project(found.run, found.manifest, copy_to)
     old = rerun.read_options(found.run.path, found.record.command)
+    notes = (*notes, *rerun.notes_on_gone(found.run.path))
     given = request.parse_flags(wish.typed)
     steps = _steps(found.record, wish.steps)
     plan = plan_rung(

@@ -120,8 +120,7 @@ def _again(
     context = rerun.context_again(submit_cli.context_of(), before, request.command_of(new))
     workspace = _render.open_project(context.cwd)
     other_lock = new.lock != old.lock
-    # With another lockfile, --locked (which may be recorded) starts the Python of `image = "host"`.
-    if not dry_run or (new.locked and other_lock):
+    if not dry_run:
         _accept.require(workspace, accept, as_json=as_json, more=recorded)
     review = _accept.reviewed(workspace, recorded) if dry_run else None
     if not as_json:
@@ -129,8 +128,10 @@ def _again(
     if not other_lock:
         new = rerun.with_own_lockfile(new, RunFolder(folder))
     by_name = new.runs_dir is None
+    gone = rerun.notes_on_gone(folder)
     if new.sweep or new.array is not None:
         sweep = plan_sweep(workspace, new, context)
+        sweep = replace(sweep, plan=replace(sweep.plan, notes=(*gone, *sweep.plan.notes)))
         if not dry_run:
             _accept.remember_typed(workspace, new, sweep.plan)
         _tell_inputs(rerun.require_same_inputs(before, sweep.plan, allow=allow_changed, other_lock=other_lock), as_json)
@@ -138,6 +139,7 @@ def _again(
             sweep, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
         )
     plan = plan_job(workspace, new, context)
+    plan = replace(plan, notes=(*gone, *plan.notes))
     if not dry_run:
         _accept.remember_typed(workspace, new, plan)
     _tell_inputs(rerun.require_same_inputs(before, plan, allow=allow_changed, other_lock=other_lock), as_json)

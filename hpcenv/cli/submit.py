@@ -53,8 +53,8 @@ def command(
     waiting = wait_of(wait, timeout)
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
     workspace = _render.open_project()
-    # --locked starts the Python of `image = "host"`. A dry run and --test-only start and queue nothing.
-    if options.locked or not (dry_run or test_only):
+    # A dry run and --test-only start and queue nothing.
+    if not (dry_run or test_only):
         _accept.require(workspace, accept, as_json=as_json)
     if export is not None:
         alone = not (test_only or dry_run or wait)

@@ -229,7 +229,7 @@ def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
             )
     newest: Dict[int, Dict[str, Any]] = {}
     for rank in ranks:
-        # With --max_restarts a rank may have failed before: only its last end counts.
+        # With --max-restarts a rank may have failed before: only its last end counts.
         other = newest.get(rank["rank"])
         if other is None or (rank["ended"] or 0) >= (other["ended"] or 0):
             newest[rank["rank"]] = rank

@@ -1007,7 +1007,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the compatibility table has this release of torch",
         source="the compatibility table (docs/reference/compatibility.md), against torch.version",
         why="of a release that it does not have, nothing else can be judged",
-        remedy="a newer table: `compat-file` under [submit]; a torch that you built yourself is never in it",
+        remedy="a newer hpcenv has a newer table; a torch that you built yourself is never in it",
         judged_by=("rule",),
     ),
     *(

@@ -26,7 +26,7 @@ _PROGRAM = "the program would run outside the environment that the lockfile name
 _BOTH = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-gpu"), _ONE_TASK),
     **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _GPUS),
-    "cpus-per-gpu": "the CPUs of each node are --cpus, or `cpus-per-gpu` in a site profile",
+    "cpus-per-gpu": "the CPUs of each node are --cpus",
     "nodefile": "the nodes are --nodelist",
     **dict.fromkeys(("output", "error", "input", "open-mode"), _LOG),
     "chdir": "the job starts in the folder of the run",
@@ -53,6 +53,7 @@ _SBATCH = {
 _SRUN = {
     **_BOTH,
     **dict.fromkeys(("kill-on-bad-exit", "wait"), "hpcenv ends all nodes when one has failed"),
+    "licenses": "they belong to the whole job: --sbatch licenses=LIST",
     "unbuffered": "hpcenv sets it, so that the log shows each line at once",
     "label": "hpcenv writes the rank before each line",
     "time": "the time limit belongs to the whole job: --time",

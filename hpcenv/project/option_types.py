@@ -22,7 +22,6 @@ class OptionValues:
     gpu_request: Literal["gpus-per-node", "gres"] | None = None
     nproc: int | None = None
     cpus: int | None = None
-    cpus_per_gpu: int | None = None
     mem: str | None = None
     spare: int | None = None
     time: str | None = None
@@ -36,7 +35,6 @@ class OptionValues:
     dependency: str | None = None
     after: tuple[str, ...] = ()
     comment: str | None = None
-    licenses: str | None = None
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
     srun: Mapping[str, str | None] = field(default_factory=dict)
     retry_excluding: int | None = None
@@ -48,19 +46,15 @@ class OptionValues:
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     expand: bool = False
-    standalone: bool = False
-    max_restarts: int | None = None
     torchrun_args: tuple[str, ...] = ()
     rocm: bool = False
     lock: str = "default"
-    locked: bool = False
     frozen: bool = False
     runtime: str | None = None
     bind: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     secret: Mapping[str, str] = field(default_factory=dict)
-    compat_file: str | None = None
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     determinism: Literal["off", "seeded", "bitwise"] | None = None
@@ -68,7 +62,6 @@ class OptionValues:
     hash_parameters_every: int | None = None
     record_metrics: bool = True
     trace_steps: str | None = None
-    smoke_limit: int | None = None
     stop_after_steps: int | None = None
     grace: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
@@ -105,7 +98,6 @@ class WrittenOptions:
     exclude: str | None = None
     nodelist: str | None = None
     dependency: str | None = None
-    licenses: str | None = None
 
 
 class SubmitTable(Document):
@@ -129,18 +121,15 @@ class SubmitTable(Document):
     nodelist: Word | None = None
     dependency: Word | None = None
     comment: Text | None = None
-    licenses: Word | None = None
     assume_shared: bool = False
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
     runtime: Text | None = None
     pass_env: tuple[str, ...] = ()
-    compat_file: Text | None = None
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     record_metrics: bool = True
-    smoke_limit: Seconds | None = None
     grace: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
@@ -173,7 +162,6 @@ class SubmitKeywords(TypedDict, total=False):
     dependency: str
     after: Sequence[str]
     comment: str
-    licenses: str
     sbatch: Mapping[str, str | int | bool | None]
     srun: Mapping[str, str | int | bool | None]
     retry_excluding: int
@@ -184,12 +172,9 @@ class SubmitKeywords(TypedDict, total=False):
     launcher: Literal["torchrun", "srun", "none"]
     cpu_binding: Literal["near-gpu", "off"]
     expand: bool
-    standalone: bool
-    max_restarts: int
     torchrun_args: Sequence[str]
     rocm: bool
     lock: str
-    locked: bool
     frozen: bool
     runtime: str
     bind: Sequence[str]
@@ -203,12 +188,10 @@ class SubmitKeywords(TypedDict, total=False):
     hash_parameters_every: int
     record_metrics: bool
     trace_steps: str
-    smoke_limit: str | int
     stop_after_steps: int
     grace: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]
-    max_requeues: int
     resume_from: str
     workdir: Literal["copy", "live"]
     include: Sequence[str]

@@ -52,7 +52,6 @@ EVERYWHERE: frozenset[Place] = PROJECT | {"site"}
 ONLY_COMMAND: frozenset[Place] = frozenset({"command"})
 ONLY_PROJECT: frozenset[Place] = frozenset({"project"})
 ONLY_FILES: frozenset[Place] = frozenset({"project", "site"})
-ONLY_SITE: frozenset[Place] = frozenset({"site"})
 
 Group = Literal[
     "Shape", "Slurm", "Launch", "Environment", "Checks", "Stop and requeue", "Code", "Many runs", "Staging", "Output"
@@ -217,13 +216,6 @@ OPTIONS: tuple[Option, ...] = (
         srun="cpus-per-task",
     ),
     Option(
-        name="cpus_per_gpu",
-        kind="count",
-        group="Shape",
-        help="CPUs on each node for each of its GPUs, for jobs that do not set `cpus`.",
-        places=ONLY_SITE,
-    ),
-    Option(
         name="mem",
         kind="word",
         group="Shape",
@@ -324,7 +316,6 @@ OPTIONS: tuple[Option, ...] = (
         needs_slurm=True,
         asks="",
     ),
-    _directive("licenses", "word", "Licenses that the job needs, for example matlab:2.", short="L", metavar="LIST"),
     Option(
         name="sbatch",
         kind="native",
@@ -417,22 +408,6 @@ OPTIONS: tuple[Option, ...] = (
         "stays {NAME}.",
     ),
     Option(
-        name="standalone",
-        kind="flag",
-        group="Launch",
-        help="On one node, let torchrun make its own rendezvous (torchrun --standalone).",
-        torchrun="standalone",
-    ),
-    Option(
-        name="max_restarts",
-        kind="count",
-        minimum=0,
-        group="Launch",
-        help="How often torchrun starts the ranks again after a failure. Default: 0.",
-        metavar="N",
-        torchrun="max-restarts",
-    ),
-    Option(
         name="torchrun_args",
         kind="texts",
         group="Launch",
@@ -457,12 +432,6 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
         default="default",
         asks="",
-    ),
-    Option(
-        name="locked",
-        kind="flag",
-        group="Environment",
-        help="First check that the lockfile still describes hpcenv.toml and the environment.",
     ),
     Option(
         name="frozen",
@@ -512,15 +481,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Set a variable for the ranks whose value only the nodes read: from file:PATH or from env:NAME.",
         metavar="NAME=SOURCE",
         asks="its value is read, and the ranks get it",
-    ),
-    Option(
-        name="compat_file",
-        kind="path",
-        group="Environment",
-        help="Compatibility table of GPUs, drivers and CUDA to use in place of the one in hpcenv.",
-        places=ONLY_PROJECT,
-        metavar="FILE",
-        asks="",
     ),
     # -- Checks ---------------------------------------------------------------------------
     Option(
@@ -580,15 +540,6 @@ OPTIONS: tuple[Option, ...] = (
         "`hpcenv compare --explain-op`. These steps take longer.",
         metavar="A:B",
     ),
-    Option(
-        name="smoke_limit",
-        kind="seconds",
-        group="Checks",
-        help="How long each part of the smoke test may take: 60 (seconds), 2m. Default: 90. A collective that hangs "
-        "takes all of it.",
-        places=EVERYWHERE,
-        metavar="TIME",
-    ),
     # -- Stop and requeue -----------------------------------------------------------------
     Option(
         name="stop_after_steps",
@@ -631,7 +582,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
         group="Stop and requeue",
         help="How often the job is queued again at most. Default: 20.",
-        places=PROJECT,
+        places=ONLY_PROJECT,
         metavar="N",
     ),
     Option(

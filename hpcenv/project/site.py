@@ -210,7 +210,7 @@ class ModuleTable(SourcedTable):
 
 
 # Options of sbatch that hpcenv has in its own table, and that [[option]] can set, too: with a reason and a condition.
-OWN_OPTIONS = ("constraint", "exclude", "licenses", "qos", "reservation")
+OWN_OPTIONS = ("constraint", "exclude", "qos", "reservation")
 
 
 class OptionTable(SourcedTable):

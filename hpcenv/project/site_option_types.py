@@ -7,7 +7,7 @@ table is not in option_types.py.
 from typing import Literal
 
 from hpcenv.project.document import Document
-from hpcenv.project.option_values import Count, CountOrNone, Seconds, Text, Time, Word
+from hpcenv.project.option_values import Count, CountOrNone, Text, Time, Word
 
 
 class SiteSubmitTable(Document):
@@ -16,7 +16,6 @@ class SiteSubmitTable(Document):
     gpu_type: Word | None = None
     gpu_request: Literal["gpus-per-node", "gres"] | None = None
     cpus: Count | None = None
-    cpus_per_gpu: Count | None = None
     mem: Word | None = None
     spare: CountOrNone | None = None
     time: Time | None = None
@@ -27,10 +26,8 @@ class SiteSubmitTable(Document):
     reservation: Word | None = None
     exclude: Word | None = None
     comment: Text | None = None
-    licenses: Word | None = None
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
-    smoke_limit: Seconds | None = None

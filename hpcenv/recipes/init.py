@@ -101,7 +101,6 @@ def init(
     base: str | None = None,
     build: BuildRequest | None = None,
     plain_http: Sequence[str] = (),
-    compat_file: Path | None = None,
     force: bool = False,
 ) -> WrittenRecipe:
     """Write a recipe.
@@ -119,7 +118,6 @@ def init(
             contain the Python if it is not the distribution's; the build checks that.
         build: packages to compile in the image; None for none.
         plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
-        compat_file: compatibility table to use in place of the one in hpcenv.
         force: replace files that hpcenv did not write.
 
     Returns:
@@ -132,7 +130,7 @@ def init(
         ToolFailed: pip found no packages.
         WouldOverwrite: a file exists that hpcenv did not write; nothing is written.
     """
-    table = compatibility.table(compat_file)
+    table = compatibility.table()
     pins = None if pylock is None else pins_of(pylock, python or _distribution_python(distribution))
     if pins is not None:
         torch, cuda = torch or torch_of_pins(pins), cuda or cuda_of_pins(pins)

@@ -241,16 +241,12 @@ class LaunchOptions:
     Attributes:
         launcher: `torchrun`; `srun`, which starts one Slurm task for each rank; `none`, which starts the program once
             on each node; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
-        standalone: one node, and a rendezvous that no other machine can reach.
-        max_restarts: how often torchrun starts its ranks again after a failure.
         torchrun_args: more arguments for torchrun, each literal.
         cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
         expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
     """
 
     launcher: Launcher | Literal["tasks"] = "torchrun"
-    standalone: bool = False
-    max_restarts: int = 0
     torchrun_args: tuple[str, ...] = ()
     expand: bool = False
     cpu_binding: CpuBinding = "off"

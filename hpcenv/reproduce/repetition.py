@@ -77,9 +77,7 @@ def traced_options(run: Run, steps: TracedSteps) -> SubmitOptions:
         # The very checkpoint: the run that it belongs to may have a newer one by now.
         wanted["resume_from"] = run.manifest.resume_from
     name = rerun.free_name(f"{old.name or run.manifest.run}-trace"[:90], run.folder.path.parent)
-    options = replace(
-        old, **{**request.parse_flags(wanted), "name": name, "chain": None, "locked": False, "requeue": None}
-    )
+    options = replace(old, **{**request.parse_flags(wanted), "name": name, "chain": None, "requeue": None})
     return rerun.with_own_lockfile(options, run.folder)
 
 

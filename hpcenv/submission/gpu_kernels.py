@@ -6,7 +6,6 @@ Runs on: LOGIN NODE. Only submissions with GPUs import this module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hpcenv.cluster import node_types
@@ -26,19 +25,9 @@ from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
 
 
-def compat_table(file: str | None) -> dict[str, Any]:
-    """Return the compatibility table.
-
-    Args:
-        file: the path of a table, instead of that of hpcenv.
-
-    Raises:
-        SpecError: it cannot be read, or is not valid.
-    """
-    path = PACKAGED if file is None else Path(file)
-    table = toml_files.read(path, error=SpecError)
-    table_file.parse(table, origin=str(path))
-    return table
+def compat_table() -> dict[str, Any]:
+    """Return the compatibility table, as plain data."""
+    return toml_files.read(PACKAGED, error=SpecError)
 
 
 def refuse_gpu_without_kernels(

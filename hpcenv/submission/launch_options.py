@@ -29,9 +29,8 @@ _OURS = {
     "redirects": "the output of every rank goes to the log and to a file",
     "master-addr": "the gate chooses the rendezvous endpoint",
     "master-port": "the gate chooses the rendezvous endpoint",
-    "max-restarts": "hpcenv has the option --max-restarts N",
     "node-rank": "the gate numbers the nodes",
-    "standalone": "hpcenv has the option --standalone",
+    "standalone": "the gate chooses the rendezvous endpoint",
     "signals-to-handle": "hpcenv passes signals on: --stop-signal",
     "run-path": "the script is a Python file",
     "module": "hpcenv has the option --module (-m)",
@@ -43,7 +42,15 @@ _OURS = {
 # Options with a value, which may be the next argument. After any other option the next argument is the script.
 _WITH_VALUE = frozenset(
     {
-        *("monitor-interval", "start-method", "event-log-handler", "role", "local-ranks-filter", "numa-binding"),
+        *(
+            "max-restarts",
+            "monitor-interval",
+            "start-method",
+            "event-log-handler",
+            "role",
+            "local-ranks-filter",
+            "numa-binding",
+        ),
         *("duplicate-stdout-filters", "duplicate-stderr-filters", "shutdown-timeout"),
     }
 )
@@ -159,30 +166,15 @@ def check_expand(words: Sequence[str]) -> None:
     )
 
 
-# What only torchrun has: option -> why another launcher does not take it.
-_OF_TORCHRUN = {
-    "standalone": "it is torchrun's own rendezvous on one node; MASTER_ADDR is set in any case",
-    "max_restarts": "it is torchrun that starts ranks again; a job that saved its state is queued again (--requeue)",
-    "torchrun_args": "they are arguments of torchrun",
-}
-
-
-def check_launcher(launcher: Launcher, given: Mapping[str, object]) -> None:
-    """Refuse options of torchrun where another launcher starts the ranks.
-
-    Args:
-        launcher: what starts the ranks.
-        given: option name -> its value.
+def check_launcher(launcher: Launcher, torchrun_args: Sequence[str]) -> None:
+    """Refuse arguments of torchrun where another launcher starts the ranks.
 
     Raises:
-        UsageError: such an option.
+        UsageError: there are some.
     """
-    if launcher == "torchrun":
-        return
-    for name, why in _OF_TORCHRUN.items():
-        if given.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"`{flag}` and `--launcher {launcher}` contradict each other", why=why)
+    if launcher != "torchrun" and torchrun_args:
+        what = f"`--torchrun-args` and `--launcher {launcher}` contradict each other"
+        raise UsageError(what, why="they are arguments of torchrun")
 
 
 _NAME_OR_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?|\*")

@@ -180,8 +180,7 @@ class _Answers:
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
     """Decide everything about a run; writes and submits nothing.
 
-    It starts no program that the project names, because the user may not have accepted them yet (`--dry-run`); only
-    `--locked` starts the environment's Python, and its callers have asked.
+    It starts no program that the project names, because the user may not have accepted them yet (`--dry-run`).
 
     Raises:
         HpcenvError: anything that would make the job fail, as far as the login node can know it.
@@ -349,7 +348,7 @@ def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
         # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
         notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
     else:
-        preflight.refuse_stale(workspace, options, wanted.context.environ, reasons)
+        preflight.refuse_stale(workspace, options, reasons)
     return _Locked(path=path, content=content, lockfile=locked)
 
 
@@ -407,13 +406,9 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     return _Gate(
         environment=environment,
         level=options.level or default_level(environment),
-        table=_compat_table(options) if needed else {},
+        table=gpu_kernels.compat_table() if needed else {},
         sif=sif,
     )
-
-
-def _compat_table(options: SubmitOptions) -> dict[str, Any]:
-    return gpu_kernels.compat_table(options.compat_file)
 
 
 def _what_the_table_refuses(
@@ -579,7 +574,7 @@ def _manifest(
         sif=gate.sif.identity,
         overlay_file=gate.sif.overlay,
         stage=stage,
-        launch=launch_options(options, request, torch=str(lockfile.facts.get("torch.version", ""))),
+        launch=launch_options(options, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         preflight=preflight_options(options),
         smoke=smoke_options(options),
@@ -656,8 +651,6 @@ def _require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
     """Refuse options that contradict each other or need Slurm."""
     if options.module and options.entry:
         raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
-    if options.locked and options.frozen:
-        raise UsageError("`--locked` and `--frozen` contradict each other", why="only --locked checks the lockfile")
     if options.chain is not None and (options.sweep or options.array is not None):
         raise UsageError(
             "`--chain` is for one run", why="a sweep or array has many runs", hint="submit each of them by itself"

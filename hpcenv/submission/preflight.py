@@ -27,7 +27,6 @@ from hpcenv.errors import (
     UsageError,
 )
 from hpcenv.image.reference import parse_source
-from hpcenv.locking import lock as lock_step
 from hpcenv.project import native_options, stale
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
@@ -102,12 +101,8 @@ def _minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
 
 
-def refuse_stale(
-    workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str], reasons: tuple[stale.StaleReason, ...]
-) -> None:
-    """Refuse a stale lockfile. The environment itself is read only with `locked`; the nodes read it anyway."""
-    if not reasons and options.locked:
-        reasons = lock_step.check_lock(workspace, environ=environ, name=options.lock).reasons
+def refuse_stale(workspace: Workspace, options: SubmitOptions, reasons: tuple[stale.StaleReason, ...]) -> None:
+    """Refuse a stale lockfile. The environment itself is not read: the nodes read it anyway."""
     if reasons:
         path = workspace.lockfile_path(options.lock)
         # `ubuntu` names no image: another lock would be refused, too.

@@ -19,6 +19,7 @@ from hpcenv.node.preflight.table import BY_ID as CHECKS_BY_ID
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import option_values
 from hpcenv.project.fields import Level
+from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.option_values import OptionValue
 from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
@@ -217,9 +218,6 @@ def merge(
         for option in OPTIONS
         if option.environment and origins.get(option.name) == option.environment
     ]
-    if "cpus_per_gpu" in values and "cpus" not in values and values.get("gpus"):
-        values["cpus"] = values["cpus_per_gpu"] * values["gpus"]
-        origins["cpus"] = f"cpus-per-gpu in {origins['cpus_per_gpu']}"
     merged = MergedOptions(options=replace(options, **values), origins=origins)
     notes += _notes(merged, environ, cluster)
     return merged
@@ -325,27 +323,22 @@ def require_literal(options: SubmitOptions) -> None:
             raise UsageError(f"{what} is {word!r}, which cannot be passed to a program")
 
 
-def launch_options(options: SubmitOptions, request: Request, *, torch: str = "") -> LaunchOptions:
+def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     """Return how the ranks are started.
 
     Args:
         torch: its version as locked; empty where it is not known.
 
     Raises:
-        UsageError: they contradict the shape of the run, or would break the launch.
+        UsageError: they contradict each other, or would break the launch.
     """
     launcher = options.launcher or "torchrun"
-    given = {"standalone": options.standalone, "max_restarts": options.max_restarts}
-    launch_rules.check_launcher(launcher, {**given, "torchrun_args": options.torchrun_args})
+    launch_rules.check_launcher(launcher, options.torchrun_args)
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
     if options.expand:
         launch_rules.check_expand(options.args)
-    if options.standalone and request.nodes > 1:
-        raise UsageError("`--standalone` is for one node", why=f"{request.nodes} nodes are requested")
     return LaunchOptions(
         launcher=launcher if options.call is None else options.call.launcher,
-        standalone=options.standalone,
-        max_restarts=options.max_restarts or 0,
         torchrun_args=options.torchrun_args,
         # Which nodes train where there are spare ones is known only after the check.
         expand=options.expand,
@@ -388,7 +381,7 @@ def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
     """
     if not at_level(preflight_options(options), gpus=True, places=("smoke",)):
         return None
-    return SmokeOptions() if options.smoke_limit is None else SmokeOptions(seconds=options.smoke_limit)
+    return SmokeOptions()
 
 
 def preflight_options(options: SubmitOptions) -> PreflightOptions:
@@ -446,16 +439,17 @@ def to_record(options: SubmitOptions) -> RequestRecord | None:
 
 
 def from_record(record: RequestRecord) -> SubmitOptions:
-    """Return the options that a run remembers.
+    """Return the options that a run remembers, without those that hpcenv no longer has.
 
     Raises:
-        UsageError: an option that this version of hpcenv does not have, or a value that is not valid.
+        UsageError: an option that this version of hpcenv does not know, or a value that is not valid.
     """
-    unknown = sorted(set(record.options) - set(BY_NAME))
+    options, _notes = without_gone(record.options)
+    unknown = sorted(set(options) - set(BY_NAME))
     if unknown:
         raise UsageError(
             "this version of hpcenv cannot submit the run again",
             why=f"request.json of the run has options that it does not know: {', '.join(unknown)}",
         )
-    values = _parse({name: (value, "request.json") for name, value in record.options.items()})
+    values = _parse({name: (value, "request.json") for name, value in options.items()})
     return SubmitOptions(script=record.script, args=record.args, **values)

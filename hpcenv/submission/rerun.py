@@ -18,6 +18,7 @@ from typing import Any
 from hpcenv.errors import Command, FileUnusable, RecordInvalid, UsageError
 from hpcenv.project.acceptance import Asked, asked_by_options
 from hpcenv.project.context import Context
+from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME, Option, in_place
 from hpcenv.records.files import load_record
@@ -74,6 +75,15 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
             hint="enter that command again, or start that program again",
         )
     return from_record(load_record(RequestRecord, path))
+
+
+def notes_on_gone(folder: Path) -> tuple[str, ...]:
+    """Return a note for each option of a run that hpcenv no longer has, and that had an effect.
+
+    Args:
+        folder: of the run or sweep, which `read_options` has read.
+    """
+    return without_gone(load_record(RequestRecord, RunFolder(folder).request).options)[1]
 
 
 def options_of_run(run: Run) -> SubmitOptions:
@@ -186,7 +196,7 @@ def with_own_lockfile(options: SubmitOptions, run: RunFolder) -> SubmitOptions:
             f"`{run.lockfile}` does not exist", why="the run's own lockfile is needed", hint="--lock NAME"
         )
     # Not compared with hpcenv.toml, which may have changed since.
-    return replace(options, lockfile=run.lockfile, frozen=True, locked=False)
+    return replace(options, lockfile=run.lockfile, frozen=True)
 
 
 def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]) -> Context:

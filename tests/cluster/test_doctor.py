@@ -57,7 +57,7 @@ def test_the_written_profile_is_used_by_its_cluster_name(
     ]
     assert f"site profile testbed ({profile})" in plan["notes"]
     assert "#SBATCH --gpus-per-node=2\n" in plan["script"]
-    cluster.must("sed", "-i", 's/gpu-request = .*/gpu-request = "gres"\\ncpus-per-gpu = 3/', profile)
+    cluster.must("sed", "-i", 's/gpu-request = .*/gpu-request = "gres"\\ncpus = 6/', profile)
     plan = json.loads(submit(host_project, config, "--gpus", "2", "--allow-cpu-torch", "--dry-run", "--json").stdout)[
         "data"
     ]

@@ -102,19 +102,19 @@ def test_an_option_that_hpcenv_sets_is_refused_with_the_reason(host_project: Pro
 def test_an_option_of_the_table_reaches_slurm_from_all_four_places(
     host_project: Project, cluster: Cluster, place: str
 ) -> None:
-    """The testbed has no licenses: Slurm's refusal says that it got the option."""
+    """The testbed has no reservations: Slurm's refusal says that it got the option."""
     folder, spec = host_project.folder, cluster.must("cat", f"{host_project.folder}/hpcenv.toml")
-    table = '[submit]\nlicenses = "nosuch:2"\n'
+    table = '[submit]\nreservation = "nosuch"\n'
     cluster.write(f"{folder}/shows.py", SHOWS)
     cluster.write(f"{folder}/sites/here.toml", 'name = "here"\n' + (table if place == "site profile" else ""))
     cluster.must("chmod", "go-w", f"{folder}/sites", f"{folder}/sites/here.toml")
     cluster.write(f"{folder}/hpcenv.toml", spec + (table if place == "hpcenv.toml" else ""))
-    words = ("--licenses", "nosuch:2") if place == "command line" else ()
+    words = ("--reservation", "nosuch") if place == "command line" else ()
     try:
         if place == "Python":
             program = (
                 "import hpcenv\n"
-                "hpcenv.submit('shows.py', nodes=1, nproc=1, gpus=0, time=5, site='here', licenses='nosuch:2')\n"
+                "hpcenv.submit('shows.py', nodes=1, nproc=1, gpus=0, time=5, site='here', reservation='nosuch')\n"
             )
             done = cluster.run("/shared/hpcenv/venv/bin/python", "-c", program, cwd=folder)
         else:
@@ -122,5 +122,5 @@ def test_an_option_of_the_table_reaches_slurm_from_all_four_places(
     finally:
         cluster.write(f"{folder}/hpcenv.toml", spec)
     assert done.status != 0
-    assert "Invalid license specification" in done.stderr
-    assert "licenses = nosuch:2" in done.stderr
+    assert "Requested reservation is invalid" in done.stderr
+    assert "reservation = nosuch" in done.stderr

@@ -44,9 +44,27 @@ def project(host_project: Project, wires: Wires) -> Iterator[Project]:
         yield host_project
 
 
-def _submit(project: Project, name: str, *options: str) -> Done:
-    words = ("submit", "meet.py", "--name", name, "--nodes", "2", "--gpus", "0", "--nproc", "1", "--wait")
-    return project.hpcenv(*words, "--preflight", "full", "--smoke-limit", str(_SECONDS), *options)
+# As `hpcenv submit meet.py --preflight full --wait` does, with a shorter limit in the plan: a cut link takes all of it.
+SUBMIT = """\
+import dataclasses, json, sys
+from hpcenv.cli import _render
+from hpcenv.cli._wait import wait_of
+from hpcenv.cli.submit import carry_out, context_of
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import from_keywords
+seconds, keywords = float(sys.argv[1]), json.loads(sys.argv[2])
+context = context_of()
+plan = plan_job(_render.open_project(), from_keywords("meet.py", (), keywords), context)
+smoke = dataclasses.replace(plan.manifest.smoke, seconds=seconds)
+plan = dataclasses.replace(plan, manifest=dataclasses.replace(plan.manifest, smoke=smoke))
+sys.exit(carry_out(plan, context, by_name=True, review=None, wait=wait_of(True, None), as_json=False))
+"""
+
+
+def _submit(project: Project, name: str, **options: object) -> Done:
+    keywords = {"name": name, "nodes": 2, "gpus": 0, "nproc": 1, "preflight": "full", **options}
+    words = ("-c", SUBMIT, str(_SECONDS), json.dumps(keywords))
+    return project.cluster.run("/shared/hpcenv/venv/bin/python", *words, cwd=project.folder)
 
 
 def _finding(project: Project, run: str) -> dict:
@@ -79,7 +97,7 @@ def _wait(is_so: Callable[[], bool], *, pause: float) -> None:
 
 def test_an_interface_that_reaches_no_node_is_named_before_training(project: Project, wires: Wires) -> None:
     with wires.dead_interface("dead0", "n1", "n2"):
-        done = _submit(project, "naive", "--env", "GLOO_SOCKET_IFNAME=dead0")
+        done = _submit(project, "naive", env={"GLOO_SOCKET_IFNAME": "dead0"})
     assert done.status == 90, done.text
     row = _finding(project, "naive")
     assert row["field"] == "smoke.init"
@@ -130,7 +148,7 @@ def test_a_link_that_is_cut_before_the_start_is_named(project: Project, wires: W
     (row,) = [row for row in rows if row["severity"] == "must"]
     assert (row["node"], row["field"]) == ("n2", "net.reach")
     assert f"{wires.address('n1', 'eth0')}: no answer" in row["found"]
-    done = _submit(project, "cut", "--skip-check", "net.reach")
+    done = _submit(project, "cut", skip_check=["net.reach"])
     assert done.status == 90, done.text
     row = _finding(project, "cut")
     assert row["field"] == "smoke.init"

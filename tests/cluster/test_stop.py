@@ -138,8 +138,11 @@ def test_who_does_not_listen_is_killed_and_who_knows_only_signals_is_queued_agai
     first = submit(
         host_project, f"{deaf}.py", deaf, "--cpus", str(MOST_CPUS), "--partition", "low", "--requeue", "never"
     )
-    always = ("--requeue", "always", "--stop-signal", "TERM", "--max-requeues", "1")
+    always = ("--requeue", "always", "--stop-signal", "TERM")
+    spec = cluster.must("cat", f"{host_project.folder}/hpcenv.toml")
+    cluster.write(f"{host_project.folder}/hpcenv.toml", f"{spec}[submit]\nmax-requeues = 1\n")
     second = submit(host_project, f"{by_signal}.py", by_signal, *always)
+    cluster.write(f"{host_project.folder}/hpcenv.toml", spec)
 
     wait_for_line(host_project, by_signal, "began, attempt 0")
     cluster.must("scancel", "--signal=USR2", second)
@@ -154,14 +157,14 @@ def test_who_does_not_listen_is_killed_and_who_knows_only_signals_is_queued_agai
     assert host_project.record(deaf, "exits/n1.json")["stopped"] == "preemption"
     assert not is_there(host_project, deaf, "attempts")
 
-    # The second attempt is asked too: once more is one more than --max-requeues.
+    # The second attempt is asked too: once more is one more than max-requeues.
     wait_for_line(host_project, by_signal, "began, attempt 1")
     cluster.must("scancel", "--signal=USR2", second)
     wait_until("its end", lambda: second not in cluster.run("squeue", "-h", "-o", "%i").stdout.split())
     text = log(host_project, by_signal)
     assert text.count("saved by itself") == 4, text
     assert "the job is requeued" in text
-    assert "(--max-requeues)" in text
+    assert "(max-requeues)" in text
     before = host_project.record(by_signal, "attempts/0/finished.json")
     assert (before["stopped"], before["saved"], before["again"], before["status"]) == ("unknown", False, True, 3)
     finished = host_project.record(by_signal, "finished.json")

@@ -94,16 +94,11 @@ def command(
 
 
 def _project_settings(here: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the registries without TLS, the compatibility table and the GPU of hpcenv.toml, in a project."""
+    """Return the registries without TLS and the GPU of hpcenv.toml, in a project."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return {}, None
     workspace = open_workspace(here)
-    table = workspace.project.submit.compat_file
-    settings = {
-        "plain_http": workspace.project.plain_http,
-        "compat_file": None if table is None else workspace.root / os.path.expanduser(table),
-    }
-    return settings, workspace.project.host.gpu
+    return {"plain_http": workspace.project.plain_http}, workspace.project.host.gpu
 
 
 def _recommended(here: Path) -> tuple[str, ...]:

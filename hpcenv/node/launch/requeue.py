@@ -132,7 +132,7 @@ def _requeued(manifest: Manifest, ending: Ending, reason: str, *, attempt: int, 
     elif at_limit and manifest.chain > 1:
         refusal = "the last job of its chain"
     elif attempt >= options.max_requeues:
-        refusal = "--max-requeues"
+        refusal = "max-requeues"
     if not refusal:
         return replace(ending, again=True, why=f"{reason}: the job is requeued")
     # The next job of a chain continues a stopped run, whatever stopped it (`previous_job.is_over`).

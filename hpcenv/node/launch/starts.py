@@ -139,8 +139,7 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
         *manifest.launch.torchrun_args,
         f"--nnodes={nodes}",
         f"--nproc_per_node={manifest.nproc_per_node}",
-        *_rendezvous_options(manifest, settings),
-        f"--max_restarts={manifest.launch.max_restarts}",
+        *_rendezvous_options(settings),
         f"--log_dir={log_dir}",
         "--tee=3",
         *(["--module"] if first == "-m" else []),
@@ -151,18 +150,14 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
     ]
 
 
-def _rendezvous_options(manifest: Manifest, settings: NodeSettings) -> list[str]:
-    """Return the rendezvous options of torchrun. A standalone agent uses localhost and a port that the system chooses.
-
-    torchrun's `--standalone` is not used: up to torch 1.13 it has the fixed port 29400.
-    """
+def _rendezvous_options(settings: NodeSettings) -> list[str]:
+    """Return the rendezvous options of torchrun."""
     rendezvous = settings.rendezvous
     host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
-    standalone = manifest.launch.standalone
     return [
         "--rdzv_backend=c10d",
-        f"--rdzv_endpoint={'localhost:0' if standalone else f'{host}:{rendezvous.port}'}",
+        f"--rdzv_endpoint={host}:{rendezvous.port}",
         f"--rdzv_id={rendezvous.id}",
         f"--rdzv_conf=is_host={int(settings.node_rank == 0)}",
-        f"--local_addr={'localhost' if standalone else settings.local_address}",
+        f"--local_addr={settings.local_address}",
     ]

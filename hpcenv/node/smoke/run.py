@@ -163,9 +163,10 @@ class _Test:
         else:
             arguments += [f"--seconds={plan.seconds}"]
             arguments += ["--diagnostics"] if nccl_log.has_diagnostics(self._nccl) else []
-        options = replace(
-            self._manifest.launch, launcher="tasks" if self._pairs else "torchrun", max_restarts=0, expand=False
-        )
+        launch = self._manifest.launch
+        # A rank that fails is a result: torchrun does not start it again.
+        words = (*launch.torchrun_args, "--max-restarts=0")
+        options = replace(launch, launcher="tasks" if self._pairs else "torchrun", torchrun_args=words, expand=False)
         manifest = replace(
             self._manifest,
             script=str(self._run.code / "hpcenv" / "incontainer" / "smoke.py"),
@@ -189,7 +190,7 @@ class _Test:
     def _attend(self, begun: Begun, signals: Signals) -> _End:
         """Wait for the ranks: until they end, or until one of the limits is reached."""
         reach = None
-        if self._number > 0 and not self._pairs and not self._manifest.launch.standalone:
+        if self._number > 0 and not self._pairs:
             reach = Reach(self._settings.rendezvous.host, self._plan.port)
             reach.start()
         try:

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +38,6 @@ def hostile(project: Path, tmp_path: Path) -> Path:
         ("lock", "--check"),
         ("lock", "--json"),
         SUBMIT,
-        (*SUBMIT, "--locked", "--dry-run"),
         ("submit", "train.py", "--nproc", "1", "--sweep", "lr=1,2"),
         ("submit", "train.py", "--nproc", "1", "--export", "out"),
         ("verify",),
@@ -177,29 +175,6 @@ def test_rerun_asks_for_a_script_elsewhere_and_for_the_checkpoint_of_the_manifes
     assert done.status == NotAccepted.exit_status, done.stderr
     assert "the script = /etc/../etc/train.py" in done.stderr
     assert "--resume-from = /etc/hostname" in done.stderr
-
-
-def test_a_dry_run_of_a_record_with_locked_asks_before_python_starts(
-    hpcenv: Any, project: Path, tmp_path: Path, python_with_torch: Path
-) -> None:
-    marker = python_with_torch.parent / "marker"
-    marker.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {python_with_torch} "$@"\n')
-    marker.chmod(0o755)
-    (project / "hpcenv.toml").write_text(f'image = "host"\npython = "{marker}"\n')
-    assert hpcenv("lock", cwd=project).status == 0
-    done = hpcenv(*SUBMIT, "--name", "a", "--locked", "--wait", cwd=project)
-    assert done.status == 0, done.stderr
-    lockfile = project / "lockfiles/default.lock.toml"
-    (project / "lockfiles/other.lock.toml").write_text(lockfile.read_text())
-    words = ("rerun", "a", "--lock", "other", "--allow-changed", "--dry-run")
-    (tmp_path / "started").unlink()
-    assert hpcenv(*words, cwd=project, accepts=False).status == 0
-    assert (tmp_path / "started").exists(), "--locked starts it"
-    (tmp_path / "started").unlink()
-    shutil.rmtree(state_home(project))
-    done = hpcenv(*words, cwd=project, accepts=False)
-    assert done.status == NotAccepted.exit_status, done.stderr
-    assert not (tmp_path / "started").exists()
 
 
 def test_the_checkpoint_that_a_typed_name_led_to_is_the_users_own(hpcenv: Any, project: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpcenv.node.check.compat.table import PACKAGED
-
 
 def test_a_driver_that_is_too_old_is_said_with_source_and_remedy(hpcenv: Any, tmp_path: Path) -> None:
     done = hpcenv("compat", "--torch", "2.9", "--driver", "470.82.01", cwd=tmp_path)
@@ -34,19 +32,6 @@ def test_what_the_table_does_not_have_is_not_fine(hpcenv: Any, tmp_path: Path) -
     assert (envelope["ok"], envelope["data"]["result"]) == (False, "unknown")
     assert envelope["data"]["checks"][0]["what"].startswith("torch 2.99.0 is not in the table (dated 20")
     assert envelope["data"]["builds"] == []
-
-
-def test_a_project_has_its_own_table(hpcenv: Any, tmp_path: Path) -> None:
-    (tmp_path / "hpcenv.toml").write_text('image = "host"\n[submit]\ncompat-file = "own.toml"\n')
-    (tmp_path / "own.toml").write_text(
-        PACKAGED.read_text().replace('"2.9.1"', '"2.99.0"').replace('"2026-11-20"', '"2020-01-01"')
-    )
-
-    done = hpcenv("compat", "--torch", "2.99.0", "--gpu", "H100", cwd=tmp_path)
-
-    assert done.status == 0, done
-    assert "days old" in done.stderr
-    assert "own.toml" in done.stderr
 
 
 def test_without_a_question_the_releases_are_listed_and_nothing_is_claimed(hpcenv: Any, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_bash_completes_commands_options_runs_and_lockfiles(project: Path) -> None:
     assert completed(project, "subm") == ["submit"]
-    assert completed(project, "submit", "--licen") == ["--licenses"]
+    assert completed(project, "submit", "--reserv") == ["--reservation"]
     assert completed(project, "status", "train") == ["train-1", "train-2"]
     assert completed(project, "cancel", "eval", "train-1", "") == ["eval", "train-1", "train-2"]
     assert completed(project, "submit", "--lock", "") == ["paper"]

@@ -28,7 +28,7 @@ SUBMIT = ("submit", "train.py", "--cluster", "local", "--nproc", "1", "--name", 
 def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
     (project / "train.py").write_text("")
     words = (
-        *("--standalone", "--max-restarts", "2", "--torchrun-args", "--monitor-interval=1", "--torchrun-args"),
+        *("--torchrun-args", "--max-restarts=2", "--torchrun-args", "--monitor-interval=1", "--torchrun-args"),
         *("--role=a b", "--pass-env", "HF_*", "--pass-env", "HF_*", "--secret", "TOKEN=file:~/token"),
     )
     (project / "token").write_text("x")  # HOME is this folder
@@ -37,8 +37,8 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
     manifest = json.loads(done.stdout)["data"]["manifest"]
     assert manifest["launch"] == {
         "cpu_binding": "near-gpu",
-        "launcher": "torchrun", "expand": False, "standalone": True, "max_restarts": 2,
-        "torchrun_args": ["--monitor-interval=1", "--role=a b"],
+        "launcher": "torchrun", "expand": False,
+        "torchrun_args": ["--max-restarts=2", "--monitor-interval=1", "--role=a b"],
     }  # fmt: skip
     assert manifest["pass_env"] == ["HF_*"]
     assert manifest["secrets"] == [{"name": "TOKEN", "source": "file:~/token", "origin": "--secret", "kept": False}]
@@ -51,7 +51,7 @@ def test_they_are_in_the_manifest_as_asked(hpcenv: Any, project: Path) -> None:
         (("--torchrun-args", "other.py"), "`--torchrun-args other.py` cannot be passed on"),
         (("--pass-env", "A=1"), "`A=1` is not the name of a variable"),
         (("--secret", "TOKEN=file:token"), "the secret TOKEN is in `token`, which is not an absolute path"),
-        (("--nodes", "2", "--standalone"), "`--standalone` is for one node"),
+        (("--torchrun-args", "--standalone"), "`--torchrun-args --standalone` cannot be passed on"),
     ],
 )
 def test_what_would_break_the_launch_is_refused_with_status_2(

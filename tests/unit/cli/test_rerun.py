@@ -165,6 +165,13 @@ def test_a_run_again_takes_its_own_lockfile_and_refuses_another_script(hpcenv: A
     assert "  - --nproc 1\n  + --nproc 2\n" in told
     assert not (project / "runs" / "one-2").exists()
 
+    record = project / "runs" / "one" / "request.json"
+    record.write_text(record.read_text().replace('"nproc"', '"standalone": true, "max_restarts": 0, "nproc"'))
+    noted = hpcenv("rerun", "one", "--dry-run", "--json", cwd=project).envelope["data"]["notes"]
+    assert [note for note in noted if "an option that is gone" in note] == [
+        "the run had standalone = true, an option that is gone: the rendezvous that hpcenv chooses"
+    ]
+
     (project / "train.py").write_text("print('another')\n")
     refused = hpcenv("rerun", "one", "--json", cwd=project)
     assert refused.status == 2

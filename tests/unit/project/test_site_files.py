@@ -27,7 +27,7 @@ cluster = "Jura"
 [submit]
 gpu-request = "gres"
 gpu-type = "h100"
-cpus-per-gpu = 16
+cpus = 16
 time = "1:00:00"
 [[bind]]
 source = "/scratch"
@@ -68,7 +68,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     site, refusal = site_files.read(written(tmp_path, FULL))
     assert refusal is None
     found = profile(site, "x")
-    assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus_per_gpu": 16, "time": "1:00:00"}
+    assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus": 16, "time": "1:00:00"}
     assert (found.modules, found.program, found.accounting) == (
         ("gcc/13", "apptainer@1.4"),
         "/opt/ce/singularity",

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
-from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.recipes.init import init, pins_of
 
 DIGEST = "sha256:" + "a" * 64
@@ -225,16 +224,6 @@ def test_the_registries_without_tls_are_those_of_the_project(tmp_path, monkeypat
     pylock(tmp_path)
     cli.main(["image", "init", "--pylock", "pylock.toml", "--base", BASE, "-o", "here"], standalone_mode=False)
     assert "AS final" in (tmp_path / "here" / "Dockerfile").read_text()
-
-
-def test_the_compatibility_table_is_that_of_the_project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hpcenv.toml").write_text('image = "host"\n[submit]\ncompat-file = "own.toml"\n')
-    table = PACKAGED.read_text().replace("2.13.0", "2.13.99")
-    (tmp_path / "own.toml").write_text(table)
-    with pytest.raises(SpecError, match="torch `2.13.0` is not in the compatibility table") as caught:
-        cli.main(["image", "init", "--torch", "2.13.0", "--base", BASE], standalone_mode=False)
-    assert "own.toml" in (caught.value.why or "")
 
 
 def test_base_images_of_the_chosen_site_are_named_before_the_work(tmp_path, monkeypatch, capsys):

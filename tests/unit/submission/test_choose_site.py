@@ -247,7 +247,7 @@ def test_values_of_a_profile_stand_behind_all_others(project: Path, here: dict[s
         project / "sites",
         "ours",
         MATCH.format(name="ours")
-        + '[submit]\npartition = "gpu"\naccount = "site"\ngpu-request = "gres"\ngpu-type = "h100"\ncpus-per-gpu = 7\n'
+        + '[submit]\npartition = "gpu"\naccount = "site"\ngpu-request = "gres"\ngpu-type = "h100"\ncpus = 14\n'
         + '[env.A]\nvalue = "site"\nreason = "r"\n[env.MANY]\nvalue = "x"\nreason = "r"\nmin-nodes = 2\n',
     )
     environ = {**here, "SBATCH_ACCOUNT": "mine"}
@@ -259,7 +259,7 @@ def test_values_of_a_profile_stand_behind_all_others(project: Path, here: dict[s
     assert "#SBATCH --cpus-per-task=14\n" in plan.script
     assert "#SBATCH --account=mine\n" in plan.script
     assert f"partition = gpu ({path})" in plan.requested
-    assert f"cpus = 14 (cpus-per-gpu in {path})" in plan.requested
+    assert f"cpus = 14 ({path})" in plan.requested
     assert {s.name: s.value for s in plan.manifest.settings} == {"A": "site", "B": "flag"}
     plan = planned(project, environ, nodes=2, cpus=3, env={"A": "flag"})
     assert "#SBATCH --cpus-per-task=3\n" in plan.script

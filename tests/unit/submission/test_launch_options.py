@@ -49,7 +49,7 @@ def test_a_beginning_of_an_option_is_one():
         "--rdzv-backend=etcd", "--rdzv_endpoint=x:1", "--rdzv_id=1", "--rdzv_conf=a=b", "--rdzv", "--rd",
         "--local-addr=x", "--local_addr", "--local-a=x", "--log-dir=/tmp", "--log_dir", "--lo=x", "--logs-specs=x",
         "--tee=0", "--te=0", "-t", "-t0", "--redirects=3", "--redir", "-r", "-r3", "--master-addr=x", "--master_port=1",
-        "--master", "--max-restarts=3", "--max_restarts=3", "--max", "--node-rank=1", "--node_rank", "--standalone",
+        "--master", "--node-rank=1", "--node_rank", "--standalone",
         "--stand", "--run-path", "--run_path", "--module", "--mod", "-m", "-mx", "--no-python", "--no_python", "--no-p",
         "--signals-to-handle=SIGUSR1", "--help", "-h", "--use_env", "--use-env",
     ],

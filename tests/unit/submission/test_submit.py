@@ -338,24 +338,24 @@ def test_an_option_that_hpcenv_sets_is_refused_wherever_it_is_given(plan: Make, 
 def test_an_option_of_the_table_works_in_all_four_places(
     project: Path, hpcenv: Any, fake_slurm: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--licenses has nothing but its row."""
+    """--reservation has nothing but its row."""
     spec, site = project / "hpcenv.toml", project / "sites" / "here.toml"
-    table = 'licenses = "matlab:2"\n' if place == "hpcenv.toml" else ""
+    table = 'reservation = "course"\n' if place == "hpcenv.toml" else ""
     spec.write_text(f"{spec.read_text()}[submit]\nassume-shared = true\n{table}")
     site.parent.mkdir()
-    site.write_text('name = "here"\n' + ('[submit]\nlicenses = "matlab:2"\n' if place == "site profile" else ""))
+    site.write_text('name = "here"\n' + ('[submit]\nreservation = "course"\n' if place == "site profile" else ""))
     if place == "Python":
         monkeypatch.chdir(project)
         for name, value in fake_slurm.environ.items():
             monkeypatch.setenv(name, value)
-        script = plan_job_in_python("train.py", nproc=1, site="here", licenses="matlab:2").script
+        script = plan_job_in_python("train.py", nproc=1, site="here", reservation="course").script
     else:
-        words = ("--licenses", "matlab:2") if place == "command line" else ()
+        words = ("--reservation", "course") if place == "command line" else ()
         argv = ("submit", "train.py", "--nproc", "1", "--site", "here", *words, "--dry-run", "--json")
         done = hpcenv(*argv, cwd=project, environ=fake_slurm.environ)
         assert done.status == 0, done.stderr
         script = done.envelope["data"]["script"]
-    assert [line for line in script.splitlines() if "--licenses=" in line] == ["#SBATCH --licenses=matlab:2"]
+    assert [line for line in script.splitlines() if "--reservation=" in line] == ["#SBATCH --reservation=course"]
 
 
 def test_an_option_that_srun_does_not_know_is_refused_before_the_queue(plan: Make, fake_slurm: Any) -> None:
@@ -547,7 +547,7 @@ def test_two_submissions_of_one_name_do_not_mix(plan: Make, project: Path, fake_
     assert len(fake_slurm.calls("sbatch")) == 1
 
 
-# -- --locked and --frozen ----------------------------------------------------------------
+# -- --frozen ----------------------------------------------------------------
 
 
 def test_frozen_takes_a_stale_lockfile(plan: Make, project: Path) -> None:
@@ -565,27 +565,12 @@ def test_frozen_says_that_an_overlay_is_not_mounted(plan: Make, project: Path) -
     assert found == ["overlay-changed: locked no overlay, now extra:/opt/extra: the lockfile counts (--frozen)"]
 
 
-def test_locked_looks_into_the_environment_first(plan: Make, project: Path, python_without_torch: Path) -> None:
-    assert plan(locked=True).manifest.run == "a"
-    (project / "hpcenv.toml").write_text(f'image = "host"\npython = "{python_without_torch}"\n')
-    edit_lockfile(project, "asked", "python", str(python_without_torch))
-    assert plan().manifest.run == "a", "hpcenv.toml and lockfile agree, so only the nodes would see it"
-    error = refused(lambda: plan(locked=True), "lockfile-stale")
-    assert "environment-differs: locked packages.torch 2.13.0+cpu, now absent" in str(error.why)
-
-
-def test_locked_and_frozen_contradict_each_other(plan: Make) -> None:
-    assert "contradict" in refused(lambda: plan(locked=True, frozen=True), "usage").what
-
-
-def test_both_words_stand_on_the_command_line(hpcenv: Any, project: Path) -> None:
+def test_without_frozen_a_stale_lockfile_ends_a_dry_run_too(hpcenv: Any, project: Path) -> None:
     with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
         file.write('[policy]\n"system.glibc" = "must"\n')
     words = ("submit", "train.py", "--nproc", "1", "--cluster", "local", "--dry-run")
     assert hpcenv(*words, cwd=project).status == 7
-    assert hpcenv(*words, "--locked", cwd=project).status == 7
     assert hpcenv(*words, "--frozen", cwd=project).status == 0
-    assert hpcenv(*words, "--locked", "--frozen", cwd=project).status == 2
 
 
 def test_a_manifest_without_a_script_only_checks(plan: Make, fake_slurm: Any) -> None:

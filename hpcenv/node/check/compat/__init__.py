@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE, COMPUTE NODE. Standard library only.
 
 `table.toml` holds the facts, each with its source and date; the modules hold the rules. They get the table as a
-`Compat`, so the caller reads the packaged file or another one (`compat-file` under [submit]).
+`Compat`; the caller reads it.
 
 - `table`, `table_file`: the table as dataclasses, and how it is read from plain data.
 - `drivers`: is the driver new enough for the CUDA toolkit?

@@ -50,9 +50,7 @@ def check_driver(
         return Judgement(result="unknown", what=f"`{driver}` is not a driver version")
     if floor is None:
         what = f"which driver CUDA {cuda} needs is not in the table (dated {compat.dated})"
-        return Judgement(
-            result="unknown", what=what, hint="name a newer table: `compat-file` under [submit] in hpcenv.toml"
-        )
+        return Judgement(result="unknown", what=what, hint="a newer hpcenv has a newer table")
     too_old = f"this driver is too old for CUDA {cuda}{holder}: needs >= {floor.version}, {has} {driver}"
     without = older(have, floor.version)
     hint = would_run(suggest_torch(compat, driver, compute_capability=compute_capability)) if without else ""

@@ -42,7 +42,7 @@ def parse(data: Mapping[str, Any], *, origin: str = "table.toml") -> Compat:
     if table.integer("schema") != SCHEMA:
         raise SpecError(
             f"`{origin}` has schema {data['schema']}, this hpcenv reads schema {SCHEMA}",
-            hint="leave out `compat-file`, or write a newer table: scripts/renew-compat --help",
+            hint="install hpcenv again; scripts/renew-compat writes a newer table",
         )
     cuda = table.table("cuda")
     floor, packaged = cuda.table("floor"), cuda.table("packaged")

@@ -82,7 +82,6 @@ def test_torchrun_gets_an_explicit_rendezvous(make_manifest):
         "--rdzv_id=77.0",
         "--rdzv_conf=is_host=1",
         "--local_addr=10.0.0.1",
-        "--max_restarts=0",
         "--log_dir=/runs/r1/ranks/n1",
         "--tee=3",
         "--",
@@ -112,22 +111,10 @@ def test_only_the_first_node_hosts_and_an_ipv6_endpoint_has_brackets(make_manife
     assert "--local_addr=fd00::2" in argv
 
 
-def test_a_standalone_run_meets_at_a_port_that_the_system_chooses(make_manifest):
-    argv = words(make_manifest(nodes=1, launch=LaunchOptions(standalone=True)), nodes=1)
-    assert argv[2:7] == [
-        "--rdzv_backend=c10d",
-        "--rdzv_endpoint=localhost:0",
-        "--rdzv_id=77.0",
-        "--rdzv_conf=is_host=1",
-        "--local_addr=localhost",
-    ]
-
-
-def test_words_for_torchrun_come_first_and_restarts_are_asked_for(make_manifest):
-    options = LaunchOptions(max_restarts=3, torchrun_args=("--monitor-interval", "5", "--role=a b"))
+def test_words_for_torchrun_come_first(make_manifest):
+    options = LaunchOptions(torchrun_args=("--monitor-interval", "5", "--role=a b", "--max-restarts=3"))
     argv = words(make_manifest(launch=options))
-    assert argv[:3] == ["--monitor-interval", "5", "--role=a b"]
-    assert "--max_restarts=3" in argv
+    assert argv[:4] == ["--monitor-interval", "5", "--role=a b", "--max-restarts=3"]
 
 
 def test_arguments_reach_the_script_as_they_are_also_a_double_dash(make_manifest):
@@ -137,7 +124,7 @@ def test_arguments_reach_the_script_as_they_are_also_a_double_dash(make_manifest
     parser = argparse.ArgumentParser()
     for name in ("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"):
         parser.add_argument(f"--{name}")
-    for name in ("local_addr", "max_restarts", "log_dir", "tee"):
+    for name in ("local_addr", "log_dir", "tee"):
         parser.add_argument(f"--{name}")
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)

@@ -85,9 +85,9 @@ def test_the_users_choice_counts(judge, requeues, saved, again):
     ("exits", "options", "not_again"),
     [
         (STOPPED, {"requeue": "never"}, "--requeue never"),
-        (STOPPED, {"attempt": 20}, "--max-requeues"),
+        (STOPPED, {"attempt": 20}, "max-requeues"),
         # Who knows only signals says nothing; the user did.
-        ({"stopped": "preemption"}, {"requeue": "always", "attempt": 20}, "--max-requeues"),
+        ({"stopped": "preemption"}, {"requeue": "always", "attempt": 20}, "max-requeues"),
         # It may have come to its end by itself in that moment.
         ({"stopped": "time-limit"}, {"requeue": "never"}, ""),
         ({"stopped": "time-limit"}, {}, ""),
@@ -125,7 +125,7 @@ def test_no_more_often_than_asked_for(judge):
     assert judge(record(**STOPPED), attempt=1, max_requeues=2).again is True
     last = judge(record(**STOPPED), attempt=2, max_requeues=2)
     assert last.again is False
-    assert "(--max-requeues)" in last.why
+    assert "(max-requeues)" in last.why
 
 
 def test_one_node_that_knows_why_is_enough(judge):
@@ -180,7 +180,7 @@ def test_stopped_before_the_training_nothing_was_lost_but_the_same_time_is_no_mo
     )
     assert "before the training started" in ending.why
     last = judge(status=91, before=before, requeue="always", attempt=2, max_requeues=2)
-    assert (last.again, "(--max-requeues)" in last.why) == (False, True)
+    assert (last.again, "(max-requeues)" in last.why) == (False, True)
 
 
 def test_a_chain_goes_on_after_a_time_limit_before_the_training(judge):
