@@ -55,7 +55,7 @@ def _lines(explanation: Explanation) -> list[tuple[str, str]]:
         ("what", field.what),
         ("from", field.source),
         ("why", field.why),
-        ("severity", f"{field.default}; profile bitwise: {field.bitwise}"),
+        ("severity", f"{field.default}; profile bitwise: {field.severity('bitwise')}"),
         ("fixed", f"[policy] cannot change it: {field.fixed}" if field.fixed else ""),
         ("override", f"{explanation.override}, by [policy]" if explanation.override else ""),
         ("locked", explanation.locked or unknown),

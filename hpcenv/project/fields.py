@@ -10,6 +10,7 @@ judge by that result. `hpcenv explain` and docs/reference/fields.md show this ta
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,44 @@ UNKNOWN_WHEN_LOCKED: Severity = "warn"
 WITHOUT_GPUS: Severity = "info"
 
 
+# Fields that are stricter in the determinism profile `bitwise`.
+BITWISE: Mapping[str, Severity] = {
+    "container.binds": "must",
+    "determinism.profile": "must",
+    "env.*": "must",
+    "host.gpu": "must",
+    "host.gpu-sm-counts": "must",
+    "libs.*.build-id": "must",
+    "libs.*.sha256": "must",
+    "libs.glibc-tunables": "must",
+    "libs.system": "must",
+    "packages.*.diff-sha256": "must",
+    "packages.*.dirty": "must",
+    "packages.*.files-sha256": "must",
+    "policy": "must",
+    "run.*": "must",
+    "system.packages-digest": "must",
+    "torch.cpu-capability": "warn",
+}
+# Fields that take the severity of another field, unless [policy] names them.
+FOLLOWS: Mapping[str, str] = {
+    "packages.*": "packages.env-digest",
+    "packages.*.content-sha256": "packages.content-digest",
+    "packages.*.programs-sha256": "packages.content-digest",
+    "packages.*.record-sha256": "packages.env-digest",
+    "packages.conda-modified": "packages.conda-content-digest",
+}
+# Fields that are stricter where the nodes of one job are compared with each other.
+BETWEEN_NODES: Mapping[str, Severity] = {"libs.system": "must"}
+# Of a family, the names that every environment has.
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "code.*": ("code.commit", "code.dirty", "code.diff-sha256", "code.workdir", "code.files"),
+    "run.*": ("run.argv",),
+    "system.*": ("system.packages-manager",),
+    "torch.*": ("torch.cxx11-abi", "torch.debug"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Field:
     """One field, or a family of fields (`*` stands for one part of the name).
@@ -54,17 +93,13 @@ class Field:
         what: what the field is.
         source: where its value comes from.
         why: what goes wrong when it differs.
-        default: its severity in the determinism profiles `off` and `seeded`.
-        bitwise: its severity in the profile `bitwise`.
+        default: its severity, in the profile `bitwise` only where `BITWISE` has no other one.
         repair: what it takes to make it equal.
         remedy: what to do about a difference.
         level: how deep a node must look to read it.
         judged_by: what judges it, in addition to `hpcenv diff`.
         fixed: why [policy] cannot change its severity; empty where it can.
         gpus: it matters only to jobs that use GPUs.
-        follows: the field whose severity it takes, unless [policy] names it.
-        between_nodes: its severity where the nodes of one job are compared with each other, if it is another one.
-        members: of a family, the names that every environment has.
     """
 
     name: str
@@ -72,16 +107,12 @@ class Field:
     source: str
     why: str
     default: Severity
-    bitwise: Severity
     repair: Repair
     remedy: str
     level: Level = "record"
     judged_by: tuple[JudgedBy, ...] = ()
     fixed: str = ""
     gpus: bool = False
-    follows: str = ""
-    between_nodes: Severity | None = None
-    members: tuple[str, ...] = ()
 
     def fits(self, name: str) -> bool:
         """Return whether `name` is this field or one of its family."""
@@ -89,7 +120,7 @@ class Field:
 
     def severity(self, profile: Profile) -> Severity:
         """Return the severity that the table gives, before any [policy]."""
-        return self.bitwise if profile == "bitwise" else self.default
+        return BITWISE.get(self.name, self.default) if profile == "bitwise" else self.default
 
 
 _RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
@@ -113,7 +144,6 @@ def _field(
     severity: Severity,
     repair: Repair,
     *,
-    bitwise: Severity | None = None,
     what: str,
     source: str,
     why: str,
@@ -122,27 +152,20 @@ def _field(
     judged_by: tuple[JudgedBy, ...] = ("lockfile",),
     fixed: str = "",
     gpus: bool = False,
-    follows: str = "",
-    between_nodes: Severity | None = None,
-    members: tuple[str, ...] = (),
 ) -> Field:
-    """Return a field; `bitwise` is its severity in that profile where it is another one."""
+    """Return a field, with what most fields have in common."""
     return Field(
         name=name,
         what=what,
         source=source,
         why=why,
         default=severity,
-        bitwise=severity if bitwise is None else bitwise,
         repair=repair,
         remedy=remedy,
         level=level,
         judged_by=judged_by,
         fixed=fixed,
         gpus=gpus,
-        follows=follows,
-        between_nodes=between_nodes,
-        members=members,
     )
 
 
@@ -362,7 +385,6 @@ FIELDS: tuple[Field, ...] = (
         "container.binds",
         "warn",
         "setting",
-        bitwise="must",
         what="target and mode of each [[bind]] of hpcenv.toml",
         source="[[bind]] in hpcenv.toml; a change after the lock makes the lockfile stale",
         why="a script may find other data, or may write where it could only read",
@@ -546,7 +568,6 @@ FIELDS: tuple[Field, ...] = (
         "torch.cpu-capability",
         "info",
         "hardware",
-        bitwise="warn",
         what="vector instructions that torch uses on this processor",
         source="the running torch (level deep)",
         why="other kernels round differently",
@@ -559,7 +580,6 @@ FIELDS: tuple[Field, ...] = (
         what="another property of torch's build",
         source="torch's own files; at level deep the running torch",
         why="two builds of one version may differ in it",
-        members=("torch.cxx11-abi", "torch.debug"),
     ),
     # -- libraries ------------------------------------------------------------------------
     _field(
@@ -593,7 +613,6 @@ FIELDS: tuple[Field, ...] = (
         "libs.glibc-tunables",
         "warn",
         "setting",
-        bitwise="must",
         what="GLIBC_TUNABLES inside the environment",
         source="the environment that the ranks get",
         why="they choose among the math functions of the C library for different processors",
@@ -613,8 +632,6 @@ FIELDS: tuple[Field, ...] = (
         "libs.system",
         "warn",
         "library",
-        bitwise="must",
-        between_nodes="must",
         what="libraries outside of the environment that Python, torch and other packages load, each with the start of "
         "its sha256",
         source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
@@ -676,7 +693,6 @@ FIELDS: tuple[Field, ...] = (
         "libs.*.build-id",
         "warn",
         "library",
-        bitwise="must",
         what="GNU build-id of a library",
         source="its ELF note",
         why="it tells two builds of one version apart",
@@ -685,7 +701,6 @@ FIELDS: tuple[Field, ...] = (
         "libs.*.sha256",
         "warn",
         "library",
-        bitwise="must",
         what="sha256 of a library's file",
         source="the file, hashed",
         why="a patched library keeps its version and build-id",
@@ -792,7 +807,6 @@ FIELDS: tuple[Field, ...] = (
         why="it names what conda-content-digest covers",
         remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
-        follows="packages.conda-content-digest",
     ),
     _field(
         "packages.*",
@@ -802,7 +816,6 @@ FIELDS: tuple[Field, ...] = (
         source="its .dist-info folder",
         why="another version, or another build of the same version, is other code",
         remedy=_REINSTALL,
-        follows="packages.env-digest",
     ),
     _field(
         "packages.*.record-sha256",
@@ -812,7 +825,6 @@ FIELDS: tuple[Field, ...] = (
         source="the RECORD file",
         why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
         remedy=_REINSTALL,
-        follows="packages.env-digest",
     ),
     _field(
         "packages.*.content-sha256",
@@ -823,7 +835,6 @@ FIELDS: tuple[Field, ...] = (
         why="no Python tool notices a file that was edited after installation",
         remedy=_REINSTALL,
         level="full",
-        follows="packages.content-digest",
     ),
     _field(
         "packages.*.programs-sha256",
@@ -835,7 +846,6 @@ FIELDS: tuple[Field, ...] = (
         why="the RECORD's hash of a program changes with the folder of the environment",
         remedy=_REINSTALL,
         level="full",
-        follows="packages.content-digest",
     ),
     _field(
         "packages.*.commit-id",
@@ -850,7 +860,6 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.dirty",
         "warn",
         "package",
-        bitwise="must",
         what="whether the working tree of an editable install is changed",
         source="git",
         why="a changed tree is not its commit, and no other user has it",
@@ -860,7 +869,6 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.diff-sha256",
         "warn",
         "package",
-        bitwise="must",
         what="digest of what differs from the commit of an editable install; `none` if nothing does",
         source="git: changed files; and importable files that git does not track, also ignored ones (*.so)",
         why="two changed trees of one commit are two environments",
@@ -870,7 +878,6 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.files-sha256",
         "warn",
         "package",
-        bitwise="must",
         what="digest over the importable files of an editable install that git cannot describe",
         source="the folders below the one that it was installed from",
         why="without a commit only the files can be compared",
@@ -985,7 +992,6 @@ FIELDS: tuple[Field, ...] = (
         "system.packages-digest",
         "info",
         "image",
-        bitwise="must",
         what="digest over the distribution's packages",
         source="dpkg, rpm or apk, read without running them",
         why="libraries outside of Python come from here; the hash of a SIF covers them already",
@@ -997,7 +1003,6 @@ FIELDS: tuple[Field, ...] = (
         what="another property of the system inside the environment",
         source="files inside the environment",
         why="it explains differences",
-        members=("system.packages-manager",),
     ),
     # -- compatibility --------------------------------------------------------------------
     _field(
@@ -1101,7 +1106,6 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu-sm-counts",
         "warn",
         "hardware",
-        bitwise="must",
         what="streaming multiprocessors of each GPU",
         source="NVML",
         why="cuBLAS promises equal bits only on GPUs with the same number of them",
@@ -1113,7 +1117,6 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu",
         "warn",
         "hardware",
-        bitwise="must",
         what="the GPU that the environment was locked for",
         source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
         why="other GPUs round differently",
@@ -1245,7 +1248,6 @@ FIELDS: tuple[Field, ...] = (
         "determinism.profile",
         "warn",
         "setting",
-        bitwise="must",
         what="how strictly runs must repeat, which also decides how much each field matters: off, seeded or bitwise",
         source="`profile` under [determinism] in hpcenv.toml",
         why="under another profile the ranks have other switches, and other differences stop a job",
@@ -1255,7 +1257,6 @@ FIELDS: tuple[Field, ...] = (
         "policy",
         "warn",
         "setting",
-        bitwise="must",
         what="severities that the project changed",
         source="[policy] in hpcenv.toml",
         why="a field that was loosened no longer stops a job",
@@ -1302,7 +1303,6 @@ FIELDS: tuple[Field, ...] = (
         why="another commit is another experiment",
         remedy="check out the other commit",
         judged_by=(),
-        members=("code.commit", "code.dirty", "code.diff-sha256", "code.workdir", "code.files"),
     ),
     _field(
         "data.*",
@@ -1349,19 +1349,16 @@ FIELDS: tuple[Field, ...] = (
         "run.*",
         "warn",
         "setting",
-        bitwise="must",
         what="another part of the shape and command of a run",
         source="the submission",
         why="the world size changes the order of sums and the batch",
         remedy="submit with the same --nodes, --gpus, --nproc and arguments",
         judged_by=(),
-        members=("run.argv",),
     ),
     _field(
         "env.*",
         "warn",
         "setting",
-        bitwise="must",
         what="a variable that the ranks get",
         source="[env] in hpcenv.toml is locked; on each node, all that reach the ranks, with their origin",
         why="libraries read variables: threads, algorithms and protocols change the order of sums",

@@ -15,6 +15,9 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
 
+# Checks that many machines cannot measure: an unknown result is no warning, unless [policy] makes the check a `must`.
+INFO_IF_UNKNOWN = frozenset({"fs.lustre.servers", "gpu.xid", "pci.acs", "pci.iommu"})
+
 
 def findings(node: str, results: Iterable[CheckOutcome], severities: Severities) -> list[Finding]:
     """Return a finding for each check that failed or could not be measured; what did not run is no finding."""
@@ -24,8 +27,8 @@ def findings(node: str, results: Iterable[CheckOutcome], severities: Severities)
 def _finding(node: str, result: CheckOutcome, severities: Severities) -> Finding:
     check = BY_ID[result.id]
     severity = severities.of(result.id)
-    if result.state == "unknown" and severity != "must" and check.if_unknown is not None:
-        severity = check.if_unknown
+    if result.state == "unknown" and severity != "must" and result.id in INFO_IF_UNKNOWN:
+        severity = "info"
     return Finding(
         node=node,
         field=result.id,

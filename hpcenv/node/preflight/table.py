@@ -45,7 +45,6 @@ class Check:
         source: where the limit comes from, with its date.
         remedy: what to do.
         gpus: it applies to jobs with GPUs only.
-        if_unknown: severity of a result that could not be measured, where the check itself is no `must`.
     """
 
     id: str
@@ -61,7 +60,6 @@ class Check:
     source: str
     remedy: str
     gpus: bool = False
-    if_unknown: Severity | None = None
 
 
 _EXCLUDE = "tell the site's support; until it is repaired, submit with --exclude NODE or --spare 1"
@@ -238,7 +236,6 @@ CHECKS: tuple[Check, ...] = (
         seconds=10.0,
         source="Lustre Operations Manual 2.x, health_check and import states (2026-11)",
         remedy="one node: " + _EXCLUDE + "; all nodes: the file server is down",
-        if_unknown="info",
     ),
     _host(
         "fs.gpfs",
@@ -404,7 +401,6 @@ CHECKS: tuple[Check, ...] = (
         source=f"{_NCCL}, PCI Access Control Services; linux, Documentation/ABI/testing/sysfs-kernel-iommu_groups",
         remedy="the kernel needs iommu=pt, or VT-d off in the firmware: tell the site's support",
         gpus=True,
-        if_unknown="info",
     ),
     _host(
         "pci.acs",
@@ -416,7 +412,6 @@ CHECKS: tuple[Check, ...] = (
         source=f"{_NCCL}, PCI Access Control Services; PCI Express Base Specification 5.0, 7.7.8",
         remedy="the site's support can turn ACS off: setpci ECAP_ACS+0x6.w=0000 for each bridge, at each boot",
         gpus=True,
-        if_unknown="info",
     ),
     # -- GPUs -------------------------------------------------------------------------------
     _gpu(
@@ -490,7 +485,6 @@ CHECKS: tuple[Check, ...] = (
         limit="none",
         why="the GPU had a hardware error; gpu.recovery says whether it still has",
         source=f"{_XID}; {_AZURE}",
-        if_unknown="info",
     ),
     _gpu(
         "gpu.throttle",

@@ -36,16 +36,22 @@ def test_a_field_says_everything_in_one_line_each(field: fields.Field) -> None:
         assert not text.endswith(".")
     assert field.repair in REPAIRS
     assert field.level in LEVELS
-    assert {field.default, field.bitwise} <= {*typing.get_args(Severity)}
+    assert {field.default, field.severity("bitwise")} <= {*typing.get_args(Severity)}
     assert not field.fixed.endswith(".")
-    assert field.follows == "" or fields.has_row(field.follows)
-    assert all(field.fits(member) for member in field.members)
+
+
+def test_each_rule_by_name_names_fields() -> None:
+    assert all(map(fields.has_row, (*fields.BITWISE, *fields.BETWEEN_NODES, *fields.FOLLOWS, *fields.FOLLOWS.values())))
+    for family, members in fields.MEMBERS.items():
+        row = fields.find(family)
+        assert row is not None
+        assert all(row.fits(member) for member in members)
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 def test_the_bitwise_profile_is_never_looser(field: fields.Field) -> None:
     order = ["info", "warn", "must"]
-    assert order.index(field.bitwise) >= order.index(field.default)
+    assert order.index(field.severity("bitwise")) >= order.index(field.default)
 
 
 # -- nothing is missing -------------------------------------------------------------------
@@ -59,7 +65,7 @@ def test_every_field_of_a_lockfile_is_known(name: str) -> None:
 
 def test_members_of_families_are_what_the_probe_reads() -> None:
     read = {name for probe in PROBES for name in probe.fields if name.split(".")[0] in ("system", "torch")}
-    assert {member for field in FIELDS for member in field.members if field.name in ("system.*", "torch.*")} <= read
+    assert {*fields.MEMBERS["system.*"], *fields.MEMBERS["torch.*"]} <= read
 
 
 def test_every_fact_of_a_node_is_known() -> None:

@@ -41,6 +41,10 @@ def judged(make_manifest, make_facts):
     return _judged
 
 
+def test_checks_that_may_be_unknown_are_checks():
+    assert set(BY_ID) >= judge.INFO_IF_UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("state", "policy", "result"),
     [
