@@ -295,6 +295,7 @@ _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/t
 
 NOT_FOLLOWED: dict[str, str] = {
     "cli/data/listing.py: hpcenv data fetch": "it is a note, no error; it needs a hub",
+    "hub/fetch.py: pip install hpcenv[hub]": "no test installs hpcenv from an index; tests/unit/hub/test_fetch.py reads the hint",
     "hub/refusals.py: hpcenv data resolve *": "it needs a hub: tests/unit/hub/test_fetch.py has one",
     "hub/tree.py: hpcenv data fetch": "it needs a hub: tests/unit/submission/test_hub_cache.py types it",
     "cli/image/_conversion.py: *": _DAMAGED_IMAGE,

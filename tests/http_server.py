@@ -40,13 +40,15 @@ class Served:
         """`tls`: an ssl.SSLContext to speak https."""
         self.paths = {"/v2/": (200, {}, b"{}")}
         self.requests = []
+        self.handlers = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                outer.requests.append((self.path, dict(self.headers)))
+                outer.requests.append((self.path, self.headers))
+                outer.handlers.append(self)
                 # Unread, it would be taken for the next request.
                 self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 path = self.path.partition("?")[0]
@@ -64,10 +66,12 @@ class Served:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                if self.command == "HEAD":
+                    return
                 with contextlib.suppress(OSError):
                     self.wfile.write(body)
 
-            do_POST = do_GET
+            do_POST = do_HEAD = do_GET
 
             def log_message(self, *args):
                 pass

@@ -20,6 +20,7 @@ from hpcenv.records.files import read_file
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_FALSE = frozenset({"0", "OFF", "NO", "FALSE"})
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
@@ -33,12 +34,16 @@ class HubAccess:
         endpoint_origin: where it comes from, for messages.
         token: empty without one.
         token_origin: where the token comes from, or why no token is known.
+        ca_file: certificates to trust instead of those of the library, PEM; empty for those.
+        xet: use Xet, the library's faster transfer: HF_HUB_DISABLE_XET says explicitly that it is not off.
     """
 
     endpoint: str
     endpoint_origin: str
     token: str = field(default="", repr=False)
     token_origin: str = ""
+    ca_file: str = ""
+    xet: bool = False
 
 
 def find_access(environ: Mapping[str, str]) -> HubAccess:
@@ -58,6 +63,8 @@ def find_access(environ: Mapping[str, str]) -> HubAccess:
         endpoint_origin="HF_ENDPOINT" if named else "the default of the hub's library",
         token=token,
         token_origin=origin,
+        ca_file=environ.get("REQUESTS_CA_BUNDLE", ""),
+        xet=environ.get("HF_HUB_DISABLE_XET", "").upper() in _FALSE,
     )
 
 

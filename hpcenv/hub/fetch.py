@@ -2,44 +2,48 @@
 
 Runs on: LOGIN NODE.
 
-Every file is checked against the digest that the hub lists for it while it arrives: the SHA-256 of a file in LFS, git's
-SHA-1 of any other one. After an interruption the next call continues with the files that are there; those are read and
-hashed again, because another program may have changed them. The folder appears by rename when it is complete.
+The hub's library downloads (hub/client.py). Every file is then read and compared with the digest that the hub lists for
+it: the SHA-256 of a file in LFS, git's SHA-1 of any other one. After an interruption the next call continues with the
+files that are there; those are read and hashed again, because another program may have changed them. The folder appears
+by rename when it is complete.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcenv import filesystem, size
-from hpcenv.errors import DataUnavailable
+from hpcenv.errors import Command, DataUnavailable, ToolMissing
 from hpcenv.hub import listing
 from hpcenv.hub import tree as trees
 from hpcenv.hub.access import HubAccess
+from hpcenv.hub.download import download_all, read_digest
 from hpcenv.hub.listing import HubFile
 from hpcenv.hub.tree import HubTree, TreeFile, TreeRecord
 from hpcenv.image.registry import blobs
-from hpcenv.image.registry.blobs import BlobSpec, BlobWords, TransferLimits
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
 from hpcenv.records.files import save_record
 
+if TYPE_CHECKING:
+    from hpcenv.hub.client import HubClient
+
 _CHUNK = 4 << 20
-_WORKERS = 8
-_MOST_RENAMES = 100
 _SECONDS_ABANDONED = 86400.0
-_LIMITS = TransferLimits(most_bytes=1 << 50, resume_from=1 << 20)
+# A partial download that no call has continued for so long is removed.
+_SECONDS_KEPT = 7 * 86400.0
+# How long to wait for another download of the same repository.
+_WAIT_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +66,29 @@ class FetchedTree:
     already: bool
 
 
-def resolve(wanted: HubReference, access: HubAccess, *, on_event: OnEvent = ignore) -> str:
+def resolve(wanted: HubReference, access: HubAccess) -> str:
     """Return the commit that a branch or tag of a repository names now.
 
     Raises:
         DataUnavailable: the hub refuses it or cannot be reached.
+        ToolMissing: the hub's library is not installed.
     """
-    from hpcenv.hub.client import HubClient  # loads requests
-
-    with closing(HubClient(access, on_event=on_event)) as client:
+    with closing(_open_client(access)) as client:
         return client.resolve_commit(wanted)
+
+
+def _open_client(access: HubAccess) -> HubClient:
+    try:
+        from hpcenv.hub.client import HubClient  # loads huggingface_hub
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("huggingface_hub", "httpx2"):
+            raise
+        raise ToolMissing(
+            "the hub's library huggingface_hub, version 2, is not installed",
+            why=f"only `hpcenv data fetch` and `resolve` need it ({error})",
+            hint=Command("pip", "install", "hpcenv[hub]"),
+        ) from error
+    return HubClient(access)
 
 
 def fetch(
@@ -93,27 +110,44 @@ def fetch(
     Raises:
         DataUnavailable: the hub refuses it, cannot be reached, or sends something else than it lists.
         FileUnusable: the store cannot be written to, or has too little space.
+        ToolMissing: the hub's library is not installed.
     """
     tree = trees.locate(store.root, wanted, patterns)
-    judged = _identity(tree.folder)
-    record = trees.read_record(tree)
-    if record is not None and _is_unchanged(tree, record, check=check, on_event=on_event):
-        total = sum(file.size for file in record.files)
-        return FetchedTree(
-            hub=str(wanted), path=str(tree.folder), files=len(record.files), size=total, fetched=0, already=True
-        )
+    there = _look(tree, check=check, on_event=on_event)
+    if there is not None:
+        return _fetched(tree, there, fetched=0, already=True)
     _require_writable(store)
-    files = _list_files(wanted, tree.patterns, access, on_event)
-    fetched = _fetch_blobs(tree, files, access, store, on_event)
-    try:
-        made = _assemble(tree, files, store, judged)
-    except OSError as error:
-        raise filesystem.refused(tree.folder, error) from error
-    total = sum(file.size for file in made.files)
-    on_event(Event(phase="publish", what=str(wanted), done=total, total=total, unit="bytes"))
+    purpose, name = f"fetches {wanted}", f"hub-{wanted.cache_folder}"
+    with (
+        store.lease(name, purpose=purpose, timeout=_WAIT_SECONDS, on_event=on_event),
+        closing(_open_client(access)) as client,
+    ):
+        # Another call may have fetched it in the meantime. A container may have bound its folder already.
+        there = _look(tree, check=check, on_event=ignore)
+        if there is not None:
+            return _fetched(tree, there, fetched=0, already=True)
+        files = _list_files(wanted, tree.patterns, client, on_event)
+        try:
+            count = _fetch_blobs(tree, files, client, access, store, on_event)
+            made = _assemble(tree, files, store)
+        except OSError as error:
+            raise filesystem.refused(tree.folder, error) from error
+    done = _fetched(tree, made, fetched=count, already=False)
+    on_event(Event(phase="publish", what=str(wanted), done=done.size, total=done.size, unit="bytes"))
+    return done
+
+
+def _fetched(tree: HubTree, record: TreeRecord, *, fetched: int, already: bool) -> FetchedTree:
     return FetchedTree(
-        hub=str(wanted), path=str(tree.folder), files=len(made.files), size=total, fetched=fetched, already=False
-    )
+        hub=str(tree.wanted), path=str(tree.folder), files=len(record.files), fetched=fetched, already=already,
+        size=sum(file.size for file in record.files),
+    )  # fmt: skip
+
+
+def _look(tree: HubTree, *, check: bool, on_event: OnEvent) -> TreeRecord | None:
+    """Return the record of a tree that is complete, and unchanged as far as it is checked."""
+    record = trees.read_record(tree)
+    return record if record is not None and _is_unchanged(tree, record, check=check, on_event=on_event) else None
 
 
 def _is_unchanged(tree: HubTree, record: TreeRecord, *, check: bool, on_event: OnEvent) -> bool:
@@ -140,61 +174,44 @@ def _require_writable(store: Store) -> None:
 
 
 def _list_files(
-    wanted: HubReference, patterns: Sequence[str], access: HubAccess, on_event: OnEvent
+    wanted: HubReference, patterns: Sequence[str], client: HubClient, on_event: OnEvent
 ) -> tuple[HubFile, ...]:
-    from hpcenv.hub.client import HubClient  # loads requests
-
-    origin = f"`{wanted}`"
     on_event(Event(phase="resolve", what=str(wanted)))
-    with closing(HubClient(access, on_event=on_event)) as client:
-        files = listing.parse_entries(client.list_entries(wanted), origin=origin)
-    return listing.select(files, patterns, origin=origin)
+    # The library repeats requests for a list during half a minute; this one fails at once, and says why.
+    client.resolve_commit(wanted)
+    return listing.select(client.list_files(wanted), patterns, origin=f"`{wanted}`")
 
 
-def _fetch_blobs(tree: HubTree, files: Sequence[HubFile], access: HubAccess, store: Store, on_event: OnEvent) -> int:
+def _fetch_blobs(
+    tree: HubTree, files: Sequence[HubFile], client: HubClient, access: HubAccess, store: Store, on_event: OnEvent
+) -> int:
     """Download what is missing; return how many bytes that were."""
-    from hpcenv.hub.client import HubFiles  # loads requests
-
-    wanted = tree.wanted
-    place = _make_folder(trees.hub_folder(store.root) / "blobs", store)
-    _remove_old_parts(place, on_event)
-    paths = {file.blob.digest: file.path for file in files}
-    specs = {file.blob.digest: file.blob for file in files}
-    words = BlobWords(blob="file", owner="repository", names=paths, error=DataUnavailable)
-    _require_sound(place, specs.values(), words, on_event)
-    missing = [spec for spec in specs.values() if blobs.cached(place, spec) is None]
-    need = sum(spec.size for spec in missing)
+    _remove_old_parts(trees.parts_folder(store.root), on_event)
+    place = _make_folder(trees.blobs_folder(store.root), store)
+    parts = _make_folder(trees.parts_folder(store.root) / tree.wanted.cache_folder, store)
+    unique = {file.blob.digest: file for file in files}
+    _require_sound(place, unique.values(), on_event)
+    missing = [file for file in unique.values() if blobs.cached(place, file.blob) is None]
+    need = sum(file.blob.size for file in missing)
     if missing:
-        text = f"{wanted}: {len(missing)} of {len(specs)} files to fetch, {need / 1e6:.1f} MB, from {access.endpoint}"
-        on_event(Event(phase="note", what=text))
-    _require_space(tree, place, need - trees.partial_bytes(place) if missing else 0, files)
-    large = [spec for spec in missing if spec.digest.startswith("sha256:")]
-    small = [spec for spec in missing if not spec.digest.startswith("sha256:")]
-    with closing(HubFiles(access, wanted, paths)) as source:
-        for part, shown in ((large, on_event), (small, _Counting(on_event, len(small)))):
-            blobs.fetch_all(part, source, place, workers=_WORKERS, on_event=shown, limits=_LIMITS, words=words)
+        amount = f"{len(missing)} of {len(unique)} files to fetch, {need / 1e6:.1f} MB"
+        on_event(Event(phase="note", what=f"{tree.wanted}: {amount}, from {access.endpoint}"))
+    _require_space(tree, place, need - trees.partial_bytes(parts) if missing else 0, files)
+    for file in missing:
+        _make_folder(blobs.blob_path(place, file.blob.digest).parent, store)
+    download_all(missing, client, tree.wanted, place, parts, on_event=on_event)
     return need
 
 
-class _Counting:
-    """Shows the files that are not in LFS as one piece of work: there may be thousands, most with a few kB."""
-
-    def __init__(self, on_event: OnEvent, total: int) -> None:
-        self._on_event = on_event
-        self._total = total
-        self._done = 0
-
-    def __call__(self, event: Event) -> None:
-        if event.phase != "fetch":
-            self._on_event(event)
-        elif event.done == event.total:
-            self._done += 1
-            self._on_event(Event(phase="fetch", what="small files", done=self._done, total=self._total, unit="entries"))
-
-
-def _remove_old_parts(place: Path, on_event: OnEvent) -> None:
+def _remove_old_parts(folder: Path, on_event: OnEvent) -> None:
     """Remove partial downloads that no call has continued for a week."""
-    freed = blobs.sweep(place)
+    freed = 0
+    for path in trees.partial_downloads(folder):
+        with suppress(OSError):
+            found = path.lstat()
+            if time.time() - found.st_mtime > _SECONDS_KEPT:
+                path.unlink()
+                freed += found.st_size
     if freed:
         what = f"removed partial downloads of earlier calls that were not continued for a week: {size.shown(freed)}"
         on_event(Event(phase="note", what=what))
@@ -237,29 +254,17 @@ def _can_link(place: Path, folder: Path) -> bool:
     return True
 
 
-def _require_sound(place: Path, specs: Iterable[BlobSpec], words: BlobWords, on_event: OnEvent) -> None:
+def _require_sound(place: Path, files: Iterable[HubFile], on_event: OnEvent) -> None:
     """Remove files of earlier calls whose content is not what their name says."""
-    for spec in specs:
-        path = blobs.cached(place, spec)
-        if path is None:
-            continue
-        digest = blobs.hasher(spec)
-        done = 0
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                done += len(chunk)
-                on_event(Event(phase="verify", what=words.name(spec.digest), done=done, total=spec.size, unit="bytes"))
-        if digest.hexdigest() != spec.digest.rpartition(":")[2]:
-            on_event(Event(phase="note", what=f"{words.name(spec.digest)}: changed in the store: fetching it again"))
+    for file in files:
+        path = blobs.cached(place, file.blob)
+        if path is not None and read_digest(path, file.blob, what=file.path, on_event=on_event) != file.blob.digest:
+            on_event(Event(phase="note", what=f"{file.path}: changed in the store: fetching it again"))
             blobs.discard(path)
 
 
-def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store, judged: tuple[int, ...] | None) -> TreeRecord:
+def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeRecord:
     """Make the folder of a tree beside its place, and give it its name; return its record.
-
-    Args:
-        judged: identity of the folder that this call found unusable; None if there was none.
 
     Raises:
         OSError: the file system refuses it.
@@ -267,77 +272,39 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store, judged: tup
     parent = _make_folder(tree.folder.parent, store)
     _remove_abandoned(parent)
     aside = parent / f".{tree.folder.name}.{secrets.token_hex(8)}"
-    blobs_folder = trees.hub_folder(store.root) / "blobs"
+    place = trees.blobs_folder(store.root)
     try:
         _make_folder(aside, store)
         made = []
         for file in files:
             target = aside / file.path
             _make_folder(target.parent, store)
-            blob = blobs.blob_path(blobs_folder, file.blob.digest)
-            _link(blob, target)
+            _link(blobs.blob_path(place, file.blob.digest), target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
         # Before the folder: a call that begins between both must not take the folder for one without a record. All
         # calls write the same record, and a folder that does not fit it is fetched again.
         save_record(record, tree.record)
-        _put_in_place(aside, tree, record, judged)
+        _put_in_place(aside, tree)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return record
 
 
-def _put_in_place(aside: Path, tree: HubTree, record: TreeRecord, judged: tuple[int, ...] | None) -> None:
+def _put_in_place(aside: Path, tree: HubTree) -> None:
     """Give a complete folder its name; there is never a moment with half of the old and half of the new files.
-
-    A complete folder that another call has put there in the meantime stays: a container may have bound it already, and
-    would see an empty folder after its removal.
 
     Raises:
         OSError: the file system refuses it.
     """
-    old = aside.parent / f".{tree.folder.name}.{secrets.token_hex(8)}.old"
-    for _ in range(_MOST_RENAMES):
-        try:
-            os.rename(aside, tree.folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-        else:
-            return
-        if _is_of_another_call(tree.folder, tree, record, judged):
-            return
-        with suppress(FileNotFoundError):
-            os.rename(tree.folder, old)
-        if _is_of_another_call(old, tree, record, judged):
-            # It came between the look and the rename: back with it, unless there is a third one already.
-            with suppress(OSError):
-                os.rename(old, tree.folder)
-        elif old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
-    raise OSError(errno.EEXIST, "other processes put it there again and again", str(tree.folder))
-
-
-def _is_of_another_call(folder: Path, tree: HubTree, record: TreeRecord, judged: tuple[int, ...] | None) -> bool:
-    """Tell whether a folder has all files of a record, and is not the one that this call found unusable."""
-    identity = _identity(folder)
-    if identity is None or identity == judged:
-        return False
-    try:
-        return not trees.find_changes(replace(tree, folder=folder), record, "size-and-time")
-    except OSError:
-        return False
-
-
-def _identity(folder: Path) -> tuple[int, ...] | None:
-    """Return what tells a folder from one that has its name later; None if it is no folder. A rename keeps it."""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISDIR(found.st_mode) else None
+    old = aside.with_name(f"{aside.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(tree.folder, old)
+    os.rename(aside, tree.folder)
+    if old.is_dir() and not old.is_symlink():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        old.unlink(missing_ok=True)
 
 
 def _link(blob: Path, target: Path) -> None:

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Pure. The hub's answer is untrusted: names and sizes become paths and downloads.
 
-`GET /api/models/ORG/NAME/tree/COMMIT?recursive=true` answers with a list of objects (huggingface_hub 2.4, hf_api.py,
-`list_repo_tree` and `RepoFile`): `type`, `path`, `size`, `oid` (git's SHA-1 of the file) and, for files that git does
-not hold itself, `lfs` with `oid` (SHA-256 of the content) and `size`.
+The entries are those of the hub's library (huggingface_hub 2.4, hf_api.py, `RepoFile` and `RepoFolder`): `path`,
+`size`, `blob_id` (git's SHA-1 of the file) and, for files that git does not hold itself, `lfs` with `sha256` of the
+content and `size`. The library checks none of the values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from hpcenv.errors import DataUnavailable
 from hpcenv.image.registry.blobs import BlobSpec
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 MOST_FILES = 100_000
 # A file system allows 255 bytes for a name, and a path of 4096; the folders of the store come before it.
@@ -40,7 +43,7 @@ class HubFile:
     blob: BlobSpec
 
 
-def parse_entries(entries: Iterable[Any], *, origin: str) -> tuple[HubFile, ...]:
+def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> tuple[HubFile, ...]:
     """Return the files that the entries of a listing name, sorted by path.
 
     Args:
@@ -53,11 +56,9 @@ def parse_entries(entries: Iterable[Any], *, origin: str) -> tuple[HubFile, ...]
     files: dict[str, HubFile] = {}
     sizes: dict[str, int] = {}
     for entry in entries:
-        if not isinstance(entry, dict):
-            raise _refused(origin, "an entry is not an object")
-        if entry.get("type") == "directory":
-            continue
-        file = _file(entry, origin)
+        if not hasattr(entry, "blob_id"):
+            continue  # a folder
+        file = _file(cast("RepoFile", entry), origin)
         if file.path in files:
             raise _refused(origin, f"two files have the name {file.path!a}")
         files[file.path] = file
@@ -95,33 +96,34 @@ def select(files: Sequence[HubFile], patterns: Sequence[str], *, origin: str) ->
     return tuple(file for file in files if not patterns or file.path in chosen)
 
 
-def _file(entry: dict[str, Any], origin: str) -> HubFile:
-    path, lfs = entry.get("path"), entry.get("lfs")
+def _file(entry: RepoFile, origin: str) -> HubFile:
+    path: object = entry.path
     if not isinstance(path, str) or not _is_safe(path):
         raise _refused(
             origin, f"a file has the name {ascii(path)[:200]}, which is not a plain path below the repository"
         )
-    if entry.get("type") != "file":
-        raise _refused(origin, f"{path!a} is of the type {ascii(entry.get('type'))[:50]}")
-    named, digest, size = _SHA1, entry.get("oid"), entry.get("size")
-    if lfs is not None:
-        if not isinstance(lfs, dict):
-            raise _refused(origin, f"the entry `lfs` of {path!a} is not an object")
-        named, digest, size = _SHA256, lfs.get("oid"), lfs.get("size")
+    named, algorithm = (_SHA1, "git-sha1") if entry.lfs is None else (_SHA256, "sha256")
+    digest: object = entry.blob_id if entry.lfs is None else entry.lfs.sha256
+    size: object = entry.size if entry.lfs is None else entry.lfs.size
     if not isinstance(digest, str) or not named.fullmatch(digest):
         raise _refused(origin, f"{path!a} has no valid digest")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
         raise _refused(origin, f"{path!a} has the size {ascii(size)[:50]}")
-    algorithm = "git-sha1" if lfs is None else "sha256"
     return HubFile(path=path, blob=BlobSpec(digest=f"{algorithm}:{digest}", size=size))
 
 
 def _is_safe(path: str) -> bool:
-    """Tell whether a path stays below its folder on every file system, and is no trick on a reader."""
+    """Tell whether a path stays below its folder on every file system, and is no trick on a reader or on git.
+
+    A folder `.git` would be a repository whose configuration names programs that git starts; some file systems do not
+    tell `.GIT` from it. A repository of git cannot have such a name, so no real hub lists one.
+    """
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _LONGEST_PATH:
         return False
     parts = path.split("/")
-    return all(part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_NAME for part in parts)
+    return all(
+        part not in ("", ".", "..") and part.lower() != ".git" and len(part.encode()) <= _LONGEST_NAME for part in parts
+    )
 
 
 def _require_tree(files: dict[str, HubFile], origin: str) -> None:

@@ -1,23 +1,21 @@
 """What a hub's refusals and network faults mean for a user.
 
-Runs on: LOGIN NODE. No message quotes the token, a request, or the query of an address, which a storage signs.
+Runs on: LOGIN NODE. Needs the extra `hub`. No message quotes the token, a request, or the query of an address, which
+a storage signs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import httpx2
 
 from hpcenv.errors import Command, DataUnavailable, Hint
 from hpcenv.hub.access import HubAccess
 from hpcenv.image.registry import network_faults
 from hpcenv.image.registry.refusals import one_line
-from hpcenv.image.registry.session import retry_after
 from hpcenv.project.hub_reference import HubReference
-
-if TYPE_CHECKING:
-    import requests
 
 _UNTRUSTED = "name your site's CA file in the variable REQUESTS_CA_BUNDLE"
 
@@ -42,7 +40,7 @@ class HubRefusals:
         known = f"the token comes from {self.access.token_origin}"
         return known if self.access.token else self.access.token_origin
 
-    def status(self, response: requests.Response, wanted: HubReference, text: str) -> DataUnavailable:
+    def status(self, response: httpx2.Response, wanted: HubReference, text: str) -> DataUnavailable:
         """Return the error for a response whose status is not 200.
 
         Args:
@@ -62,22 +60,18 @@ class HubRefusals:
                 f"`{wanted}` does not exist", why=f"{why}\n{self._token}", hint=_when_missing(response, wanted)
             )
         if status == 429:
-            seconds = retry_after(response)
-            wait = "a few minutes" if seconds is None else f"{seconds:.0f} s"
             why = told or "the limit is per address or per user, and all users of a login node have one address"
-            hint = f"log in (HF_TOKEN), or wait {wait}; the next attempt continues"
+            hint = "log in (HF_TOKEN), or wait some minutes; the next attempt continues"
             return DataUnavailable(f"`{self._host}` refuses more requests for now (429)", why=why, hint=hint)
-        why = told or one_line(str(response.reason))
+        why = told or one_line(response.reason_phrase)
         later = "try again later: the next attempt continues" if status >= 500 else None
         return DataUnavailable(f"`{self._host}` answered with status {status}", why=why, hint=later)
 
     def unreachable(self, error: Exception) -> DataUnavailable:
         """Return the error for a network fault."""
-        request = getattr(error, "request", None)
-        url = getattr(request, "url", None)
-        host = urlsplit(url).netloc if isinstance(url, str) else self._host
+        host = _asked(error) or self._host
         named = f"the hub `{host}`" if host == self._host else f"`{host}`, which the hub `{self._host}` named,"
-        fault, hint = network_faults.judge(error), "try again; check whether a firewall or proxy interferes"
+        fault, hint = _fault(error), "try again; check whether a firewall or proxy interferes"
         if fault == "too-slow":
             what, why = f"did not answer within {self.timeout:g} s", "no bytes arrived"
         elif fault == "tls":
@@ -102,24 +96,35 @@ class HubRefusals:
         return DataUnavailable(f"{named} {what}", why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
                                hint=hint)  # fmt: skip
 
-    def redirected(self, why: str) -> DataUnavailable:
-        """Return the error for a redirect that is not followed."""
-        return DataUnavailable(
-            f"`{self._host}` redirects to an address that hpcenv does not use",
-            why=one_line(why),
-            hint="check HF_ENDPOINT, or report this to the administrators of the hub",
-        )
-
     def unusable(self, wanted: HubReference, why: str) -> DataUnavailable:
         """Return the error for an answer that does not follow the interface."""
         return DataUnavailable(
             f"the answer of `{self._host}` for `{wanted}` cannot be used",
-            why=f"{why}\nthe address comes from {self.access.endpoint_origin}",
+            why=f"{one_line(why)}\nthe address comes from {self.access.endpoint_origin}",
             hint="check that HF_ENDPOINT names a hub",
         )
 
 
-def _when_missing(response: requests.Response, wanted: HubReference) -> Hint:
+def _asked(error: Exception) -> str:
+    """Return host and port of the request that failed; empty where the error names none."""
+    try:
+        return error.request.url.netloc.decode() if isinstance(error, httpx2.RequestError) else ""
+    except RuntimeError:  # it was raised before there was a request
+        return ""
+
+
+def _fault(error: Exception) -> network_faults.Fault:
+    if isinstance(error, httpx2.ProxyError):
+        return "proxy"
+    if isinstance(error, httpx2.TooManyRedirects):
+        return "circle"
+    if isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol)) or "in location header" in str(error):
+        return "address"
+    fault = network_faults.judge(error)
+    return "tls" if fault == "broken" and network_faults.tls_words(error) else fault
+
+
+def _when_missing(response: httpx2.Response, wanted: HubReference) -> Hint:
     """Return the hint for a repository or a revision that does not exist."""
     if response.headers.get("X-Error-Code") != "RevisionNotFound":
         return "check the name: ORG/NAME for a model; datasets/ORG/NAME or spaces/ORG/NAME for the others"

@@ -61,4 +61,4 @@ def list_stored(place: StorePlace) -> tuple[StoredTree, ...]:
 
 def partial_bytes(place: StorePlace) -> int:
     """Return the size of the downloads of hub files in a store that are not complete, in bytes."""
-    return tree.partial_bytes(tree.hub_folder(place.root) / "blobs")
+    return tree.partial_bytes(tree.parts_folder(place.root))

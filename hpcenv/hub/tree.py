@@ -3,6 +3,7 @@
 Runs on: LOGIN NODE.
 
     STORE/hub/blobs/sha256/HEX, blobs/git-sha1/HEX      the files by content, for all repositories and commits
+    STORE/hub/blobs/parts/models--ORG--NAME/...         downloads that are not complete
     STORE/hub/trees/models--ORG--NAME/COMMIT            a folder with the files by their names, hard links to the blobs
     STORE/hub/trees/models--ORG--NAME/COMMIT.json       what the hub says the folder holds: its record
 
@@ -14,7 +15,8 @@ in it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +99,26 @@ def hub_folder(root: Path) -> Path:
     return root / "hub"
 
 
+def blobs_folder(root: Path) -> Path:
+    """Return the folder of a store with the files of all repositories, by content."""
+    return hub_folder(root) / "blobs"
+
+
+def parts_folder(root: Path) -> Path:
+    """Return the folder of a store with the downloads that are not complete, in a folder for each repository."""
+    return blobs_folder(root) / "parts"
+
+
+def partial_downloads(place: Path) -> Iterator[Path]:
+    """Yield the files of downloads that are not complete, in a folder."""
+    for folder, _, names in os.walk(place):
+        yield from (Path(folder, name) for name in names)
+
+
 def partial_bytes(place: Path) -> int:
-    """Return the size of the partial downloads in a folder of blobs, in bytes."""
+    """Return the size of the downloads in a folder that are not complete, in bytes."""
     sizes = [0]
-    for path in place.glob("*/.*.part"):
+    for path in partial_downloads(place):
         with suppress(OSError):
             sizes.append(path.lstat().st_size)
     return sum(sizes)

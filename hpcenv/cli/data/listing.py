@@ -30,7 +30,7 @@ def command(where: _render.Where, as_json: bool) -> None:
         _render.success("data list", {"store": str(place.root), "data": stored, "partial": partial})
         return
     if partial:
-        what = f"{size.shown(partial)} of downloads that are not complete are in {place.root}/hub/blobs"
+        what = f"{size.shown(partial)} of downloads that are not complete are in {place.root}/hub/blobs/parts"
         then = f"`{Command('hpcenv', 'data', 'fetch')}` continues them, and removes those that are older than a week"
         _render.tell(f"{what}; {then}")
     if not stored:

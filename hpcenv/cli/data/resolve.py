@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import click
 
-from hpcenv.cli import _progress, _render
+from hpcenv.cli import _render
 from hpcenv.errors import UsageError
 from hpcenv.hub.access import find_access
 from hpcenv.hub.fetch import resolve
@@ -31,8 +31,7 @@ def command(repository: str, as_json: bool) -> None:
     except ValueError as error:
         raise UsageError(str(error), hint="ORG/NAME for a model; datasets/ORG/NAME, spaces/ORG/NAME") from error
     access = find_access(os.environ)
-    with _progress.shown(as_json=as_json) as on_event:
-        commit = resolve(wanted, access, on_event=on_event)
+    commit = resolve(wanted, access)
     found = replace(wanted, revision=commit)
     if as_json:
         _render.success("data resolve", {"hub": str(found), "revision": wanted.revision, "endpoint": access.endpoint})

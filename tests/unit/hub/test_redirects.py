@@ -1,45 +1,53 @@
-"""A hub outside cannot send the login node to an address inside of the site."""
+"""A hub outside cannot send the login node to an address inside of the site, nor the token of the user anywhere."""
 
 from __future__ import annotations
 
-import io
-
+import httpx2
 import pytest
-import requests
 
 from hpcenv.errors import DataUnavailable
-from hpcenv.hub.client import _refuse_internal
+from hpcenv.hub.guard import Guard
 
 OUTSIDE = "https://1.1.1.1"
 
 
-def redirect(location: str, *, asked: str = f"{OUTSIDE}/lab/tiny", status: int = 302) -> requests.Response:
-    response = requests.Response()
-    response.status_code, response.url = status, asked
-    response.headers["location"], response.raw = location, io.BytesIO()
-    return response
+def ask(url: str, *, endpoint: str = OUTSIDE, files: bool = True, **headers: str) -> None:
+    guard = Guard(endpoint, timeout=5)
+    guard.files = files
+    guard.on_request(httpx2.Request("GET", url, headers=headers))
 
 
 @pytest.mark.parametrize(
-    "location",
+    "url",
     [
         "https://127.0.0.1/x", "https://localhost:8443/x", "https://169.254.169.254/latest", "https://10.0.0.5/x",
-        "https://[::1]/x", "https://[fe80::1]/x", "https://[::ffff:10.0.0.5]/x", "//192.168.1.1/x", "https://0.0.0.0/",
+        "https://[::1]/x", "https://[fe80::1]/x", "https://[::ffff:10.0.0.5]/x", "https://192.168.1.1/x",
+        "https://0.0.0.0/",
     ],
 )  # fmt: skip
-def test_a_redirect_into_the_site_is_refused(location: str) -> None:
+def test_a_redirect_into_the_site_is_refused(url: str) -> None:
     with pytest.raises(DataUnavailable, match="inside of your network"):
-        _refuse_internal(OUTSIDE, redirect(location))
+        ask(url)
 
 
-@pytest.mark.parametrize("location", ["https://8.8.8.8/x", "/other", f"{OUTSIDE}/x", "https://[2606:4700::1111]/x"])
-def test_a_redirect_that_stays_outside_is_followed(location: str) -> None:
-    _refuse_internal(OUTSIDE, redirect(location))
+@pytest.mark.parametrize("url", ["https://8.8.8.8/x", f"{OUTSIDE}/x", "https://[2606:4700::1111]/x"])
+def test_a_redirect_that_stays_outside_is_followed(url: str) -> None:
+    ask(url)
 
 
 def test_a_hub_inside_has_its_storage_inside() -> None:
-    _refuse_internal("http://10.0.0.1:8080", redirect("https://10.0.0.2/x", asked="http://10.0.0.1:8080/lab"))
+    ask("https://10.0.0.2/x", endpoint="http://10.0.0.1:8080")
 
 
-def test_an_answer_that_is_no_redirect_is_left_alone() -> None:
-    _refuse_internal(OUTSIDE, redirect("https://127.0.0.1/x", status=200))
+def test_the_token_and_a_document_stay_with_the_hub() -> None:
+    ask(f"{OUTSIDE}/x", Authorization="Bearer hf_x")
+    for url in ("https://8.8.8.8/x", f"{OUTSIDE}:444/x"):
+        with pytest.raises(DataUnavailable) as caught:
+            ask(url, Authorization="Bearer hf_x")
+        assert "the token of the user" in str(caught.value.why)
+        with pytest.raises(DataUnavailable) as caught:
+            ask(url, files=False)
+        assert "another host" in str(caught.value.why)
+    with pytest.raises(DataUnavailable) as caught:
+        ask("http://8.8.8.8/x")
+    assert "without encryption" in str(caught.value.why)

@@ -27,7 +27,9 @@ assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == os.
 assert "HF_TOKEN" not in os.environ
 cache = pathlib.Path(os.environ["HF_HUB_CACHE"], "models--lab--tiny")
 commit = (cache / "refs" / "main").read_text()
-print("TRAINS", commit, (cache / "snapshots" / commit / "config.json").read_text(), flush=True)
+# One write: ranks print at the same time, and Python without a buffer writes each argument by itself.
+text = (cache / "snapshots" / commit / "config.json").read_text()
+print(f"TRAINS {commit} {text}", flush=True)
 """
 
 

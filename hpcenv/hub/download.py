@@ -1,0 +1,112 @@
+"""Download files of a hub into its folder of blobs: in parallel, continued after an interruption, compared at the end.
+
+Runs on: LOGIN NODE.
+
+    FOLDER/sha256/HEX, FOLDER/git-sha1/HEX          a complete file, mode 0444, named by its digest
+    FOLDER/parts/models--ORG--NAME/HEX.part         what has arrived of a file; the next call continues it
+
+The caller holds the lease of the repository, so one process writes to a part. A part gets its name among the complete
+files by rename, after it was read and its digest compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcenv.errors import DataUnavailable
+from hpcenv.hub.listing import HubFile
+from hpcenv.image.registry import blobs
+from hpcenv.image.registry.blobs import BlobSpec
+from hpcenv.progress import Event, OnEvent, ignore
+from hpcenv.project.hub_reference import HubReference
+
+if TYPE_CHECKING:
+    from hpcenv.hub.client import HubClient
+
+_CHUNK = 4 << 20
+_WORKERS = 8
+_EVENT_SECONDS = 0.2
+
+
+def read_digest(path: Path, spec: BlobSpec, *, what: str = "", on_event: OnEvent = ignore) -> str:
+    """Return the digest of a file, in the form of the one that the hub lists for it.
+
+    Args:
+        path: the file.
+        spec: what it should be.
+        what: its name for `on_event`.
+        on_event: gets the progress.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = blobs.hasher(spec)
+    done = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            on_event(Event(phase="verify", what=what, done=done, total=spec.size, unit="bytes"))
+    return f"{spec.digest.partition(':')[0]}:{digest.hexdigest()}"
+
+
+def download_all(
+    files: Sequence[HubFile], client: HubClient, wanted: HubReference, place: Path, parts: Path, *, on_event: OnEvent
+) -> None:
+    """Download files, and give them their names among the blobs.
+
+    Args:
+        files: each content once.
+        client: of the hub.
+        wanted: the repository and the commit.
+        place: folder of the blobs; its folders exist.
+        parts: folder of the partial downloads; no other process writes to it.
+        on_event: gets the progress of all files together.
+
+    Raises:
+        DataUnavailable: the hub refuses a file, cannot be reached, or sends another file than it lists.
+        OSError: a folder cannot be written to.
+    """
+    need = sum(file.blob.size for file in files)
+    there = sum(path.stat().st_size for path in parts.glob("*.part"))
+    client.begin_files(need)
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hub") as pool:
+        # The large ones first: they take longest.
+        ordered = sorted(files, key=lambda one: -one.blob.size)
+        left = {pool.submit(_download, file, client, wanted, place, parts) for file in ordered}
+        try:
+            while left:
+                finished, left = wait(left, timeout=_EVENT_SECONDS, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                done = min(there + client.received, need) if left else need
+                on_event(Event(phase="fetch", what=str(wanted), done=done, total=need, unit="bytes"))
+        except BaseException:
+            client.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _download(file: HubFile, client: HubClient, wanted: HubReference, place: Path, parts: Path) -> None:
+    """Download one file, a second time if its bytes are wrong: what was there of it may have been damaged."""
+    blob, received = blobs.blob_path(place, file.blob.digest), ""
+    part = parts / f"{blob.name}.part"
+    if part.exists() and (part.stat().st_size > file.blob.size or not os.access(part, os.W_OK)):
+        part.unlink()  # damaged, or of another member of a shared store
+    for _ in range(2):
+        path = client.download(wanted, file, part)
+        received = read_digest(path, file.blob)
+        if received == file.blob.digest:
+            path.chmod(0o444)
+            os.replace(path, blob)
+            return
+        path.unlink()
+    raise DataUnavailable(
+        f"the file {file.path} arrived twice with wrong bytes",
+        why=f"expected {file.blob.digest}\nreceived {received}",
+        hint="a proxy or mirror may change it; do not use this repository from there",
+    )

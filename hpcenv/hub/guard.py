@@ -1,0 +1,155 @@
+"""What the hub's library may ask for, and how much of an answer it reads: hooks of its HTTP client.
+
+Runs on: LOGIN NODE. Needs the extra `hub`.
+
+The library follows each redirect and each next page of a list, and reads an answer to its end (huggingface_hub 2.4,
+utils/_http.py, utils/_pagination.py). A hub may be hostile: it could lead the login node to services inside of the
+site, to another host with the user's token, or to a list without end.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx2
+
+from hpcenv.errors import DataUnavailable
+from hpcenv.image.registry.refusals import one_line
+
+# The hub sends 1000 entries in a page. 100,000 files (hub/listing.py) and their folders are fewer pages than this.
+MOST_PAGES = 300
+_MOST_BYTES = 64 << 20
+_LONGEST_PAUSE = 10
+_PORTS = {"http": 80, "https": 443}
+
+
+class Guard:
+    """The hooks of one client; they raise `DataUnavailable`.
+
+    Args:
+        endpoint: address of the hub.
+        timeout: seconds until an answer begins, and between two parts of it.
+
+    Attributes:
+        files: files are downloaded now, which may come from a storage on another host. Without it the hub answers
+            itself, with documents.
+        left: how many bytes may still arrive: of all files together, or of one document.
+        stopped: nothing more is wanted.
+    """
+
+    def __init__(self, endpoint: str, *, timeout: float) -> None:
+        self.files = False
+        self.left = _MOST_BYTES
+        self.stopped = False
+        self._own = httpx2.URL(endpoint)
+        self._timeout = timeout
+        self._documents = 0
+        self._lock = threading.Lock()
+
+    def on_request(self, request: httpx2.Request) -> None:
+        """Judge a request before it is sent, also one that follows a redirect.
+
+        Raises:
+            DataUnavailable: it is not sent.
+        """
+        if self.stopped:
+            raise Stopped
+        # The library asks for the pages of a list without a time limit.
+        request.extensions["timeout"] = httpx2.Timeout(self._timeout).as_dict()
+        host = one_line(request.url.host)
+        elsewhere = _origin(request.url) != _origin(self._own)
+        if not self.files:
+            self._documents += 1
+            self.left = _MOST_BYTES
+            if self._documents > MOST_PAGES:
+                raise self.refused(f"the list of files has more than {MOST_PAGES} pages")
+            if elsewhere:
+                raise self.refused(f"it leads to {host}, which is another host")
+        if not elsewhere:
+            return
+        if "Authorization" in request.headers:
+            raise self.refused(f"the token of the user would be sent to {host}")
+        if self._own.scheme == "https" and request.url.scheme != "https":
+            raise self.refused(f"it redirects to {host} without encryption")
+        if _is_internal(request.url.host) and not _is_internal(self._own.host):
+            raise DataUnavailable(
+                f"the hub `{self._own.host}` redirects to an address inside of your network",
+                why=f"it is {host}, and the hub is outside",
+                hint="report this to the administrators of the hub",
+            )
+
+    def on_response(self, response: httpx2.Response) -> None:
+        """Let the body of an answer be read through `arrived`.
+
+        Raises:
+            DataUnavailable: it is compressed, although that was not asked for.
+        """
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise self.refused("it is compressed, although hpcenv asks for none that is")
+        # The library waits as long as these two ask for, five times, and says nothing.
+        response.headers.pop("ratelimit", None)
+        pause = response.headers.get("Retry-After", "")
+        if not pause.isdecimal() or len(pause) > 3 or int(pause) > _LONGEST_PAUSE:
+            response.headers.pop("Retry-After", None)
+        if isinstance(response.stream, httpx2.SyncByteStream):
+            response.stream = _Counted(response.stream, self)
+
+    def arrived(self, count: int) -> None:
+        """Take note of bytes that arrived.
+
+        Raises:
+            DataUnavailable: they are too many.
+        """
+        if self.stopped:
+            raise Stopped
+        with self._lock:
+            self.left -= count
+        if self.left < 0:
+            raise self.refused("it sends more bytes than it lists" if self.files else "the answer is too long")
+
+    def refused(self, why: str) -> DataUnavailable:
+        """Return the error for an answer that is not used."""
+        return DataUnavailable(
+            f"the answer of `{self._own.netloc.decode()}` cannot be used",
+            why=why,
+            hint="check that HF_ENDPOINT names a hub, or report this to its administrators",
+        )
+
+
+class Stopped(Exception):
+    """Another file failed, or the user interrupted."""
+
+
+class _Counted(httpx2.SyncByteStream):
+    """The body of an answer, whose bytes are counted."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, guard: Guard) -> None:
+        self._stream = stream
+        self._guard = guard
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            self._guard.arrived(len(chunk))
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
+
+
+def _is_internal(host: str) -> bool:
+    """Tell whether a host is not on the public internet; False if its name does not resolve here.
+
+    Where a proxy is used, names are resolved by the proxy, and an address that is written as a number is still judged.
+    """
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        return any(not ipaddress.ip_address(address.partition("%")[0]).is_global for address in found)
+    except (OSError, ValueError, UnicodeError):
+        return False
