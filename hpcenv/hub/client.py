@@ -140,10 +140,10 @@ class HubClient:
         """
         if self._access.xet:
             return self._download_by_xet(wanted, file, Path(f"{part}.xet"))
-        if file.blob.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
             raise DataUnavailable(
                 f"the file {file.path} of `{wanted}` is too large for a download without Xet",
-                why=f"it has {file.blob.size / 1e9:.0f} GB; the hub sends up to 50 GB without it",
+                why=f"it has {file.size / 1e9:.0f} GB; the hub sends up to 50 GB without it",
                 hint="export HF_HUB_DISABLE_XET=0",
             )
         url = hf_hub_url(
@@ -154,7 +154,7 @@ class HubClient:
             with contextlib.suppress(_CannotNow), open(part, "ab") as target:
                 try:
                     with self._explained(wanted, last=pause is None):
-                        http_get(url, target, resume_size=target.tell(), headers=headers, expected_size=file.blob.size)
+                        http_get(url, target, resume_size=target.tell(), headers=headers, expected_size=file.size)
                 except OSError as error:
                     # Without a number: another size than expected. The caller compares the digest.
                     if error.errno is not None:

@@ -11,6 +11,7 @@ files by rename, after it was read and its digest compared.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING
 
 from hpcenv.errors import DataUnavailable
 from hpcenv.hub.listing import HubFile
-from hpcenv.image.registry import blobs
-from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
 
@@ -32,26 +31,34 @@ _WORKERS = 8
 _EVENT_SECONDS = 0.2
 
 
-def read_digest(path: Path, spec: BlobSpec, *, what: str = "", on_event: OnEvent = ignore) -> str:
+def blob_path(place: Path, digest: str) -> Path:
+    """Return the path of a complete file, which may not exist yet."""
+    algorithm, _, name = digest.partition(":")
+    return place / algorithm / name
+
+
+def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str:
     """Return the digest of a file, in the form of the one that the hub lists for it.
 
     Args:
-        path: the file.
-        spec: what it should be.
-        what: its name for `on_event`.
+        path: where it is.
+        file: what it should be.
         on_event: gets the progress.
 
     Raises:
         OSError: it cannot be read.
     """
-    digest = blobs.hasher(spec)
+    algorithm = file.digest.partition(":")[0]
+    # git-hash-object(1): the name of a file covers its kind and its size. git names, it does not sign.
+    in_git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    digest = hashlib.sha256() if algorithm == "sha256" else in_git
     done = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
+    with open(path, "rb") as opened:
+        while chunk := opened.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            on_event(Event(phase="verify", what=what, done=done, total=spec.size, unit="bytes"))
-    return f"{spec.digest.partition(':')[0]}:{digest.hexdigest()}"
+            on_event(Event(phase="verify", what=file.path, done=done, total=file.size, unit="bytes"))
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
 def download_all(
@@ -71,12 +78,12 @@ def download_all(
         DataUnavailable: the hub refuses a file, cannot be reached, or sends another file than it lists.
         OSError: a folder cannot be written to.
     """
-    need = sum(file.blob.size for file in files)
+    need = sum(file.size for file in files)
     there = sum(path.stat().st_size for path in parts.glob("*.part"))
     client.begin_files(need)
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hub") as pool:
         # The large ones first: they take longest.
-        ordered = sorted(files, key=lambda one: -one.blob.size)
+        ordered = sorted(files, key=lambda one: -one.size)
         left = {pool.submit(_download, file, client, wanted, place, parts) for file in ordered}
         try:
             while left:
@@ -93,20 +100,20 @@ def download_all(
 
 def _download(file: HubFile, client: HubClient, wanted: HubReference, place: Path, parts: Path) -> None:
     """Download one file, a second time if its bytes are wrong: what was there of it may have been damaged."""
-    blob, received = blobs.blob_path(place, file.blob.digest), ""
+    blob, received = blob_path(place, file.digest), ""
     part = parts / f"{blob.name}.part"
-    if part.exists() and (part.stat().st_size > file.blob.size or not os.access(part, os.W_OK)):
+    if part.exists() and (part.stat().st_size > file.size or not os.access(part, os.W_OK)):
         part.unlink()  # damaged, or of another member of a shared store
     for _ in range(2):
         path = client.download(wanted, file, part)
-        received = read_digest(path, file.blob)
-        if received == file.blob.digest:
+        received = read_digest(path, file)
+        if received == file.digest:
             path.chmod(0o444)
             os.replace(path, blob)
             return
         path.unlink()
     raise DataUnavailable(
         f"the file {file.path} arrived twice with wrong bytes",
-        why=f"expected {file.blob.digest}\nreceived {received}",
+        why=f"expected {file.digest}\nreceived {received}",
         hint="a proxy or mirror may change it; do not use this repository from there",
     )

@@ -14,8 +14,9 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,9 @@ from hpcenv.errors import Command, DataUnavailable, ToolMissing
 from hpcenv.hub import listing
 from hpcenv.hub import tree as trees
 from hpcenv.hub.access import HubAccess
-from hpcenv.hub.download import download_all, read_digest
+from hpcenv.hub.download import blob_path, download_all, read_digest
 from hpcenv.hub.listing import HubFile
 from hpcenv.hub.tree import HubTree, TreeFile, TreeRecord
-from hpcenv.image.registry import blobs
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
@@ -189,16 +189,15 @@ def _fetch_blobs(
     _remove_old_parts(trees.parts_folder(store.root), on_event)
     place = _make_folder(trees.blobs_folder(store.root), store)
     parts = _make_folder(trees.parts_folder(store.root) / tree.wanted.cache_folder, store)
-    unique = {file.blob.digest: file for file in files}
-    _require_sound(place, unique.values(), on_event)
-    missing = [file for file in unique.values() if blobs.cached(place, file.blob) is None]
-    need = sum(file.blob.size for file in missing)
+    unique = {file.digest: file for file in files}
+    missing = [file for file in unique.values() if not _is_sound(blob_path(place, file.digest), file, on_event)]
+    need = sum(file.size for file in missing)
     if missing:
         amount = f"{len(missing)} of {len(unique)} files to fetch, {need / 1e6:.1f} MB"
         on_event(Event(phase="note", what=f"{tree.wanted}: {amount}, from {access.endpoint}"))
     _require_space(tree, place, need - trees.partial_bytes(parts) if missing else 0, files)
     for file in missing:
-        _make_folder(blobs.blob_path(place, file.blob.digest).parent, store)
+        _make_folder(blob_path(place, file.digest).parent, store)
     download_all(missing, client, tree.wanted, place, parts, on_event=on_event)
     return need
 
@@ -230,7 +229,7 @@ def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFil
     if _can_link(place, folder):
         copies = 0
     else:
-        copies = sum(file.blob.size for file in files)
+        copies = sum(file.size for file in files)
         purpose += " (this file system has no hard links between folders, so each file is there twice)"
     if copies and os.stat(folder).st_dev != os.stat(place).st_dev:
         filesystem.require_space(folder, copies, purpose=purpose)
@@ -254,13 +253,20 @@ def _can_link(place: Path, folder: Path) -> bool:
     return True
 
 
-def _require_sound(place: Path, files: Iterable[HubFile], on_event: OnEvent) -> None:
-    """Remove files of earlier calls whose content is not what their name says."""
-    for file in files:
-        path = blobs.cached(place, file.blob)
-        if path is not None and read_digest(path, file.blob, what=file.path, on_event=on_event) != file.blob.digest:
-            on_event(Event(phase="note", what=f"{file.path}: changed in the store: fetching it again"))
-            blobs.discard(path)
+def _is_sound(path: Path, file: HubFile, on_event: OnEvent) -> bool:
+    """Tell whether a file of an earlier call is there with its bytes; remove it if it is not."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    fits = stat.S_ISREG(status.st_mode) and status.st_size == file.size
+    if fits and read_digest(path, file, on_event=on_event) == file.digest:
+        with suppress(PermissionError):  # of another member of a shared store
+            path.chmod(0o444)
+        return True
+    on_event(Event(phase="note", what=f"{file.path}: changed in the store: fetching it again"))
+    path.unlink()
+    return False
 
 
 def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeRecord:
@@ -279,7 +285,7 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
         for file in files:
             target = aside / file.path
             _make_folder(target.parent, store)
-            _link(blobs.blob_path(place, file.blob.digest), target)
+            _link(blob_path(place, file.digest), target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
         # Before the folder: a call that begins between both must not take the folder for one without a record. All
@@ -322,10 +328,10 @@ def _link(blob: Path, target: Path) -> None:
 
 
 def _recorded(file: HubFile, path: Path) -> TreeFile:
-    algorithm, _, digest = file.blob.digest.partition(":")
+    algorithm, _, digest = file.digest.partition(":")
     if algorithm != "sha256":
         digest = _sha256(path)
-    return TreeFile(path=file.path, size=file.blob.size, sha256=digest, blob=file.blob.digest)
+    return TreeFile(path=file.path, size=file.size, sha256=digest, blob=file.digest)
 
 
 def _sha256(path: Path) -> str:

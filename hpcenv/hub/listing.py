@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from hpcenv.errors import DataUnavailable
-from hpcenv.image.registry.blobs import BlobSpec
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile, RepoFolder
@@ -36,11 +35,14 @@ class HubFile:
 
     Attributes:
         path: below the repository; its parts are plain names.
-        blob: size and digest: `sha256:` for a file in LFS, else `git-sha1:`.
+        digest: `sha256:HEX` for a file in LFS, else `git-sha1:HEX`, which is SHA-1 over `blob SIZE`, a zero byte and
+            the content.
+        size: in bytes.
     """
 
     path: str
-    blob: BlobSpec
+    digest: str
+    size: int
 
 
 def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> tuple[HubFile, ...]:
@@ -62,7 +64,7 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
         if file.path in files:
             raise _refused(origin, f"two files have the name {file.path!a}")
         files[file.path] = file
-        if sizes.setdefault(file.blob.digest, file.blob.size) != file.blob.size:
+        if sizes.setdefault(file.digest, file.size) != file.size:
             raise _refused(origin, f"{file.path!a} has the digest of another file and not its size")
         if len(files) > MOST_FILES:
             raise _refused(origin, f"it has more than {MOST_FILES} files")
@@ -109,7 +111,7 @@ def _file(entry: RepoFile, origin: str) -> HubFile:
         raise _refused(origin, f"{path!a} has no valid digest")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
         raise _refused(origin, f"{path!a} has the size {ascii(size)[:50]}")
-    return HubFile(path=path, blob=BlobSpec(digest=f"{algorithm}:{digest}", size=size))
+    return HubFile(path=path, digest=f"{algorithm}:{digest}", size=size)
 
 
 def _is_safe(path: str) -> bool:

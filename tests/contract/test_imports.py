@@ -47,6 +47,7 @@ def _imports(path: Path, module: str) -> bool:
 
 
 _REQUESTS = "the module loads requests"
+_HUB = "the module loads huggingface_hub, which the extra `hub` installs"
 _SUBMITIT = "the module loads submitit"
 _RANKS = "ranks load this file, and few need it"
 _HOOK = "every Python process of a rank loads this file"
@@ -64,7 +65,8 @@ NOT_AT_THE_TOP = {
     ("cli/_command_line.py", "hpcenv.runs"): "every command loads this file",
     ("cli/_complete.py", "hpcenv.project.workspace"): "every command loads this file; the module loads pydantic",
     ("cli/_complete.py", "hpcenv.runs.find"): "every command loads this file",
-    ("hub/fetch.py", "hpcenv.hub.client"): _REQUESTS,
+    ("hub/download.py", "hpcenv.hub.client"): _HUB,
+    ("hub/fetch.py", "hpcenv.hub.client"): _HUB,
     ("image/registry/resolve.py", "hpcenv.image.registry.client"): _REQUESTS,
     ("image/registry/source.py", "hpcenv.image.registry.client"): _REQUESTS,
     ("incontainer/start_hook/session.py", "parameters"): _HOOK,

@@ -1,7 +1,6 @@
-"""Download blobs into a folder: in parallel, checked while they arrive, and resumable.
+"""Download an image's blobs into a folder: in parallel, checked while they arrive, and resumable.
 
-Runs on: LOGIN NODE. The blobs are the layers of an image, or the files of a repository of a hub. The latter may be
-named by git's SHA-1 of them: FOLDER/git-sha1/HEX.
+Runs on: LOGIN NODE.
 
     FOLDER/sha256/HEX                       a complete blob, mode 0444, named by its digest
     FOLDER/sha256/.HEX.OWNER.part           a partial download of one process
@@ -33,9 +32,9 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -47,7 +46,6 @@ from hpcenv.progress import Event, OnEvent, ignore
 __all__ = [
     "BlobSource",
     "BlobSpec",
-    "BlobWords",
     "Broken",
     "Stream",
     "TransferLimits",
@@ -58,11 +56,8 @@ __all__ = [
     "sweep",
 ]
 
-_ALGORITHMS = ("sha256", "git-sha1")
-_DIGEST = re.compile(r"(?P<algorithm>sha256):(?P<sha256>[0-9a-f]{64})|(?P<git>git-sha1):(?P<sha1>[0-9a-f]{40})")
-_PART = re.compile(
-    r"\.(?P<hex>[0-9a-f]{64}|[0-9a-f]{40})\.(?P<owner>free|[0-9a-f]{0,16}-\d{1,10}-\d{1,20})\.[0-9a-f]{16}\.part"
-)
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_PART = re.compile(r"\.(?P<hex>[0-9a-f]{64})\.(?P<owner>free|[0-9a-f]{0,16}-\d{1,10}-\d{1,20})\.[0-9a-f]{16}\.part")
 _CHUNK = 1024 * 1024
 # Seconds between two events of one blob.
 _EVENT_SECONDS = 0.2
@@ -85,41 +80,10 @@ _FULL = {
 
 @dataclass(frozen=True, kw_only=True)
 class BlobSpec:
-    """A blob to download: its digest and its size in bytes.
-
-    `git-sha1:HEX` is the name that git gives to a file: SHA-1 over `blob SIZE`, a zero byte and the content.
-    """
+    """A blob to download: `sha256:HEX` and its size in bytes."""
 
     digest: str
     size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlobWords:
-    """How messages about a download name things.
-
-    Attributes:
-        blob: what a blob is.
-        owner: what the blobs belong to.
-        names: digest -> name, where a digest would not tell the user which one is meant.
-        error: raised where the source is at fault.
-    """
-
-    blob: str = "layer"
-    owner: str = "image"
-    names: Mapping[str, str] = field(default_factory=dict)
-    error: type[HpcenvError] = ImageUnavailable
-
-    def name(self, digest: str) -> str:
-        """Return how progress names a blob."""
-        return self.names.get(digest, digest)
-
-    def the(self, digest: str) -> str:
-        """Return a blob with its name, for the middle of a sentence."""
-        return f"the {self.blob} {self.name(digest)}"
-
-
-_LAYERS = BlobWords()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +98,6 @@ class TransferLimits:
         longest_pause: the longest `Retry-After` of a registry, in seconds, that hpcenv waits for; a
             longer one is an error.
         most_bytes: of all blobs together.
-        resume_from: size in bytes; of a smaller blob, a partial download is not kept. To look for one takes longer than
-            the download where a folder has thousands of blobs.
     """
 
     stall: float = 60.0
@@ -144,7 +106,6 @@ class TransferLimits:
     pauses: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     longest_pause: float = 120.0
     most_bytes: int = 1 << 40
-    resume_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +152,7 @@ class Broken(Exception):
         restart: the bytes so far are useless; begin again.
     """
 
-    def __init__(self, error: HpcenvError, *, retry_after: float | None = None, restart: bool = False) -> None:
+    def __init__(self, error: ImageUnavailable, *, retry_after: float | None = None, restart: bool = False) -> None:
         super().__init__(error.what)
         self.error = error
         self.retry_after = retry_after
@@ -218,30 +179,28 @@ def fetch_all(
     workers: int = 4,
     on_event: OnEvent = ignore,
     limits: TransferLimits | None = None,
-    words: BlobWords = _LAYERS,
 ) -> tuple[Path, ...]:
     """Download all blobs that the folder does not have, and return the paths of all blobs.
 
     After an error or ^C the next call continues with the part files.
 
     Args:
-        blobs: the blobs, all named by one algorithm; the result has the same order.
+        blobs: the blobs; the result has the same order.
         source: where to download them from.
         folder: where to put them.
         workers: the number of parallel downloads.
-        on_event: called with `fetch` events whose `what` is the digest, or the name that `words` gives. The calls
-            come from other threads, one at a time. The event with `done == total` comes after the file is complete.
+        on_event: called with `fetch` events whose `what` is the digest. The calls come from other
+            threads, one at a time. The event with `done == total` comes after the file is complete.
         limits: limits of the download.
-        words: how messages name things.
 
     Raises:
         ImageUnavailable: a blob cannot be downloaded, or its bytes do not have its digest.
         FileUnusable: the folder cannot be written to, is full, or has too little space.
     """
     limits = limits or TransferLimits()
-    wanted = _unique(blobs, limits, words)
-    place = _prepare(folder, "".join({_algorithm(spec.digest) for spec in wanted}) or "sha256")
-    report = _Reports(on_event, words)
+    wanted = _unique(blobs, limits)
+    place = _prepare(folder)
+    report = _Reports(on_event)
     try:
         missing = []
         for spec in wanted:
@@ -250,8 +209,8 @@ def fetch_all(
             else:
                 report(spec, spec.size)
         if missing:
-            _check_space(place, missing, limits, words)
-            _Workers(source, place, limits, report, words).work(missing, workers)
+            _check_space(place, missing)
+            _Workers(source, place, limits, report).work(missing, workers)
     except _CallbackFailed as problem:
         raise problem.error from None
     return tuple(blob_path(folder, spec.digest) for spec in blobs)
@@ -259,7 +218,7 @@ def fetch_all(
 
 def blob_path(folder: Path, digest: str) -> Path:
     """Return the path of a blob, which may not exist yet."""
-    return folder / _algorithm(digest) / _hex(digest)
+    return folder / "sha256" / _hex(digest)
 
 
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
@@ -288,13 +247,13 @@ def _make_read_only(path: Path, spec: BlobSpec) -> bool:
     A blob can be writable after `chmod -R g+w`. It is replaced by a copy whose bytes were hashed, so a
     process that has the old file open cannot change the new one.
     """
-    aside, digest = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new"), hasher(spec)
+    aside, digest = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new"), hashlib.sha256()
     try:
         with open(path, "rb") as old, open(aside, "xb") as new:
             while chunk := old.read(_CHUNK):
                 digest.update(chunk)
                 new.write(chunk)
-        if digest.hexdigest() != _hex(spec.digest):
+        if f"sha256:{digest.hexdigest()}" != spec.digest:
             return False
         os.chmod(aside, 0o444)
         os.replace(aside, path)
@@ -319,7 +278,7 @@ def put(folder: Path, digest: str, data: bytes) -> Path:
     known = cached(folder, spec)
     if known is not None:
         return known
-    place, path = _prepare(folder, "sha256"), blob_path(folder, digest)
+    place, path = _prepare(folder), blob_path(folder, digest)
     aside = place / f".{_hex(digest)}.{secrets.token_hex(8)}.new"
     try:
         aside.write_bytes(data)
@@ -341,10 +300,7 @@ def discard(path: Path) -> None:
 
 def sweep(folder: Path, *, idle: float = 7 * 86400.0) -> int:
     """Remove part files without writes for `idle` seconds whose owner is not alive here; return the bytes freed."""
-    return sum(_sweep_place(folder / algorithm, idle) for algorithm in _ALGORITHMS)
-
-
-def _sweep_place(place: Path, idle: float) -> int:
+    place = folder / "sha256"
     freed = 0
     with contextlib.suppress(FileNotFoundError):
         now = _file_time(place)
@@ -360,54 +316,36 @@ def _sweep_place(place: Path, idle: float) -> int:
 # --- before the first byte -------------------------------------------------------------
 
 
-def _parsed(digest: str) -> re.Match[str]:
+def _hex(digest: str) -> str:
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise ImageUnavailable(f"`{digest[:80]}` is not a sha256 digest", why="hpcenv supports only sha256 digests")
-    return match
+    return match[1]
 
 
-def _hex(digest: str) -> str:
-    match = _parsed(digest)
-    return match["sha256"] or match["sha1"]
-
-
-def _algorithm(digest: str) -> str:
-    match = _parsed(digest)
-    return match["algorithm"] or match["git"]
-
-
-def hasher(spec: BlobSpec) -> hashlib._Hash:
-    """Return what hashes the bytes of a blob, so that its `hexdigest` is the one in `spec.digest`."""
-    if _algorithm(spec.digest) == "sha256":
-        return hashlib.sha256()
-    # git-hash-object(1): the name of a file covers its kind and its size. git names, it does not sign.
-    return hashlib.sha1(b"blob %d\0" % spec.size, usedforsecurity=False)
-
-
-def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits, words: BlobWords) -> list[BlobSpec]:
+def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]:
     """Return each blob once, the largest first; an image may contain the same layer several times."""
     sizes: dict[str, int] = {}
     for spec in blobs:
         _hex(spec.digest)
         if spec.size < 0 or sizes.setdefault(spec.digest, spec.size) != spec.size:
-            raise words.error(
-                f"the {words.owner} has two sizes for {words.the(spec.digest)}",
+            raise ImageUnavailable(
+                f"the image has two sizes for the layer {spec.digest}",
                 why=f"{sizes.get(spec.digest, 0)} and {spec.size} bytes",
-                hint="push the image again with a current docker, podman or skopeo" if words is _LAYERS else None,
+                hint="push the image again with a current docker, podman or skopeo",
             )
     if sum(sizes.values()) > limits.most_bytes:
-        raise words.error(
-            f"the {words.blob}s of the {words.owner} have {_amount(sum(sizes.values()))}",
-            why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one {words.owner}",
+        raise ImageUnavailable(
+            f"the layers of the image have {_amount(sum(sizes.values()))}",
+            why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one image",
         )
     # The largest first: the short ones at the end keep all connections busy.
     return [BlobSpec(digest=d, size=n) for d, n in sorted(sizes.items(), key=lambda item: -item[1])]
 
 
-def _prepare(folder: Path, algorithm: str) -> Path:
-    """Create `FOLDER/ALGORITHM` with the mode of `FOLDER`."""
-    place = folder / algorithm
+def _prepare(folder: Path) -> Path:
+    """Create `FOLDER/sha256` with the mode of `FOLDER`."""
+    place = folder / "sha256"
     try:
         if not place.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
@@ -419,19 +357,18 @@ def _prepare(folder: Path, algorithm: str) -> Path:
     return place
 
 
-def _check_space(place: Path, missing: Sequence[BlobSpec], limits: TransferLimits, words: BlobWords) -> None:
+def _check_space(place: Path, missing: Sequence[BlobSpec]) -> None:
     try:
         space = os.statvfs(place)
     except OSError as error:
         raise _unusable(place, error) from error
     # An optimistic estimate: bytes in part files need no space again, unless they are copied or wrong. If
     # the disk becomes full, that is reported then.
-    large = [spec for spec in missing if spec.size >= limits.resume_from]
-    parts = sum(part.size for spec in large for part in _parts(place, _hex(spec.digest))[:1])
+    parts = sum(part.size for spec in missing for part in _parts(place, _hex(spec.digest))[:1])
     need = sum(spec.size for spec in missing) - parts
     free = space.f_bavail * space.f_frsize
     if need > free:
-        raise _too_full(place, need, free, "the file system has too little space", words)
+        raise _too_full(place, need, free, "the file system has too little space")
 
 
 # --- the workers -----------------------------------------------------------------------
@@ -440,9 +377,8 @@ def _check_space(place: Path, missing: Sequence[BlobSpec], limits: TransferLimit
 class _Reports:
     """Passes events to the caller, one at a time, at most five per second for each blob."""
 
-    def __init__(self, on_event: OnEvent, words: BlobWords) -> None:
+    def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
-        self._words = words
         self._lock = threading.Lock()
         self._last: dict[str, float] = {}
         self._quiet = False
@@ -452,8 +388,7 @@ class _Reports:
         if not finished and (done >= spec.size or now - self._last.get(spec.digest, 0.0) < _EVENT_SECONDS):
             return
         self._last[spec.digest] = now
-        what = self._words.name(spec.digest)
-        self._pass(Event(phase="fetch", what=what, done=done, total=spec.size, unit="bytes"))
+        self._pass(Event(phase="fetch", what=spec.digest, done=done, total=spec.size, unit="bytes"))
 
     def say(self, text: str) -> None:
         self._pass(Event(phase="note", what=text))
@@ -478,11 +413,8 @@ class _Workers:
     limit, and neither the user nor the end of the interpreter should wait for it.
     """
 
-    def __init__(
-        self, source: BlobSource, place: Path, limits: TransferLimits, report: _Reports, words: BlobWords
-    ) -> None:
+    def __init__(self, source: BlobSource, place: Path, limits: TransferLimits, report: _Reports) -> None:
         self._source = source
-        self._words = words
         self._place = place
         self._limits = limits
         self._report = report
@@ -534,19 +466,17 @@ class _Workers:
                 if self._fetch_once(spec, path):
                     break
                 # Another machine took our part file, because this process was blocked for a long time.
-                self._report.say(
-                    f"{self._words.name(spec.digest)}: another process took the partial download; it starts again"
-                )
+                self._report.say(f"{spec.digest}: another process took the partial download; it starts again")
             else:
-                raise _taken(self._place, self._words)
+                raise _taken(self._place)
         except OSError as error:
-            raise _unusable(self._place, error, spec.size, self._words) from error
+            raise _unusable(self._place, error, spec.size) from error
         self._report(spec, spec.size)
 
     def _fetch_once(self, spec: BlobSpec, path: Path) -> bool:
-        with _Part(self._place, spec, self._stop, resumes=spec.size >= self._limits.resume_from) as part:
+        with _Part(self._place, spec, self._stop) as part:
             if part.done:
-                self._report.say(f"{self._words.name(spec.digest)}: continuing after {_amount(part.done)}")
+                self._report.say(f"{spec.digest}: continuing after {_amount(part.done)}")
             for last in (False, True):
                 self._receive(part, spec)
                 received = part.digest()
@@ -554,7 +484,7 @@ class _Workers:
                     break
                 part.restart()
                 if last:
-                    raise _wrong(spec, received, self._words)
+                    raise _wrong(spec, received)
             return part.publish(path)
 
     def _receive(self, part: _Part, spec: BlobSpec) -> None:
@@ -573,8 +503,8 @@ class _Workers:
                 if failures >= self._limits.attempts:
                     raise broken.error from None
                 self._pause(broken, failures, spec)
-        raise self._words.error(
-            f"{self._words.the(spec.digest)} did not arrive in {_MOST_REQUESTS} requests",
+        raise ImageUnavailable(
+            f"the layer {spec.digest} did not arrive in {_MOST_REQUESTS} requests",
             why=f"{_amount(part.done)} of {_amount(spec.size)} arrived; every download ended early",
             hint="try again; a proxy may interrupt long downloads",
         )
@@ -592,18 +522,18 @@ class _Workers:
                     raise _Stopped
                 if part.done + len(chunk) > spec.size:
                     part.restart()
-                    raise Broken(_too_long(spec, self._words))
+                    raise Broken(_too_long(spec))
                 part.write(chunk)
                 self._report(spec, part.done, finished=False)
                 now = time.monotonic()
                 if now - then >= self._limits.stall:
                     if part.done - window < self._limits.slowest * self._limits.stall:
-                        raise Broken(_too_slow(spec, self._limits, self._words))
+                        raise Broken(_too_slow(spec, self._limits))
                     window, then = part.done, now
         if part.done < spec.size:
             raise Broken(
-                self._words.error(
-                    f"the download of {self._words.the(spec.digest)} ended early",
+                ImageUnavailable(
+                    f"the download of the layer {spec.digest} ended early",
                     why=f"{_amount(part.done)} of {_amount(spec.size)} arrived",
                     hint="try again: hpcenv continues after these bytes",
                 )
@@ -612,13 +542,12 @@ class _Workers:
     def _pause(self, broken: Broken, failures: int, spec: BlobSpec) -> None:
         pauses = self._limits.pauses
         seconds = pauses[min(failures, len(pauses)) - 1] if failures else pauses[0]
-        known = self._words.name(spec.digest)
-        again = f"asking again for the {self._words.blob} {known[:19] if known == spec.digest else known}"
+        again = f"asking again for the layer {spec.digest[:19]}"
         if broken.retry_after is not None:
             if broken.retry_after > self._limits.longest_pause:
                 raise broken.error from None
             seconds = max(seconds, broken.retry_after)
-            again = f"waiting {seconds:.0f} s, as the server requests, then {again}"
+            again = f"waiting {seconds:.0f} s, as the registry requests, then {again}"
         attempt = f" (attempt {failures + 1} of {self._limits.attempts})" if failures else ""
         self._report.say(f"{broken.error.what}: {again}{attempt}")
         if self._stop.wait(seconds):
@@ -657,23 +586,20 @@ def _parts(place: Path, name: str) -> list[_Leftover]:
 class _Part:
     """This process's part file of one blob, and the hash of its content."""
 
-    def __init__(self, place: Path, spec: BlobSpec, stop: threading.Event, *, resumes: bool = True) -> None:
+    def __init__(self, place: Path, spec: BlobSpec, stop: threading.Event) -> None:
         self._place = place
-        self._spec = spec
         self._size = spec.size
-        self._resumes = resumes
         self._stop = stop
         self._name = _hex(spec.digest)
         self._published = False
         self._path = self._fresh(_owner())
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._hash = hasher(spec)
+        self._hash = hashlib.sha256()
         self.done = 0
 
     def __enter__(self) -> _Part:  # noqa: PYI034 - typing.Self needs Python 3.11
         try:
-            if self._resumes:
-                self._adopt()
+            self._adopt()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -687,7 +613,7 @@ class _Part:
         with contextlib.suppress(OSError):
             os.close(self._fd)
         with contextlib.suppress(OSError):
-            if self.done and self._resumes:
+            if self.done:
                 # The part file has no owner now: the next process may take it, or this one again.
                 os.rename(self._path, self._fresh("free"))
             else:
@@ -704,11 +630,11 @@ class _Part:
         """Discard the bytes so far."""
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
-        self._hash = hasher(self._spec)
+        self._hash = hashlib.sha256()
         self.done = 0
 
     def digest(self) -> str:
-        return f"{_algorithm(self._spec.digest)}:{self._hash.hexdigest()}"
+        return f"sha256:{self._hash.hexdigest()}"
 
     def publish(self, path: Path) -> bool:
         """Give the complete blob its name. Another process may have published the same bytes before.
@@ -729,8 +655,7 @@ class _Part:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             raise
-        if self._resumes:
-            self._tidy()
+        self._tidy()
         return True
 
     def _fresh(self, owner: str) -> Path:
@@ -866,25 +791,25 @@ def _amount(count: int) -> str:
     return f"{count / 10**12:.1f} TB"
 
 
-def _unusable(path: Path, error: OSError, need: int | None = None, words: BlobWords = _LAYERS) -> HpcenvError:
+def _unusable(path: Path, error: OSError, need: int | None = None) -> HpcenvError:
     if error.errno in _FULL:
         free = None
         with contextlib.suppress(OSError):
             space = os.statvfs(path)
             free = space.f_bavail * space.f_frsize
-        return _too_full(path, need, free, _FULL[error.errno], words)
+        return _too_full(path, need, free, _FULL[error.errno])
     return FileUnusable(
-        f"`{path}` cannot be used for {words.owner} {words.blob}s",
+        f"`{path}` cannot be used for image layers",
         why=error.strerror or str(error),
         hint="check its owner and mode, or use another folder for the image store",
     )
 
 
-def _too_full(path: Path, need: int | None, free: int | None, why: str, words: BlobWords = _LAYERS) -> FileUnusable:
+def _too_full(path: Path, need: int | None, free: int | None, why: str) -> FileUnusable:
     known = [f"{_amount(need)} needed" if need is not None else "", f"{_amount(free)} free" if free is not None else ""]
     numbers = ", ".join(part for part in known if part)
     return FileUnusable(
-        f"`{path}` has no room for the {words.owner}'s {words.blob}s",
+        f"`{path}` has no room for the image's layers",
         why=f"{why} ({numbers})" if numbers else why,
         hint=(
             "free space there (",
@@ -894,33 +819,33 @@ def _too_full(path: Path, need: int | None, free: int | None, why: str, words: B
     )
 
 
-def _taken(path: Path, words: BlobWords) -> FileUnusable:
+def _taken(path: Path) -> FileUnusable:
     return FileUnusable(
         f"files disappear from `{path}` while hpcenv writes them",
-        why=f"it happened {_MOST_TAKEN} times to one {words.blob}",
+        why=f"it happened {_MOST_TAKEN} times to one layer",
         hint="some program cleans this folder; use another one for the image store",
     )
 
 
-def _wrong(spec: BlobSpec, received: str, words: BlobWords = _LAYERS) -> HpcenvError:
-    return words.error(
-        f"{words.the(spec.digest)} arrived twice with wrong bytes",
+def _wrong(spec: BlobSpec, received: str) -> ImageUnavailable:
+    return ImageUnavailable(
+        f"the layer {spec.digest} arrived twice with wrong bytes",
         why=f"expected {spec.digest}\nreceived {received}",
-        hint=f"a proxy or mirror may change it; do not use this {words.owner} from there",
+        hint="a proxy or mirror may change it; do not use this image from there",
     )
 
 
-def _too_long(spec: BlobSpec, words: BlobWords) -> HpcenvError:
-    return words.error(
-        f"{words.the(spec.digest)} arrived with wrong bytes",
+def _too_long(spec: BlobSpec) -> ImageUnavailable:
+    return ImageUnavailable(
+        f"the layer {spec.digest} arrived with wrong bytes",
         why=f"expected {spec.size} bytes\nreceived more",
-        hint=f"a proxy or mirror may change it; do not use this {words.owner} from there",
+        hint="a proxy or mirror may change it; do not use this image from there",
     )
 
 
-def _too_slow(spec: BlobSpec, limits: TransferLimits, words: BlobWords) -> HpcenvError:
-    return words.error(
-        f"the download of {words.the(spec.digest)} is too slow",
+def _too_slow(spec: BlobSpec, limits: TransferLimits) -> ImageUnavailable:
+    return ImageUnavailable(
+        f"the download of the layer {spec.digest} is too slow",
         why=f"less than {_amount(int(limits.slowest * limits.stall))} arrived in {limits.stall:g} s",
         hint="try again: hpcenv continues the download",
     )

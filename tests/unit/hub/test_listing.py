@@ -29,8 +29,8 @@ def test_large_files_have_the_hash_of_their_content_and_small_ones_that_of_git()
     large, small = parsed(
         entry("w.bin", b"abc", lfs=True), entry("a/c.json", b"{}"), {"type": "directory", "path": "a", "oid": "0" * 40}
     )[::-1]
-    assert (large.path, large.blob.digest, large.blob.size) == ("w.bin", f"sha256:{sha256(b'abc')}", 3)
-    assert (small.path, small.blob.digest) == ("a/c.json", f"git-sha1:{git_sha1(b'{}')}")
+    assert (large.path, large.digest, large.size) == ("w.bin", f"sha256:{sha256(b'abc')}", 3)
+    assert (small.path, small.digest) == ("a/c.json", f"git-sha1:{git_sha1(b'{}')}")
 
 
 NAMES = [
