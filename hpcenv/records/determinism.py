@@ -29,8 +29,6 @@ from hpcenv.records.manifest import DeterminismProfile
 from hpcenv.records.metrics import rank_files
 from hpcenv.records.run_folder import RunFolder
 
-_MOST_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchReading:
@@ -141,7 +139,7 @@ def read_determinism(path: Path, attempt: int, rank: int) -> RankDeterminism:
         RecordInvalid: unreadable, too large, no such record, or of another rank.
     """
     try:
-        text = read_file(path, most=_MOST_BYTES, follow=False).decode("utf-8")
+        text = read_file(path, follow=False).decode("utf-8")
     except OSError as error:
         raise RecordInvalid(f"cannot read `{path}`", why=error.strerror) from error
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hpcenv.records.codec import Record, decode_record, encode_record
 
 # Documents that a person or a tool wrote: the largest lockfile of another tool that was seen has 5 MiB.
 LONGEST = 64 << 20
-# A verdict lists every difference of every node.
+# A verdict lists every difference of every node, and a rank may record each step of a long training.
 LONGEST_RECORD = 512 << 20
 
 
@@ -70,6 +71,18 @@ def read_file(path: Path, *, most: int = LONGEST, follow: bool = True) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", os.fspath(path))
     return content
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file of a run, with their ends.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or has more than `LONGEST_RECORD` bytes.
+    """
+    with open(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LONGEST_RECORD:
+            raise OSError(errno.EFBIG, f"it has more than {LONGEST_RECORD >> 20} MiB", os.fspath(path))
+        yield from file
 
 
 def read_end(path: Path, *, most: int) -> bytes:

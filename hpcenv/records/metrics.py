@@ -47,18 +47,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.records.files import open_regular
+from hpcenv.records.files import read_lines
 from hpcenv.records.run_folder import RunFolder
 
 Kind = Literal["loss", "metric", "parameters"]
 KINDS: tuple[Kind, ...] = ("loss", "metric", "parameters")
 
-_MOST_BYTES = 1 << 30
-_LONGEST_LINE = 16 * 1024
-_MOST_RECORDS = 5_000_000
-_LONGEST_NAME = 200
-_LONGEST_TEXT = 500
+# A damaged file has many bad lines: the first ones say enough.
 _MOST_PROBLEMS = 20
+# Larger numbers of a JSON file are not exact in every program (RFC 8259, section 6).
 _LARGEST = 1 << 53
 
 _FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]{1,16})?p[+-][0-9]{1,4}\Z|nan\Z|-?inf\Z")
@@ -182,13 +179,8 @@ def read_metrics(path: Path, attempt: int, rank: int) -> RankMetrics:
     """Return what the file of one rank holds. What cannot be read is in `problems`."""
     reading = _Reading()
     try:
-        with open(open_regular(path), "rb") as file:
-            left = _MOST_BYTES
-            while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))):
-                left -= len(line)
-                reading.take(line)
-            if left <= 0 and file.read(1):
-                reading.problem(f"only the first {_MOST_BYTES >> 20} MiB of the file were read")
+        for line in read_lines(path):
+            reading.take(line)
     except OSError as error:
         reading.problem(f"the file cannot be read: {error.strerror}")
     return RankMetrics(
@@ -212,24 +204,16 @@ class _Reading:
         self.problems: list[str] = []
         self.cut = False
         self._number = 0
-        self._skipping = False
 
     def problem(self, text: str) -> None:
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(text)
 
     def take(self, line: bytes) -> None:
-        """Read one line, or a part of a line that is too long."""
-        whole = line.endswith(b"\n")
-        if self._skipping:
-            self._skipping = not whole
-            return
+        """Read one line. The last one has no end if the rank was killed while it wrote."""
         self._number += 1
-        if not whole:
-            self.cut = len(line) < _LONGEST_LINE
-            self._skipping = not self.cut
-            if self._skipping:
-                self.problem(f"line {self._number} is longer than {_LONGEST_LINE} bytes")
+        if not line.endswith(b"\n"):
+            self.cut = True
             return
         try:
             self._take(_object(line))
@@ -244,17 +228,14 @@ class _Reading:
             raise ValueError("it comes before the start of a process")
         elif kind == "count":
             before = data.get("before")
-            how = _text(data, "from", 20)
+            how = _text(data, "from")
             self.processes[-1].update(before=None if before is None else _whole(data, "before"), before_from=how)
         elif kind == "end":
-            end = {"steps": _whole(data, "steps"), "reason": _text(data, "reason", 40), "ended": _seconds(data)}
+            end = {"steps": _whole(data, "steps"), "reason": _text(data, "reason"), "ended": _seconds(data)}
             self.processes[-1].update(end)
         elif kind == "note":
-            if len(self.notes) < _MOST_PROBLEMS:
-                self.notes.append(_text(data, "text", _LONGEST_TEXT))
+            self.notes.append(_text(data, "text"))
         elif kind in KINDS:
-            if len(self.records) >= _MOST_RECORDS:
-                raise ValueError(f"only the first {_MOST_RECORDS} values are read")
             self.records.append(_recorded(kind, data, process=len(self.processes) - 1))
         else:
             raise ValueError("its kind is unknown")
@@ -280,7 +261,7 @@ def _start(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(kind: Kind, data: dict[str, Any], *, process: int) -> Recorded:
-    value, dtype, scale = _text(data, "value", 64), _text(data, "dtype", 40), data.get("scale", "")
+    value, dtype, scale = _text(data, "value"), _text(data, "dtype"), data.get("scale", "")
     form = _SHA256 if kind == "parameters" else _WHOLE if dtype == "int" else _FLOAT
     if not form.match(value) or not _DTYPE.match(dtype) or (kind == "parameters" and dtype != "sha256"):
         raise ValueError("its value is not written exactly")
@@ -292,13 +273,13 @@ def _recorded(kind: Kind, data: dict[str, Any], *, process: int) -> Recorded:
     return Recorded(
         kind=kind,
         step=_whole(data, "step"),
-        name=_text(data, "name", _LONGEST_NAME),
+        name=_text(data, "name"),
         value=value,
         dtype=dtype,
         index=_whole(data, "index", least=-1) if "index" in data else 0,
         used=used,
         process=process,
-        at=_text(data, "at", 20) if "at" in data else "",
+        at=_text(data, "at") if "at" in data else "",
         scale=scale,
     )
 
@@ -317,8 +298,8 @@ def _seconds(data: dict[str, Any]) -> float:
     return float(value)
 
 
-def _text(data: dict[str, Any], key: str, most: int) -> str:
+def _text(data: dict[str, Any], key: str) -> str:
     value = data.get(key)
-    if not isinstance(value, str) or len(value) > most:
-        raise ValueError(f"`{key}` is not a text of at most {most} characters")
+    if not isinstance(value, str):
+        raise ValueError(f"`{key}` is not a text")  # noqa: TRY004  (one kind of error for every bad line)
     return value

@@ -1,7 +1,7 @@
 """The trace of chosen optimizer steps: each operation of torch that a rank called, with hashes of inputs and outputs.
 
-Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py), so this
-reader limits sizes and counts, and a line that does not fit is a problem and no error.
+Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py). A line that
+does not fit is a problem and no error.
 
 One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hpcenv.records.files import open_regular
+from hpcenv.records.files import read_lines
 from hpcenv.records.metrics import rank_files
 from hpcenv.records.run_folder import RunFolder
 
@@ -44,10 +44,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 UNKNOWN = "-"
 
-_MOST_BYTES = 64 << 20
-_LONGEST_LINE = 256 * 1024
-_LONGEST_TEXT = 600
-_MOST_VALUES = 2000
+# A damaged file has many bad lines: the first ones say enough.
 _MOST_PROBLEMS = 20
 _HASH = re.compile(r"[0-9a-f]{8,32}\Z")
 
@@ -145,14 +142,8 @@ def read_trace(path: Path, attempt: int, rank: int) -> RankTrace:
     """Return what the file of one rank holds. What cannot be read is in `problems`."""
     reading = _TraceLines()
     try:
-        with open(open_regular(path), "rb") as file:
-            left = _MOST_BYTES
-            while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))):
-                left -= len(line)
-                if not reading.take(line):
-                    break
-            if left <= 0 and file.read(1):
-                reading.problem(f"only the first {_MOST_BYTES >> 20} MiB of the trace were read")
+        for line in read_lines(path):
+            reading.take(line)
     except OSError as error:
         reading.problem(f"the trace cannot be read: {error.strerror}")
     return RankTrace(
@@ -179,13 +170,12 @@ class _TraceLines:
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(text)
 
-    def take(self, line: bytes) -> bool:
-        """Read one line; return whether to go on. A line that cannot be read makes its step incomplete."""
+    def take(self, line: bytes) -> None:
+        """Read one line. A line that cannot be read makes its step incomplete."""
         self._number += 1
         if not line.endswith(b"\n"):
-            longer = len(line) >= _LONGEST_LINE
-            self.problem(f"line {self._number} is {'too long' if longer else 'cut'}: the trace ends there")
-            return False
+            self.problem(f"line {self._number} is cut: the trace ends there")
+            return
         try:
             data = json.loads(line)
             if not isinstance(data, dict):
@@ -194,7 +184,6 @@ class _TraceLines:
         except (ValueError, RecursionError, OverflowError, TypeError, IndexError) as error:
             self._operations = None
             self.problem(f"line {self._number}: {error}")
-        return True
 
     def _take(self, data: dict[str, Any]) -> None:
         kind = data.get("kind")
@@ -206,8 +195,7 @@ class _TraceLines:
         elif kind == "end":
             self._end(_whole(data, "step"), _whole(data, "operations"))
         elif kind == "note":
-            if len(self.notes) < _MOST_PROBLEMS:
-                self.notes.append(_text(data.get("text")))
+            self.notes.append(_text(data.get("text")))
         elif kind == "limit":
             self._operations = None
             size = _whole(data, "bytes") >> 20
@@ -246,8 +234,8 @@ def _operation(data: dict[str, Any], index: int) -> TracedOperation:
 
 
 def _values(rows: Any) -> tuple[TracedTensor, ...]:
-    if not isinstance(rows, list) or len(rows) > _MOST_VALUES:
-        raise ValueError("`in` or `out` is not a list of values")
+    if not isinstance(rows, list):
+        raise ValueError("`in` or `out` is not a list of values")  # noqa: TRY004  (one kind of error for every bad line)
     return tuple(_value(row) for row in rows)
 
 
@@ -258,7 +246,7 @@ def _value(row: Any) -> TracedTensor:
     if kind != "number" and known != UNKNOWN and not _HASH.match(known):
         raise ValueError("a hash is not written in hexadecimal digits")
     each, types = row[3:] if len(row) == 5 else ([], [])
-    if not isinstance(each, list) or not isinstance(types, list) or len(each) != len(types) or len(each) > _MOST_VALUES:
+    if not isinstance(each, list) or not isinstance(types, list) or len(each) != len(types):
         raise ValueError("the tensors of a list have another form")
     return TracedTensor(name, kind, known, tuple(_text(one) for one in each), tuple(_text(one) for one in types))
 
@@ -271,6 +259,6 @@ def _whole(data: dict[str, Any], key: str) -> int:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
-        raise ValueError(f"a text is missing, or has more than {_LONGEST_TEXT} characters")
+    if not isinstance(value, str):
+        raise ValueError("a text is missing")  # noqa: TRY004  (one kind of error for every bad line)
     return value

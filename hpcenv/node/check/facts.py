@@ -533,14 +533,7 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
         values.update(known)
         unknown.update(missing)
     newest = answer.get("unlisted-newest")
-    names = newest[:_UNLISTED] if isinstance(newest, list) else ()
-    return Inside(values=values, unknown=unknown, unlisted=tuple(str(name)[:_PATH] for name in names))
-
-
-# The probe of hpcenv names no more, but an image may contain another probe.
-_UNLISTED = 3
-_PLUGINS = 8
-_PATH = 500
+    return Inside(values=values, unknown=unknown, unlisted=tuple(str(name) for name in _texts(newest)))
 
 
 def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
@@ -593,13 +586,13 @@ def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
         return None
     count = found.get("providers")
     return ImageNetwork(
-        verbs=str(found.get("verbs", ""))[:_PATH],
+        verbs=str(found.get("verbs", "")),
         providers=count if isinstance(count, int) else 0,
-        libfabric=str(found.get("libfabric", ""))[:_PATH],
-        plugin=str(found.get("plugin", ""))[:_PATH],
-        plugin_version=str(found.get("plugin-version", ""))[:80],
-        other_plugins=tuple(str(name)[:_PATH] for name in _texts(found.get("other-plugins"))[:_PLUGINS]),
-        unread=tuple(str(name)[:80] for name in found["unread"][:32]),
+        libfabric=str(found.get("libfabric", "")),
+        plugin=str(found.get("plugin", "")),
+        plugin_version=str(found.get("plugin-version", "")),
+        other_plugins=tuple(str(name) for name in _texts(found.get("other-plugins"))),
+        unread=tuple(str(name) for name in found["unread"]),
     )
 
 
@@ -609,10 +602,10 @@ def read_cuda_compat(answer: Mapping[str, Any]) -> CudaCompat | None:
     if not isinstance(found, dict) or not isinstance(found.get("folder"), str):
         return None
     return CudaCompat(
-        version=str(found.get("version", ""))[:20],
-        folder=found["folder"][:_PATH],
+        version=str(found.get("version", "")),
+        folder=found["folder"],
         first=found.get("first") is True,
-        library_path=str(found.get("library-path", ""))[: 16 * _PATH],
+        library_path=str(found.get("library-path", "")),
     )
 
 

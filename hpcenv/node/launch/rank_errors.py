@@ -6,7 +6,6 @@ limited here, and a file with an unexpected content counts as missing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcenv.records.files import open_regular, read_end
+from hpcenv.records.files import read_end, read_json
 from hpcenv.records.outcome import RankExit
 from hpcenv.records.run_folder import RunFolder
 
-_MOST_RANKS = 256
-_RECORD_BYTES = 1 << 20
-_ERROR_FILE_BYTES = 1 << 20
 # A traceback is near the end of standard error; only messages of threads and exit handlers follow.
 _STDERR_BYTES = 256 * 1024
 _MESSAGE = 500
@@ -69,7 +65,7 @@ def read_ranks(run: RunFolder, node: str, *, status: int, local_rank: int | None
         local_rank: of the task whose rank is read; None for the ranks of the node.
         status: exit status of torchrun; with 0 no rank has failed.
     """
-    record = _json(record_of(run, node, local_rank), _RECORD_BYTES)
+    record = _json(record_of(run, node, local_rank))
     if status == 0:
         return Ranks(alone=record is not None and record.get("joined") == 0)
     if record is None:
@@ -77,7 +73,7 @@ def read_ranks(run: RunFolder, node: str, *, status: int, local_rank: int | None
         return Ranks(detail=f"{'torchrun' if local_rank is None else 'the agent'} left no record of its ranks")
     error = record.get("error")
     rows = record.get("ranks")
-    ranks = [_rank(run, node, row) for row in (rows if isinstance(rows, list) else [])[:_MOST_RANKS]]
+    ranks = [_rank(run, node, row) for row in (rows if isinstance(rows, list) else [])]
     return Ranks(
         failed=tuple(rank for rank in ranks if rank is not None),
         detail=_line(error) if isinstance(error, str) else "",
@@ -161,7 +157,7 @@ def _restart(folder: Path) -> int:
 
 def _from_error_file(path: Path) -> tuple[str, str]:
     """Return message and traceback of torchelastic's error file: a record or a text (torch 1.10 to 2.13)."""
-    data = _json(path, _ERROR_FILE_BYTES)
+    data = _json(path)
     content = None if data is None else data.get("message")
     if isinstance(content, str):
         return _line(content), ""
@@ -227,25 +223,17 @@ def _line(text: str) -> str:
     return line if len(line) <= _MESSAGE else line[: _MESSAGE - 3] + "..."
 
 
-def _read(path: Path, most: int, *, end: bool) -> bytes | None:
-    """Return the beginning or the end of a plain file."""
-    try:
-        if end:
-            return read_end(path, most=most)
-        with open(open_regular(path), "rb") as file:
-            return file.read(most)
-    except OSError:
-        return None
-
-
 def _tail(path: Path) -> str:
-    return (_read(path, _STDERR_BYTES, end=True) or b"").decode("utf-8", errors="replace")
-
-
-def _json(path: Path, most: int) -> dict[str, Any] | None:
     try:
-        data = json.loads(_read(path, most, end=False) or b"")
-    except (ValueError, RecursionError):
+        return read_end(path, most=_STDERR_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
 

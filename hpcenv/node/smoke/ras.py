@@ -14,7 +14,6 @@ import time
 
 _ADDRESS = ("localhost", 28028)
 _SECONDS = 5.0
-_MOST_BYTES = 64 << 10
 _FIRST_VERSION = (2, 24)
 
 
@@ -49,10 +48,10 @@ def _request(target: tuple[str, int]) -> str:
     with socket.create_connection(target, timeout=_SECONDS) as connection:
         connection.sendall(b"verbose status\n")
         with contextlib.suppress(TimeoutError):
-            while len(received) < _MOST_BYTES and (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0:
                 connection.settimeout(left)
                 piece = connection.recv(4096)
                 if not piece:
                     break
                 received += piece
-    return received[:_MOST_BYTES].decode("utf-8", errors="replace").strip()
+    return received.decode("utf-8", errors="replace").strip()

@@ -15,15 +15,8 @@ from typing import Any
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.node.smoke.nccl_log import read_transport
-from hpcenv.records.files import load_record, open_regular, read_file
+from hpcenv.records.files import load_record, read_file
 from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank, SmokeReport
-
-# Files of the ranks: what runs in the image writes them, so their size is limited.
-_MOST_BYTES = 1 << 20
-_MOST_LOG_BYTES = 64 << 20
-_MOST_LIBRARIES = 16
-_MOST_CONNECTIONS = 1024
-_LONGEST = 2000
 
 # A rank ends a collective itself after the limit, and its message often names the peer: it gets time to write it.
 _SECONDS_FOR_MESSAGE = 5.0
@@ -99,7 +92,7 @@ def _next_of(place: tuple[str, str]) -> str:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a rank that are complete JSON objects; none where the file cannot be read."""
     try:
-        text = read_file(path, most=_MOST_BYTES, follow=False)
+        text = read_file(path, follow=False)
     except OSError:
         return []
     found = []
@@ -120,7 +113,7 @@ def read_rank(rank: int, lines: Sequence[Mapping[str, Any]], transport: NcclTran
     done, begun = False, {str(line.get("phase")): _number(line.get("time")) for line in lines}
     last = max(begun.values(), default=0.0)
     for line in lines:
-        phase, state = str(line.get("phase", ""))[:_LONGEST], line.get("state")
+        phase, state = str(line.get("phase", "")), line.get("state")
         if phase == "all":
             done = state == "end"
             continue
@@ -130,14 +123,14 @@ def read_rank(rank: int, lines: Sequence[Mapping[str, Any]], transport: NcclTran
             phase=phase,
             state="end" if state == "end" else "failed" if state == "failed" else "running",
             seconds=_number(line.get("seconds")) or (last - begun.get(phase, last)),
-            error=str(line.get("error", ""))[:_LONGEST],
+            error=str(line.get("error", "")),
             bus_gb_s=_number(own.get("bus_gb_s")) if isinstance(own, dict) else 0.0,
         )
     return SmokeRank(
         rank=rank,
         phases=tuple(phases.values()),
         done=done,
-        torch=str(found.get("torch", ""))[:_LONGEST],
+        torch=str(found.get("torch", "")),
         connections=_pairs(found.get("connections")),
         not_run=_texts(found.get("not_run")),
         libraries=_names(found.get("libraries")),
@@ -151,27 +144,22 @@ def _number(value: object) -> float:
 
 def _pairs(value: object) -> tuple[tuple[str, ...], ...]:
     rows = value if isinstance(value, list) else []
-    return tuple(
-        (str(row[0])[:_LONGEST], str(row[1])[:_LONGEST])
-        for row in rows[:_MOST_CONNECTIONS]
-        if isinstance(row, list) and len(row) == 2
-    )
+    return tuple((str(row[0]), str(row[1])) for row in rows if isinstance(row, list) and len(row) == 2)
 
 
 def _names(value: object) -> tuple[str, ...]:
     rows = value if isinstance(value, list) else []
-    return tuple(row[:_LONGEST] for row in rows[:_MOST_LIBRARIES] if isinstance(row, str))
+    return tuple(row for row in rows if isinstance(row, str))
 
 
 def _texts(value: object) -> dict[str, str]:
     items = value.items() if isinstance(value, dict) else ()
-    return {str(name)[:_LONGEST]: str(text)[:_LONGEST] for name, text in items}
+    return {str(name): str(text) for name, text in items}
 
 
 def _transport(folder: Path, rank: int) -> NcclTransport | None:
     try:
-        with open(open_regular(folder / f"nccl-rank-{rank}.log"), "rb") as file:
-            text = file.read(_MOST_LOG_BYTES).decode("utf-8", errors="replace")
+        text = read_file(folder / f"nccl-rank-{rank}.log", follow=False).decode("utf-8", errors="replace")
     except OSError:
         return None
     return read_transport(text.splitlines())

@@ -17,9 +17,6 @@ from typing import Any, NoReturn
 from hpcenv.records.files import read_file
 from hpcenv.records.run_folder import RunFolder
 
-# A dump of 2,000 operations with stacks has a few MiB.
-_LONGEST = 64 << 20
-_MOST_DUMPS = 8192
 _MOST_GROUPS = 8
 _SHOWN = 16
 _NAME = re.compile(r"rank_?(\d{1,6})\Z")
@@ -47,7 +44,7 @@ def is_dump(path: Path) -> bool:
 
 def dumps_of(folder: RunFolder) -> list[Path]:
     """Return the dumps that the last attempt of a run left, which had any."""
-    paths = sorted(folder.flight.glob("*/rank_*"))[:_MOST_DUMPS]
+    paths = sorted(folder.flight.glob("*/rank_*"))
     attempts = {path.parent.name for path in paths if path.parent.name.isdecimal()}
     last = max(attempts, key=int, default="")
     return [path for path in paths if path.parent.name == last and is_dump(path)]
@@ -60,7 +57,7 @@ def describe(dumps: Sequence[Path]) -> Iterator[str]:
         match = _NAME.search(path.name)
         assert match is not None
         try:
-            data = _PlainData(io.BytesIO(read_file(path, most=_LONGEST))).load()
+            data = _PlainData(io.BytesIO(read_file(path))).load()
             lasts = _last_operations(data, int(match[1]))
         except Exception as error:  # noqa: BLE001  (a damaged pickle may raise anything)
             yield f"flight recorder: {path.name} cannot be read: {type(error).__name__}"

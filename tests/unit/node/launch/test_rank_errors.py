@@ -106,10 +106,6 @@ def test_wrong_values_in_a_record_are_unknown(tmp_path):
     assert (found.rank, found.local_rank, found.pid, found.status, found.ended) == (-1, -1, -1, None, None)
 
 
-def test_more_than_a_node_can_hold_is_cut(tmp_path):
-    assert len(ranks_of(tmp_path, *(row(rank=n, local_rank=n) for n in range(1000))).failed) == 256
-
-
 @pytest.mark.parametrize("make", [lambda p: p.mkdir(), os.mkfifo, lambda p: p.symlink_to("/nowhere")])
 def test_what_is_no_file_is_not_waited_for(tmp_path, folder, make):
     make(folder / "stderr.log")
