@@ -199,7 +199,6 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "image list": (("image", "list"),),
     "image prune": (("image", "prune"), ("image", "prune", "--yes")),
     "image pull": (("image", "pull", "docker://localhost:1/a:1"),),
-    "image scan": (("image", "scan"),),
     "image verify": (("image", "verify", "a.sif"),),
     "init": (("init",),),
     "list": (("list",), ("list", "--all")),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
+from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.manifest import Manifest
@@ -26,7 +27,8 @@ from hpcenv.reproduce.reproduction import find_target, verdict_of
 from hpcenv.reproduce.rungs import _without_cluster, plan_rung
 from hpcenv.submission.request import SubmitOptions
 
-RECORDED = Path(__file__).parents[2] / "recorded_runs" / "table-1"
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = ROOT / "tests" / "recorded_runs" / "table-1"
 
 
 @pytest.fixture
@@ -378,3 +380,15 @@ def change_loss(run: RunFolder, by: float) -> None:
     line = next(one for one in lines if one["kind"] == "loss" and one["step"] == 7)
     line["value"] = struct.unpack("f", struct.pack("f", float.fromhex(line["value"]) * (1 + by)))[0].hex()
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+
+def test_an_image_that_cannot_be_fetched_is_to_be_in_the_bundle(run, hpcenv, tmp_path):
+    shutil.copy(ROOT / "lockfiles" / "default.lock.toml", run.lockfile)
+    asked = read_lockfile(run.lockfile).asked
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "hpcenv.toml").write_text(f'image = "{asked.image}"\nplatform = "{asked.platform}"\n')
+    (project / "train.py").write_text((run.source / "train.py").read_text())
+    done = hpcenv("reproduce", str(run.path), "--rung", "3", "--allow-changed", cwd=project)
+    assert done.status == 10
+    assert "ask the authors for a bundle with the image: `hpcenv bundle make RUN --with-sif FILE`" in done.stderr
