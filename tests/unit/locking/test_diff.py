@@ -16,6 +16,7 @@ import tomlkit
 from hpcenv.errors import Status, UsageError
 from hpcenv.locking.diff import diff
 from hpcenv.project import lockfile as lock_model
+from tests.conftest import accept, hpcenv
 
 
 def edited(project: Path, name: str, *path: str, value: Any) -> str:
@@ -37,11 +38,20 @@ def run(hpcenv: Any, project: Path, name: str, *words: str) -> str:
     return name
 
 
-@pytest.fixture
-def two_runs(hpcenv: Any, project: Path) -> Path:
+@pytest.fixture(scope="module")
+def ran(locked_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("ran") / "project"
+    shutil.copytree(locked_once, project)
+    accept(project)
     run(hpcenv, project, "one")
     run(hpcenv, project, "two", "--env", "NCCL_ALGO=Ring", "--", "--lr", "3e-4")
     return project
+
+
+@pytest.fixture
+def two_runs(ran: Path, tmp_path: Path) -> Path:
+    """A copy of a project with two runs; a test may change it."""
+    return shutil.copytree(ran, tmp_path / "project")
 
 
 # -- two lockfiles ------------------------------------------------------------------------
@@ -154,10 +164,11 @@ def test_two_runs_differ_in_command_and_settings(two_runs: Path) -> None:
     assert {c.field for c in strict.blocking} == {"env.NCCL_ALGO", "run.arguments"}
 
 
-def test_another_script_blocks(two_runs: Path, hpcenv: Any) -> None:
-    (two_runs / "train.py").write_text("print('other')\n")
-    run(hpcenv, two_runs, "three")
-    found = diff(two_runs, "one", "three")
+def test_another_script_blocks(project: Path, hpcenv: Any) -> None:
+    run(hpcenv, project, "one")
+    (project / "train.py").write_text("print('other')\n")
+    run(hpcenv, project, "three")
+    found = diff(project, "one", "three")
     assert [c.field for c in found.blocking] == ["code.digest", "code.files", "code.script-sha256"]
     files = found.blocking[1]
     assert files.left.startswith("train.py ")
@@ -165,18 +176,19 @@ def test_another_script_blocks(two_runs: Path, hpcenv: Any) -> None:
     assert files.left != files.right
 
 
-def test_another_script_of_the_same_content_and_another_world_size_block(two_runs: Path, hpcenv: Any) -> None:
-    script = two_runs / "train.py"
-    shutil.copy(script, two_runs / "other.py")
+def test_another_script_of_the_same_content_and_another_world_size_block(project: Path, hpcenv: Any) -> None:
+    run(hpcenv, project, "one")
+    script = project / "train.py"
+    shutil.copy(script, project / "other.py")
     words = ("--nproc", "2", "--name", "wide", "--wait")
-    assert hpcenv("submit", "other.py", *words, cwd=two_runs).status == 0
-    found = diff(two_runs, "one", "wide")
+    assert hpcenv("submit", "other.py", *words, cwd=project).status == 0
+    found = diff(project, "one", "wide")
     assert [(c.field, c.left, c.right) for c in found.blocking if c.field != "code.digest"] == [
         ("code.files", "other.py absent", f"other.py {hashlib.sha256(script.read_bytes()).hexdigest()[:12]}"),
         ("run.nproc-per-node", "1", "2"),
         ("run.script", "train.py", "other.py"),
     ]
-    done = hpcenv("diff", "one", "wide", cwd=two_runs)
+    done = hpcenv("diff", "one", "wide", cwd=project)
     assert done.status == Status.DIFFERENT
     assert "4 that must match\nnot compared: " in done.stdout
 
