@@ -746,7 +746,7 @@ def test_an_index_that_contradicts_the_lock_in_the_image_wins(ten, serve, find):
 def test_wheels_of_this_python_equal_what_pip_reports_from_the_configured_index(tmp_path):
     dists = [
         dist for dist in installed(sys.executable) if dist.record_sha256 and dist.name not in ("pip", "setuptools")
-    ]
+    ][:20]  # ten are compared, and the index may lack some
     found = find_wheels(dists, index=Index(env=dict(os.environ)), cache=tmp_path / "cache", timeout=60)
     proved = [(dist, proof) for dist, proof in zip(dists, found, strict=True) if proof.proof == "record"][:10]
     if not proved:
