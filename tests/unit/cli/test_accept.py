@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import hpcenv as api
 from hpcenv.errors import NotAccepted
 from hpcenv.project.options import BY_NAME
-from tests.conftest import state_home
+from tests.conftest import accept, hpcenv, state_home
 
 SUBMIT = ("submit", "train.py", "--nproc", "1", "--cluster", "local")
 
@@ -134,6 +136,25 @@ def test_what_the_user_types_is_his_own_and_rerun_does_not_ask(hpcenv: Any, proj
     assert "--secret T = file:/etc/hostname" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def with_a_run(locked_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("with-a-run") / "project"
+    shutil.copytree(locked_once, project)
+    accept(project)
+    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
+    assert done.status == 0, done.stderr
+    return project
+
+
+@pytest.fixture
+def recorded(with_a_run: Path) -> Iterator[Path]:
+    """A project with a run `a`. Tests share it; each may change the two records."""
+    kept = {path: path.read_text() for path in map((with_a_run / "runs/a").joinpath, ("request.json", "manifest.json"))}
+    yield with_a_run
+    for path, text in kept.items():
+        path.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
@@ -146,32 +167,29 @@ def test_what_the_user_types_is_his_own_and_rerun_does_not_ask(hpcenv: Any, proj
     ],
 )
 def test_rerun_asks_for_what_an_edited_record_reaches(
-    hpcenv: Any, project: Path, name: str, value: object, line: str
+    hpcenv: Any, recorded: Path, name: str, value: object, line: str
 ) -> None:
-    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
-    assert done.status == 0, done.stderr
-    path = project / "runs/a/request.json"
+    runs = sorted(os.listdir(recorded / "runs"))
+    path = recorded / "runs/a/request.json"
     request = json.loads(path.read_text())
     request["options"][name] = value
     path.write_text(json.dumps(request))
-    done = hpcenv("rerun", "a", "--allow-changed", cwd=project, accepts=False)
+    done = hpcenv("rerun", "a", "--allow-changed", cwd=recorded, accepts=False)
     assert done.status == NotAccepted.exit_status, done.stderr
     assert line in done.stderr
-    assert sorted(os.listdir(project / "runs")) == ["a"]
+    assert sorted(os.listdir(recorded / "runs")) == runs
     if name != "template":  # no option of a command line
         word = BY_NAME[name].flag
-        done = hpcenv("rerun", "a", "--allow-changed", "--without", word, "--wait", cwd=project, accepts=False)
+        done = hpcenv("rerun", "a", "--allow-changed", "--without", word, "--wait", cwd=recorded, accepts=False)
         assert done.status == 0, done.stderr
 
 
-def test_rerun_asks_for_a_script_elsewhere_and_for_the_checkpoint_of_the_manifest(hpcenv: Any, project: Path) -> None:
-    done = hpcenv(*SUBMIT, "--name", "a", "--wait", cwd=project)
-    assert done.status == 0, done.stderr
-    run = project / "runs/a"
+def test_rerun_asks_for_a_script_elsewhere_and_for_the_checkpoint_of_the_manifest(hpcenv: Any, recorded: Path) -> None:
+    run = recorded / "runs/a"
     request, manifest = json.loads((run / "request.json").read_text()), json.loads((run / "manifest.json").read_text())
     (run / "request.json").write_text(json.dumps({**request, "script": "/etc/../etc/train.py"}))
     (run / "manifest.json").write_text(json.dumps({**manifest, "resume_from": "/etc/hostname"}))
-    done = hpcenv("rerun", "a", cwd=project, accepts=False)
+    done = hpcenv("rerun", "a", cwd=recorded, accepts=False)
     assert done.status == NotAccepted.exit_status, done.stderr
     assert "the script = /etc/../etc/train.py" in done.stderr
     assert "--resume-from = /etc/hostname" in done.stderr

@@ -88,7 +88,7 @@ def make_facts():
 FAKE_PYTHON = """\
 #!/bin/sh
 # Stands for the locked Python: `-B -` is the probe, `.../agent.py RECORD -- WORDS` is torchrun.
-here=$(dirname "$0")
+here=${0%/*}
 case "$1" in
   -B) cat > /dev/null; exec sh "$here/probe.sh" "$@" ;;
   */agent.py) exec sh "$here/torchrun.sh" "$@" ;;
