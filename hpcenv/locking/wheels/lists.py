@@ -22,7 +22,7 @@ from hpcenv.locking.wheels.pip_session import PipSession, Unreachable, limited
 from hpcenv.locking.wheels.proof import HEX_SHA256
 
 PAGE_BYTES = 64 << 20  # the largest list seen is 6 MB
-# Attributes may contain `>` (data-requires-python). The html.parser module needs a second for numpy's list.
+# Attributes may contain `>` (data-requires-python). Why by hand: docs/decisions/0037.
 _ANCHOR = re.compile(r"""<a\s([^>"']*(?:(?:"[^"]*"|'[^']*')[^>"']*)*)>""", re.IGNORECASE)
 _HREF = re.compile(r"""(?:^|\s)href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 _BASE = re.compile(r"""<base\s+href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
