@@ -449,6 +449,18 @@ def own_job(job_id: str, environ: Mapping[str, str]) -> OwnJob | None:
     return next((job for job in jobs if job.state not in ENDED), jobs[0] if jobs else None)
 
 
+def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the jobs of this user that are queued or run: id -> working directory.
+
+    Raises:
+        ToolMissing, ToolFailed: squeue is missing or did not answer.
+    """
+    squeue = _find("squeue", "look for jobs that need images", environ)
+    # Without --states: those that are not over yet (squeue(1)). %F is the number of a whole array.
+    lines = _output([squeue, "--noheader", "--me", "--format=%F|%Z"], slurm_command.clean_environment(environ))
+    return {job: folder for job, bar, folder in (line.strip().partition("|") for line in lines.splitlines()) if bar}
+
+
 def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
     """Cancel the jobs that were submitted from a folder, where no record names their ids.
 

@@ -49,7 +49,7 @@ from hpcenv.locking.pins.cross_check import PinDifference, cross_check
 from hpcenv.locking.pins.formats import PinFile, open_pins, pins_of
 from hpcenv.locking.pins.install_report import known_files, parse_report
 from hpcenv.locking.pins.pin import Pin, marker_environment
-from hpcenv.locking.project_image import BuildOptions, build, definition_changed, need
+from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof, no_proof
@@ -196,8 +196,6 @@ def lock(
     reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
     required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
     changed, aside = _write(locked, path, name=name, unreadable=unreadable)
-    if container is not None:
-        need(workspace, path, container)
     return LockResult(
         path=path,
         lockfile=locked,

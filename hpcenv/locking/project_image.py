@@ -83,7 +83,6 @@ def build(
     environ: Mapping[str, str],
     on_event: OnEvent,
     options: BuildOptions | None = None,
-    lockfile: Path | None = None,
 ) -> ProjectImage:
     """Return the project's SIF; make it if it does not exist.
 
@@ -94,25 +93,16 @@ def build(
         environ: the user's environment.
         on_event: called with the progress.
         options: how to make the SIF.
-        lockfile: the path of `before`; the store records that this lockfile needs its image.
 
     Raises:
         SpecError: `image` is `host`, names no image, or floats.
         HpcenvError: the image cannot be fetched or converted.
     """
     made = _make(workspace, before, environ, on_event, options or BuildOptions())
-    # In a fresh clone the lockfile exists, but no `lock` has recorded it in the store.
-    locked = None if before is None else before.container
-    if lockfile is not None and locked is not None and locked.digest == made.container.digest:
-        need(workspace, lockfile, made.container)
-    return made
-
-
-def need(workspace: Workspace, lockfile: Path, container: ContainerTable) -> None:
-    """Record in the store that a lockfile needs its SIF, so that `prune` does not remove it."""
     # The store may be read-only or missing; then it has nothing that `prune` could remove.
     with contextlib.suppress(HpcenvError):
-        open_place(workspace.store_place).add_root("lockfile", lockfile, [container.digest])
+        open_place(workspace.store_place).remember(made.container.digest)
+    return made
 
 
 def _make(

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcenv.errors import Command, HpcenvError, UsageError
-from hpcenv.image.store.store_folder import open_store
+from hpcenv.errors import Command, UsageError
 from hpcenv.records.files import LONGEST_RECORD, read_file, read_json
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.entries import Damaged, Submitted, Sweep, Unrecorded, is_element, open_folder
@@ -374,33 +373,13 @@ _NEEDED_NOW = "a run needs it now"
 def _remove_run(path: Path) -> str:
     """Remove a run folder; return why that failed, empty on success."""
     aside = path.with_name(f"{_LEFTOVER}{path.name}-{secrets.token_hex(4)}")
-    image = _image(path)
     try:
         os.rename(path, aside)
     except OSError as error:
         return f"it cannot be renamed: {error.strerror}"
-    _release_image(path, image)
     problems: list[str] = []
     shutil.rmtree(aside, onerror=lambda _call, name, _error: problems.append(str(name)))
     return f"{len(problems)} of its files cannot be removed; they are in {aside}" if problems else ""
-
-
-def _image(path: Path) -> Path | None:
-    """Return the SIF that a run, or the runs of a sweep, used; None without one."""
-    for manifest in (path / "manifest.json", *sorted(path.glob("[0-9]*/manifest.json"))[:1]):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return Path(str(read_json(manifest, most=LONGEST_RECORD)["environment"]["sif"]))
-    return None
-
-
-def _release_image(run: Path, image: Path | None) -> None:
-    """Tell the store that the run no longer needs its image."""
-    if image is None or image.parent.name != "images" or not re.fullmatch(r"sha256-[0-9a-f]{64}\.sif", image.name):
-        return
-
-    # The store may be read-only or gone. That does no harm: the store ignores the note of a removed run.
-    with contextlib.suppress(HpcenvError, OSError):
-        open_store(image.parents[1]).add_root("run", run, [])
 
 
 def _remove_data(folder: Path, tar: Path) -> str:

@@ -1,65 +1,62 @@
-"""`hpcenv image prune`: remove images and layers that no lockfile and no run needs.
+"""`hpcenv image prune`: remove images and downloaded files of the store by their last use.
 
 Runs on: LOGIN NODE.
 
-In case of doubt, an image is kept. It is kept if
+Without `--all`, an image stays if
 
-- a known lockfile contains one of its digests, with any schema version. Known lockfiles are those
-  that `hpcenv lock` or `image build` noted in the store, other lockfiles in the same folders, and
-  those of the current project;
-- a known run that uses it has not ended, or its state is unknown;
-- it was used within a day, or within the time that the caller names: somebody may run it without hpcenv;
-- a note in the store cannot be read, or names a path that cannot be reached from here.
+- it was used in the last 30 days: a submission, the start of a run, and a read count as use;
+- a queued or running job of the caller names it, or squeue does not say.
 
+A SIF that cannot be made again stays in any case: one that was not made from an image in a registry.
 While another process holds a lease, nothing is removed.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcenv import filesystem
-from hpcenv.errors import FileUnusable, HpcenvError
-from hpcenv.image.registry import manifests
+from hpcenv.cluster import slurm
+from hpcenv.errors import FileUnusable, ToolFailed, ToolMissing
 from hpcenv.image.store import lease
-from hpcenv.image.store.roots import Root, is_there
-from hpcenv.image.store.store import ABANDONED, Store, remove
+from hpcenv.image.store.store import ABANDONED, Store, StoredImage, remove
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project.store_config import StorePlace
-from hpcenv.project.workspace import Workspace
-from hpcenv.records.files import read_file
+from hpcenv.records.files import LONGEST_RECORD, read_json
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.entries import open_run
-from hpcenv.runs.status import read_status
 from hpcenv.runs.store_listing import amount
 
 _LEASE = "prune"
-_DAY = 86400.0
+DAY = 86400.0
+# What was used more recently needs `--all`.
+SPARED = 30 * DAY
+# An image of a registry is fetched again by its digest. An archive, a layout and what a definition file asks for may
+# be gone, or have other content.
+_FETCHED_AGAIN = ("docker://", "oras://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRemoval:
-    """A file that is not needed.
+    """A file that can go.
 
     Attributes:
-        kind: `image` with its record; a pulled `layer`, `manifest` or `configuration`; the `index`
-            of a layer; `unfinished` work; or a `note` of a lockfile or run that is gone.
+        kind: `image` with its record; a `download`: a layer, manifest or configuration; the `index` of a layer; or
+            `unfinished` work.
         name: digest or file name.
         size: bytes.
         used: time of the last use, in seconds since 1970 by the file system's clock.
-        why: why it is not needed.
+        why: why it can go.
     """
 
-    kind: Literal["image", "layer", "manifest", "configuration", "index", "unfinished", "note"]
+    kind: Literal["image", "download", "index", "unfinished"]
     name: str
     path: Path
     size: int
@@ -102,15 +99,15 @@ class PruneRequest:
 
     Attributes:
         place: folder of the store, and its trusted owner.
-        workspaces: projects whose lockfiles and runs count, also without a note in the store.
-        older_than: only files not used for this many seconds, a day by default; 0 for any age.
-        keep_bytes: stop when the store is not larger than this. Then layers of kept images may be
-            removed too. None removes all files that are not needed.
+        older_than: only files not used for this many seconds.
+        all: also images that a queued or running job of the caller names.
+        keep_bytes: stop when the store is not larger than this, the longest unused first. None removes all that can
+            go.
     """
 
     place: StorePlace
-    workspaces: tuple[Workspace, ...] = ()
-    older_than: float = _DAY
+    older_than: float = SPARED
+    all: bool = False
     keep_bytes: int | None = None
 
 
@@ -132,9 +129,9 @@ def plan_prune(request: PruneRequest, *, environ: Mapping[str, str], on_event: O
 
 
 def prune(plan: PrunePlan, request: PruneRequest, *, environ: Mapping[str, str], on_event: OnEvent = ignore) -> Pruned:
-    """Remove the files of `plan` that are still not needed.
+    """Remove the files of `plan` that can still go.
 
-    All is checked again, because a lockfile may have been written or a job submitted since the plan.
+    All is looked at again, because a job may have been submitted since the plan.
 
     Args:
         plan: what to remove.
@@ -219,95 +216,105 @@ def _remove(item: StoreRemoval, store: Store) -> bool:
     return not os.path.lexists(item.path)
 
 
-# --- what may be removed -----------------------------------------------------------------
+# --- what can go -------------------------------------------------------------------------
 
 
 def _plan(store: Store, request: PruneRequest, environ: Mapping[str, str]) -> PrunePlan:
     now = filesystem.file_time(store.tmp)
-    needs = _needs(store, request.workspaces, environ)
-    images, kept = _images(store, needs, now - request.older_than)
-    layers, of_kept_images = _layers(store, {item.digest for item in kept})
-    spare = [*needs.gone_notes, *_unfinished(store, now)]
-    spare += [*images, *(item for item in layers if now - item.used >= request.older_than)]
+    named = {} if request.all else _named_by_jobs(environ)
+    images, kept = _images(store, named, now - request.older_than)
+    left_over, spare = list(_unfinished(store, now)), [*images, *_downloads(store, now - request.older_than)]
     total = amount(store.root).size
     if request.keep_bytes is not None:
-        order = sorted(spare, key=lambda item: (item.kind not in ("note", "unfinished"), item.used))
-        old = (item for item in of_kept_images if now - item.used >= request.older_than)
-        order += sorted(old, key=lambda item: item.used)
-        spare, left = [], total
+        left, order, spare = total - sum(item.size for item in left_over), sorted(spare, key=lambda one: one.used), []
         for item in order:
-            if left > request.keep_bytes or item.kind in ("note", "unfinished"):
+            if left > request.keep_bytes:
                 spare.append(item)
                 left -= item.size
+    removals = (*left_over, *spare)
     return PrunePlan(
-        store=store.root,
-        removals=tuple(spare),
-        kept=tuple(kept),
-        total=total,
-        frees=sum(item.size for item in spare),
+        store=store.root, removals=removals, kept=tuple(kept), total=total, frees=sum(item.size for item in removals)
     )
 
 
-def _images(store: Store, needs: _Needs, unused_since: float) -> tuple[list[StoreRemoval], list[KeptImage]]:
-    """Return the images that may be removed, and those that are needed or were used after `unused_since`."""
+def _images(
+    store: Store, named: Mapping[Path, str] | None, unused_since: float
+) -> tuple[list[StoreRemoval], list[KeptImage]]:
+    """Return the images that can go, and those that stay.
+
+    Args:
+        named: SIF -> the job that names it; None where squeue does not say.
+        unused_since: what was used later stays.
+    """
     spare, kept = [], []
     for image in store.list_images():
-        why = needs.everything or needs.of.get(image.digest, "")
-        if not why and image.used > unused_since:
-            why = "it was used a short time ago; --older-than 0 removes it too"
+        why = _why_kept(image, named, unused_since)
         if why:
             why += f"; the store does not use it: {image.distrust}; {image.remedy}" if image.distrust else ""
             kept.append(KeptImage(digest=image.digest, size=image.size, why=why))
             continue
-        why = "no lockfile and no run needs it"
-        if not image.whole:
-            why += ", and it is damaged"
-        elif image.distrust:
-            why += f", and {image.distrust}"
+        why = "it was not used lately" if image.whole else "it is damaged"
+        why += f", and {image.distrust}" if image.distrust else ""
         spare.append(
             StoreRemoval(kind="image", name=image.digest, path=image.path, size=image.size, used=image.used, why=why)
         )
     return spare, kept
 
 
-def _layers(store: Store, kept: set[str]) -> tuple[list[StoreRemoval], list[StoreRemoval]]:
-    """Return the blobs and indexes that no kept image uses, and those of kept images."""
-    records = {image.digest: image.record for image in store.list_images() if image.record is not None}
-    blobs: set[str] = set()
-    indexes: set[str] = set()
-    for digest in kept & records.keys():
-        record = records[digest]
-        blobs.update(record.layers, (record.manifest_digest or "", record.config_digest or ""))
-        indexes.update(record.diff_ids)
-    kinds: dict[str, Literal["layer", "manifest", "configuration"]] = {}
-    for record in records.values():
-        kinds.update(dict.fromkeys(record.layers, "layer"))
-        kinds.update({record.manifest_digest or "": "manifest", record.config_digest or "": "configuration"})
-    spare: list[StoreRemoval] = []
-    of_kept_images: list[StoreRemoval] = []
-    for folder, mine in ((store.blobs, blobs), (store.indexes, indexes)):
-        for path, status in _files(folder / "sha256"):
-            name = f"sha256:{path.name[:64]}"
-            if path.name.startswith("."):
-                continue
-            why = "its image is already a SIF" if name in mine else "no kept image was made from it"
-            kind = "index" if folder == store.indexes else kinds.get(name) or _kind_of(path, status.st_size)
-            item = StoreRemoval(kind=kind, name=name, path=path, size=status.st_size, used=status.st_mtime, why=why)
-            (of_kept_images if name in mine else spare).append(item)
-    return spare, of_kept_images
+def _why_kept(image: StoredImage, named: Mapping[Path, str] | None, unused_since: float) -> str:
+    if image.used > unused_since:
+        return "it was used a short time ago; --all removes it too"
+    if image.whole and not _can_be_made_again(image):
+        return f"it was not made from an image in a registry, and cannot be made again; remove it by hand: {image.path}"
+    if named is None:
+        return "squeue does not say whether a job of yours needs it; --all removes it too"
+    return f"{named[image.path]} names it; --all removes it too" if image.path in named else ""
 
 
-def _kind_of(blob: Path, size: int) -> Literal["layer", "manifest", "configuration"]:
-    """Return the kind of a blob without a record, by its content: a layer is a tar archive and not JSON."""
-    if size > manifests.CONFIG_LIMIT:
-        return "layer"
+def _can_be_made_again(image: StoredImage) -> bool:
+    record = image.record
+    return (
+        record is not None
+        and record.made.definition is None
+        and any(reference.startswith(_FETCHED_AGAIN) for reference in record.references)
+    )
+
+
+def _named_by_jobs(environ: Mapping[str, str]) -> dict[Path, str] | None:
+    """Return SIF -> job of the caller that is queued or runs; None where squeue does not say. Without Slurm: none."""
     try:
-        document = json.loads(_read(blob) or b"")
-    except (ValueError, RecursionError):
-        return "layer"
-    if not isinstance(document, dict):
-        return "layer"
-    return "configuration" if "rootfs" in document else "manifest"
+        jobs = slurm.own_folders(environ)
+    except ToolMissing:
+        return {}
+    except ToolFailed:
+        return None
+    found = {}
+    for job_id, folder in jobs.items():
+        sif = sif_of_run(Path(folder))
+        if sif is not None:
+            found[sif] = f"job {job_id} ({folder})"
+    return found
+
+
+def sif_of_run(folder: Path) -> Path | None:
+    """Return the SIF that a run, or the runs of a sweep, use; None without one."""
+    for manifest in (RunFolder(folder).manifest, *sorted(folder.glob("[0-9]*/manifest.json"))[:1]):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            sif = str(read_json(manifest, most=LONGEST_RECORD)["environment"]["sif"])
+            return Path(sif) if sif else None
+    return None
+
+
+def _downloads(store: Store, unused_since: float) -> Iterator[StoreRemoval]:
+    """Yield the downloaded files and the indexes of layers: a SIF does not need them, and they can be fetched again."""
+    kinds: tuple[tuple[Path, Literal["download", "index"]], ...] = ((store.blobs, "download"), (store.indexes, "index"))
+    for folder, kind in kinds:
+        for path, status in _files(folder / "sha256"):
+            if not path.name.startswith(".") and status.st_mtime <= unused_since:
+                yield StoreRemoval(
+                    kind=kind, name=f"sha256:{path.name[:64]}", path=path, size=status.st_size, used=status.st_mtime,
+                    why="it can be fetched again" if kind == "download" else "it can be made again",
+                )  # fmt: skip
 
 
 def _unfinished(store: Store, now: float) -> Iterator[StoreRemoval]:
@@ -318,7 +325,7 @@ def _unfinished(store: Store, now: float) -> Iterator[StoreRemoval]:
             kind="unfinished", name=path.name, path=path, size=amount(path).size, used=_used(path),
             why="its process has ended",
         )  # fmt: skip
-    for folder in (store.blobs / "sha256", store.indexes / "sha256", store.images, store.leases, store.roots):
+    for folder in (store.blobs / "sha256", store.indexes / "sha256", store.images, store.leases):
         for path, status in _files(folder):
             hidden = path.name.startswith(".") or (folder == store.leases and path.name != _LEASE)
             if hidden and now - status.st_mtime > ABANDONED:
@@ -347,132 +354,3 @@ def _used(path: Path) -> float:
         return os.lstat(path).st_mtime
     except OSError:
         return 0.0
-
-
-# --- what is needed ----------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class _Needs:
-    """Which images are needed.
-
-    Attributes:
-        of: digest -> what needs it.
-        everything: why all images are kept; empty if they are not.
-        gone_notes: notes of lockfiles and runs that are gone.
-    """
-
-    of: dict[str, str] = field(default_factory=dict)
-    everything: str = ""
-    gone_notes: list[StoreRemoval] = field(default_factory=list)
-
-    def add(self, digests: Sequence[str] | set[str], why: str) -> None:
-        for digest in digests:
-            self.of.setdefault(digest, why)
-
-
-def _needs(store: Store, workspaces: Sequence[Workspace], environ: Mapping[str, str]) -> _Needs:
-    needs, names = _Needs(), _Names(store)
-    # Path -> digests from its note, in case the path itself cannot be read.
-    lockfiles: dict[Path, set[str] | None] = {}
-    folders: dict[Path, set[str] | None] = {}
-    for workspace in workspaces:
-        lockfiles.update(dict.fromkeys(_beside(workspace.lockfile_path("x"))))
-        folders.update(dict.fromkeys(_run_folders(workspace.runs)))
-    for note, root in store.list_roots():
-        there = None if root is None else is_there(root)
-        if root is None:
-            needs.everything = f"the note {note} cannot be read; remove it if you know that it is not needed"
-        elif there is None:
-            needs.add(set(root.digests), f"{root.kind} {root.path}: cannot be reached from here")
-        elif not there:
-            needs.gone_notes.append(_gone(note, root))
-        elif root.kind == "run":
-            folders[Path(root.path)] = set(root.digests)
-        else:
-            for path in _beside(Path(root.path)):
-                lockfiles.setdefault(path)
-            lockfiles[Path(root.path)] = set(root.digests)
-    for path, noted in sorted(lockfiles.items()):
-        text = _read(path)
-        if text is not None:
-            needs.add(names.in_text(text), f"lockfile {path}")
-        elif noted is not None:
-            needs.add(noted, f"lockfile {path}: cannot be read")
-        elif os.path.lexists(path):
-            needs.everything = needs.everything or f"the lockfile {path} cannot be read"
-    for folder, noted in sorted(folders.items()):
-        named = names.of_run(folder)
-        digests = (noted or set()) | (named or set()) if named is not None or noted is not None else names.all()
-        # Ask Slurm only if the answer makes a difference.
-        if not digests <= needs.of.keys():
-            needs.add(*_of_run(folder, digests, environ))
-    return needs
-
-
-def _gone(note: Path, root: Root) -> StoreRemoval:
-    why = f"{root.kind} {root.path} is gone"
-    return StoreRemoval(kind="note", name=note.name, path=note, size=amount(note).size, used=_used(note), why=why)
-
-
-class _Names:
-    """Finds images of the store in a text, by their digest or by the sha256 of their SIF."""
-
-    def __init__(self, store: Store) -> None:
-        self._digests: dict[str, str] = {}
-        for image in store.list_images():
-            self._digests[image.digest.removeprefix("sha256:")] = image.digest
-            if image.record is not None:
-                self._digests[image.record.sif.sha256] = image.digest
-
-    def in_text(self, text: bytes) -> set[str]:
-        names = {match.decode() for match in re.findall(rb"[0-9a-f]{64}", text)}
-        return {self._digests[name] for name in names & self._digests.keys()}
-
-    def all(self) -> set[str]:
-        """Return all images, for a run whose records cannot be read."""
-        return set(self._digests.values())
-
-    def of_run(self, folder: Path) -> set[str] | None:
-        """Return the images in a run's manifest or copied lockfile; None if they cannot be read."""
-        manifest, lockfile = _read(RunFolder(folder).manifest), _read(RunFolder(folder).lockfile)
-        try:
-            json.loads(manifest or b"")
-        except (ValueError, RecursionError):
-            return None  # the file may be cut off before the name of the image
-        return self.in_text((manifest or b"") + (lockfile or b""))
-
-
-def _of_run(folder: Path, digests: set[str], environ: Mapping[str, str]) -> tuple[set[str], str]:
-    """Return the digests that a run still needs, and why; nothing if it has ended."""
-    if not digests:
-        return set(), ""
-    try:
-        status = read_status(open_run(folder), environ)
-    except HpcenvError as error:
-        return digests, f"run {folder}: {error.what}"
-    if status.ended and not status.waits_again:
-        return set(), ""
-    return digests, f"run {folder}: {status.state}"
-
-
-def _beside(lockfile: Path) -> set[Path]:
-    """Return all lockfiles in the folder of a lockfile."""
-    try:
-        return {lockfile.parent / name for name in os.listdir(lockfile.parent) if name.endswith(".lock.toml")}
-    except OSError:
-        return set()
-
-
-def _run_folders(folder: Path) -> set[Path]:
-    try:
-        return {folder / name for name in os.listdir(folder) if os.path.lexists(folder / name / "manifest.json")}
-    except OSError:
-        return set()
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return read_file(path)
-    except (OSError, ValueError):
-        return None

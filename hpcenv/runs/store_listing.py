@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.image.store.roots import Root, is_there
-from hpcenv.image.store.store import Store, StoredImage
+from hpcenv.image.store.store import StoredImage
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.project.store_config import StorePlace
-from hpcenv.runs.entries import Submitted, Sweep, open_folder, runs_of
-from hpcenv.runs.state import RunState, read_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +32,6 @@ class ListedImage:
         references: image references that resolved to it, the latest first; empty if unknown.
         used: time of the last use, in seconds since 1970.
         created: time of its creation, RFC 3339.
-        used_by: lockfiles and runs that need it; a run that has ended does not.
         problem: why the store does not use it; empty without a problem.
     """
 
@@ -47,7 +42,6 @@ class ListedImage:
     platform: str
     used: float
     created: str
-    used_by: tuple[str, ...]
     problem: str = ""
 
 
@@ -69,12 +63,11 @@ class StoreListing:
     unfinished: Amount = Amount(count=0, size=0)
 
 
-def list_images(place: StorePlace, environ: Mapping[str, str]) -> StoreListing:
+def list_images(place: StorePlace) -> StoreListing:
     """Return the SIFs of a store, the last used one first.
 
     Args:
         place: folder of the store, and its trusted owner.
-        environ: environment variables, for the Slurm commands.
 
     Raises:
         FileUnusable: the store is not trusted, or cannot be read.
@@ -82,41 +75,20 @@ def list_images(place: StorePlace, environ: Mapping[str, str]) -> StoreListing:
     if not place_exists(place):
         return StoreListing(store=place.root, origin=place.origin, exists=False, writable=False)
     store = open_place(place)
-    needed: dict[str, list[str]] = {}
-    for root in _in_need(store, environ):
-        for digest in root.digests:
-            needed.setdefault(digest, []).append(f"{root.kind} {root.path}")
     images = sorted(store.list_images(), key=lambda image: -image.used)
     return StoreListing(
         store=store.root,
         origin=place.origin,
         exists=True,
         writable=store.writable,
-        images=tuple(_listed(image, tuple(needed.get(image.digest, ()))) for image in images),
+        images=tuple(map(_listed, images)),
         blobs=amount(store.blobs / "sha256"),
         indexes=amount(store.indexes / "sha256"),
         unfinished=amount(store.tmp),
     )
 
 
-def _in_need(store: Store, environ: Mapping[str, str]) -> list[Root]:
-    """Return the lockfiles and runs that need images, by the rules of `image prune`, with one query to Slurm."""
-    roots = [root for _, root in store.list_roots() if root is not None and is_there(root) is not False]
-    runs: dict[str, tuple[Submitted, ...]] = {}
-    for root in roots:
-        entry = open_folder(Path(root.path)) if root.kind == "run" and is_there(root) else None
-        if isinstance(entry, (Submitted, Sweep)):
-            runs[root.path] = runs_of(entry)
-    answers = iter(read_states([run for group in runs.values() for run in group], environ))
-    states = {path: [next(answers) for _ in group] for path, group in runs.items()}
-    return [root for root in roots if root.path not in states or not all(map(_is_over, states[root.path]))]
-
-
-def _is_over(state: RunState) -> bool:
-    return state.ended and not state.waits_again
-
-
-def _listed(image: StoredImage, used_by: tuple[str, ...]) -> ListedImage:
+def _listed(image: StoredImage) -> ListedImage:
     record, problem = image.record, ""
     if record is None:
         problem = "its record is missing or damaged"
@@ -132,7 +104,6 @@ def _listed(image: StoredImage, used_by: tuple[str, ...]) -> ListedImage:
         platform="" if record is None else record.platform,
         used=image.used,
         created="" if record is None else record.made.created,
-        used_by=used_by,
         problem=problem,
     )
 

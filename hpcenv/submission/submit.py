@@ -213,7 +213,6 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
                 slurm.cancel_others(str(run.path), plan.manifest.run, job_ids, context.environ)
     except HpcenvError as problem:
         return _may_be_queued(error, problem, plan.manifest.run, run) if isinstance(error, HpcenvError) else error
-    need_image(plan, run, needed=False)
     kept_secrets.remove([str(run.path)], context)
     shutil.rmtree(run.path, ignore_errors=True)
     return error
@@ -232,20 +231,14 @@ def _may_be_queued(error: HpcenvError, problem: HpcenvError, name: str, run: Run
     )
 
 
-def need_image(plan: Plan, run: RunFolder, *, needed: bool) -> None:
-    """Tell the store that this run needs its SIF, so that `image prune` keeps it for the queued job.
-
-    In a store without write permission, the owner decides which images are kept.
-    """
+def use_image(plan: Plan) -> None:
+    """Tell the store that its SIF is used: `image prune` goes by the last use. A store may be read-only."""
     image = Path(plan.manifest.environment.sif)
     name = re.fullmatch(r"sha256-([0-9a-f]{64})\.sif", image.name)
     if name is None or image.parent.name != "images":
         return
     with contextlib.suppress(HpcenvError):
-        store, digest = open_store(image.parents[1]), f"sha256:{name[1]}"
-        store.add_root("run", run.path, [digest] if needed else [])
-        if needed:
-            store.remember(digest)
+        open_store(image.parents[1]).remember(f"sha256:{name[1]}")
 
 
 def _stop_local(job_id: str | None) -> None:
@@ -289,7 +282,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
     """Start the job, or the next job of a chain; return its id and the warnings of sbatch."""
     if after is None:
-        need_image(plan, run, needed=True)
+        use_image(plan)
     if plan.manifest.cluster == "slurm":
         from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
 

@@ -228,7 +228,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         _materialize(sweep, run, context)
         _keep_secrets(sweep, own)
         submit_step.wait_for_disk(run, *(run.path / element.folder for element in sweep.record.elements))
-        submit_step.need_image(sweep.plan, run, needed=True)
+        submit_step.use_image(sweep.plan)
         from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
 
         submitted = ScriptExecutor(run.path, environ=context.environ).queue(run.script)

@@ -15,8 +15,8 @@ VERBS = {
     "build": "Make the project's SIF, or one from a definition file.",
     "verify": "Prove that a SIF contains what its image's layers contain.",
     "inspect": "Describe a SIF and its origin, or print its path.",
-    "list": "List the images in the store, and who needs them.",
-    "prune": "Remove images that no lockfile and no run needs.",
+    "list": "List the images in the store.",
+    "prune": "Remove images that were not used lately.",
     "init": "Write a Dockerfile and a definition file for a torch.",
     "lint": "Look for trouble in recipes and images.",
 }

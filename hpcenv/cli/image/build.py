@@ -180,4 +180,4 @@ def _from_project(
             before = read_lockfile(lockfile)
         except LockfileMissing:
             before = None  # nothing is locked yet: resolve the tag now
-    return build(workspace, before=before, environ=os.environ, on_event=on_event, options=options, lockfile=lockfile)
+    return build(workspace, before=before, environ=os.environ, on_event=on_event, options=options)

@@ -5,7 +5,6 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-import os
 import time
 
 import click
@@ -20,12 +19,8 @@ from hpcenv.runs.store_listing import ListedImage, list_images
 @_render.store_option
 @_render.json_option
 def command(where: _render.Where, as_json: bool) -> None:
-    """List the images in the store, the most recently used first.
-
-    NEEDED BY names lockfiles, and runs that have not ended. `hpcenv lock`, `image build` and
-    `submit` record them in the store.
-    """
-    listing = list_images(where.place(), os.environ)
+    """List the images in the store, the most recently used first."""
+    listing = list_images(where.place())
     if as_json:
         _render.success("image list", listing)
         return
@@ -42,10 +37,10 @@ def command(where: _render.Where, as_json: bool) -> None:
             _shortest(image.references),
             image.platform or "-",
             age(now - image.used),
-            image.problem or _needed_by(image.used_by),
+            image.problem or "-",
         )
 
-    for line in columns((("DIGEST", "SIZE", "REFERENCE", "PLATFORM", "USED", "NEEDED BY"), *map(row, listing.images))):
+    for line in columns((("DIGEST", "SIZE", "REFERENCE", "PLATFORM", "USED", "PROBLEM"), *map(row, listing.images))):
         _render.say(line)
     parts = {"pulled files": listing.blobs, "indexes": listing.indexes, "unfinished": listing.unfinished}
     total = sum(image.size for image in listing.images) + sum(part.size for part in parts.values())
@@ -60,12 +55,6 @@ def command(where: _render.Where, as_json: bool) -> None:
 def _shortest(references: tuple[str, ...]) -> str:
     """Return a reference without a digest if there is one; the first column has the digest."""
     return next((name for name in references if "@" not in name), references[0] if references else "-")
-
-
-def _needed_by(used_by: tuple[str, ...]) -> str:
-    if not used_by:
-        return "-"
-    return used_by[0] + (f" and {len(used_by) - 1} more" if len(used_by) > 1 else "")
 
 
 def columns(rows: tuple[tuple[str, ...], ...]) -> list[str]:

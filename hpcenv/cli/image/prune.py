@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 import click
 
 from hpcenv import size
 from hpcenv.cli import _accept, _duration, _progress, _render
 from hpcenv.cli.image.listing import columns
-from hpcenv.errors import HpcenvError, SpecError
+from hpcenv.errors import UsageError
 from hpcenv.image.store.store_folder import place_exists
-from hpcenv.project.workspace import SPEC_NAME
-from hpcenv.runs.prune import Pruned, PrunePlan, PruneRequest, plan_prune, prune
+from hpcenv.runs.prune import DAY, SPARED, Pruned, PrunePlan, PruneRequest, plan_prune, prune
 
 _BYTES = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 
@@ -35,11 +33,10 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 @click.option(
     "--older-than",
     metavar="AGE",
-    default="1d",
-    show_default=True,
     callback=_duration.parse_seconds,
-    help="Remove only what was not used for this long, for example 12h or 30d; 0 for any age.",
+    help="Remove only what was not used for this long, for example 90d. Default: 30d, and with --all any age.",
 )
+@click.option("--all", "every", is_flag=True, help="Also what was used lately, or what a job of yours names.")
 @click.option(
     "--keep-bytes",
     metavar="N",
@@ -52,7 +49,8 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 @_render.store_option
 @_render.json_option
 def command(
-    older_than: float,
+    older_than: float | None,
+    every: bool,
     keep_bytes: int | None,
     dry_run: bool,
     yes: bool,
@@ -60,19 +58,18 @@ def command(
     where: _render.Where,
     as_json: bool,
 ) -> None:
-    """Remove images, layers and leftovers that no lockfile and no run needs.
+    """Remove images, downloaded files and leftovers that were not used for 30 days.
 
-    Prints what it would remove, and asks. It keeps what a known lockfile needs, and the
-    image of a run that is pending, is running, or has an unknown state. It keeps what was
-    used within a day, because others may run it without hpcenv. It removes nothing while a
-    process converts or verifies an image. --keep-bytes may also remove layers of images
-    that are kept, but not their SIFs.
+    Prints what it would remove, and asks. A submission, the start of a run and a read count
+    as use. What a queued or running job of yours names stays, and a SIF that was not made
+    from an image in a registry: it cannot be made again. It removes nothing while a process
+    converts or verifies an image.
     """
     place = where.place()
     if not place_exists(place):
         _answer(None, None, as_json, f"{place.root} has no store")
         return
-    request = PruneRequest(place=place, workspaces=_projects(), older_than=older_than, keep_bytes=keep_bytes)
+    request = PruneRequest(place=place, older_than=_age(older_than, every=every), all=every, keep_bytes=keep_bytes)
     with _progress.shown(as_json=as_json) as show:
         plan = plan_prune(request, environ=os.environ, on_event=show)
     if not as_json:
@@ -88,19 +85,17 @@ def command(
     _answer(plan, done, as_json, "")
 
 
-def _projects() -> tuple[Any, ...]:
-    """Return the project of the current folder; if it cannot be read, nothing may be removed."""
-    here = _render.cwd()
-    if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
-        return ()
-    try:
-        return (_render.open_project(),)
-    except HpcenvError as error:
-        raise SpecError(
-            "the project of this folder cannot be read, so it is unknown which images it needs",
-            why=str(error),
-            hint=error.hint_parts,
-        ) from error
+def _age(asked: float | None, *, every: bool) -> float:
+    """Return the seconds without use after which a file can go."""
+    if asked is None:
+        return 0.0 if every else SPARED
+    if asked < SPARED and not every:
+        raise UsageError(
+            "`--older-than` is shorter than 30 days",
+            why=f"without --all, what was used in the last {SPARED / DAY:.0f} days stays",
+            hint="give --all, too",
+        )
+    return asked
 
 
 def _show(plan: PrunePlan) -> None:

@@ -7,7 +7,6 @@ Runs on: LOGIN NODE.
     STORE/indexes/sha256/HEX      index of a layer, under its diff_id (image/convert/layers.py)
     STORE/images/sha256-HEX.sif   a SIF; HEX is the image's manifest digest, or the SIF's own
     STORE/images/sha256-HEX.json  its record (image/store/record.py)
-    STORE/roots/HEX.json          a lockfile or a run that needs images (image/store/roots.py)
     STORE/leases/NAME             a process that is working (image/store/lease.py)
     STORE/tmp/HOST.PID....        unfinished work of that process
 
@@ -28,21 +27,18 @@ import secrets
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hpcenv import filesystem
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, UsageError, WouldOverwrite
 from hpcenv.image.reference import Platform
 from hpcenv.image.store import lease
 from hpcenv.image.store import record as image_record
-from hpcenv.image.store import roots as root_records
 from hpcenv.image.store.record import ImageRecord
 from hpcenv.node.check import sif
 from hpcenv.progress import OnEvent, ignore
-from hpcenv.records.codec import encode_record
 from hpcenv.records.files import sync, write_text
 
 __all__ = ["Store", "StoredImage"]
@@ -131,11 +127,6 @@ class Store:
         return self.root / "tmp"
 
     @property
-    def roots(self) -> Path:
-        """Folder of the records of what needs images."""
-        return self.root / "roots"
-
-    @property
     def indexes(self) -> Path:
         """Folder of layers' indexes."""
         return self.root / "indexes"
@@ -189,7 +180,7 @@ class Store:
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
         """Context manager: hold a lease of this process alone, so that `prune` removes nothing during it.
 
-        Does nothing if the caller may only read the store; `prune` then spares what was used within a day.
+        Does nothing if the caller may only read the store; `prune` then spares what was used lately.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -377,7 +368,7 @@ class Store:
                 f"`{final}` already exists, with other bytes",
                 why=f"it was made from the same image with other tools:\nin the store: {_tools(known)}\n"
                 f"now: {_tools(record)}",
-                hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--older-than", "0")),
+                hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--all")),
             )
         aside = self.tmp / f"damaged.{secrets.token_hex(8)}"
         # Rename it and do not remove it: a job may run from it.
@@ -454,49 +445,6 @@ class Store:
         # In `tmp`, the next process removes it if this one is killed.
         aside = self.tmp / lease.private_name()
         write_text(text, path, mode=0o664 if self.shared else 0o644, durable=durable, aside=aside)
-
-    # -- lockfiles and runs that need images --
-
-    def add_root(self, kind: Literal["lockfile", "run"], path: Path, digests: Sequence[str]) -> bool:
-        """Record that a lockfile or a run needs images, so that `prune` does not remove them.
-
-        Args:
-            kind: what needs them.
-            path: of the lockfile, or of the run folder.
-            digests: the images, by their names in the store; an empty list removes the record.
-
-        Returns:
-            True if it was recorded; False if the caller may not write to the store.
-
-        Raises:
-            FileUnusable: the file system refuses it.
-        """
-        if not self.writable:
-            return False
-        root = root_records.root_of(kind, path, [f"sha256:{_hex(digest)}" for digest in digests])
-        file = self.roots / root_records.file_name(root)
-        try:
-            if digests:
-                self._write(encode_record(root), file, durable=False)
-            else:
-                file.unlink(missing_ok=True)
-        except OSError as error:
-            raise filesystem.refused(file, error) from error
-        return True
-
-    def list_roots(self) -> tuple[tuple[Path, root_records.Root | None], ...]:
-        """Return the file and the content of each record of `add_root`; None for unreadable content.
-
-        Raises:
-            FileUnusable: the folder cannot be read, so it is unknown which images are needed.
-        """
-        try:
-            names = sorted(name for name in os.listdir(self.roots) if not name.startswith("."))
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise filesystem.refused(self.roots, error, doing="read") from error
-        return tuple((self.roots / name, root_records.read(self.roots / name)) for name in names)
 
 
 def remove(path: Path) -> None:

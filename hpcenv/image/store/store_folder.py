@@ -25,11 +25,11 @@ SCHEMA = 1
 # Signature of the Cache Directory Tagging Specification 0.6; backup programs skip such folders.
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by hpcenv: images and data that can be made again.\n"
 _README = """Layers and SIFs of hpcenv, named by their content; see `hpcenv image list`.
-To remove what is not needed: `hpcenv image prune`. The whole folder can be removed while no
+To remove what was not used lately: `hpcenv image prune`. The whole folder can be removed while no
 job runs from it: `hpcenv image pull` makes the same files again.
 hub/ has models and data of a hub; see `hpcenv data list`. `hpcenv data fetch` makes them again.
 """
-_FOLDERS = ("blobs/sha256", "indexes/sha256", "images", "roots", "tmp", "leases", "hub")
+_FOLDERS = ("blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "hub")
 
 
 def place_exists(place: StorePlace) -> bool:

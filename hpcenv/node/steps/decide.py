@@ -5,6 +5,8 @@ Runs on: COMPUTE NODE.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -46,9 +48,18 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     # The verdict last: who sees it may rely on the settings being there.
     save_record(verdict, run.verdict)
     print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    if verdict.result == "match":
+        _use_image(manifest.environment.sif)
     if manifest.smoke is not None and verdict.result == "match":
         verdict = smoke.plan(manifest, run, verdict, reported, job_id=place.job_id)
     return exit_status(verdict)
+
+
+def _use_image(sif: str) -> None:
+    """Tell the store of images that its SIF is used: `hpcenv image prune` goes by the last use."""
+    if Path(sif).parent.name == "images":
+        with contextlib.suppress(OSError):  # read-only, or no store
+            os.utime(Path(sif).with_suffix(".json"))
 
 
 def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:

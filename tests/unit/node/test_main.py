@@ -186,6 +186,17 @@ def test_a_match_writes_settings_for_every_node_and_the_verdict(checked_run):
     assert {row.name: row.value for row in verdict.network.rows}["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
+def test_a_start_counts_as_use_of_the_image_in_the_store(checked_run, tmp_path):
+    record = tmp_path / "images" / f"sha256-{'a' * 64}.json"
+    record.parent.mkdir()
+    record.write_text("{}")
+    os.utime(record, (1, 1))
+    environment = dataclasses.replace(checked_run.manifest.environment, sif=str(record.with_suffix(".sif")))
+    checked_run.save(environment=environment)
+    assert checked_run.step("decide").returncode == 0
+    assert record.stat().st_mtime > 1
+
+
 def test_a_node_that_differs_ends_with_90_a_table_and_no_settings(checked_run, make_facts):
     save_record(make_facts("n2", values={"python.version": "3.11.8"}), checked_run.folder.facts_of("n2"))
     done = checked_run.step("decide")

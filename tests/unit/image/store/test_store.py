@@ -72,7 +72,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int, shared: bo
     try:
         store = open_store(tmp_path / "new" / "store", create=True, shared=shared)
         sif = publish(store)
-        store.add_root("lockfile", tmp_path / "x", [DIGEST])
+        store.keep_index(DIGEST, b"index")
     finally:
         os.umask(before)
     modes = {path: os.stat(path).st_mode & 0o7777 for path in store.root.rglob("*")}
@@ -122,9 +122,7 @@ def test_a_store_of_a_newer_hpcenv_is_refused(store: Store) -> None:
         open_store(store.root)
 
 
-@pytest.mark.parametrize(
-    "place", ["", "blobs", "blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "roots", "hub"]
-)
+@pytest.mark.parametrize("place", ["", "blobs", "blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "hub"])
 def test_a_folder_that_everybody_may_write_to_is_refused(store: Store, place: str) -> None:
     folder = store.root / place
     os.chmod(folder, 0o757)
@@ -187,7 +185,7 @@ def test_a_store_of_another_user_can_be_read_and_says_why_it_is_not_written() ->
         "from hpcenv import filesystem, process; from hpcenv.image.store import lease, store_folder; from hpcenv.node.check import sif; import hpcenv.image.store.record\n"
         "os.chdir('/'); os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "found = store_folder.open_store(Path(sys.argv[1]), create=True)\n"
-        "print(found.writable, len(found.list_images()), found.add_root('run', Path('/x'), [sys.argv[2]]))\n"
+        "print(found.writable, len(found.list_images()))\n"
         "try: found.require_writable('pull')\n"
         "except Exception as error: print(error.why)\n"
     )
@@ -195,10 +193,10 @@ def test_a_store_of_another_user_can_be_read_and_says_why_it_is_not_written() ->
         os.chmod(folder, 0o755)
         store = open_store(Path(folder) / "store", create=True)
         publish(store)
-        words = [sys.executable, "-c", program, str(store.root), DIGEST]
+        words = [sys.executable, "-c", program, str(store.root)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["False 1 False", "it belongs to root; write access is needed to pull"]
+    assert done.stdout.splitlines() == ["False 1", "it belongs to root; write access is needed to pull"]
 
 
 # -- publishing ---------------------------------------------------------------------------
@@ -395,10 +393,9 @@ def test_the_next_caller_removes_what_a_killed_one_left(store: Store) -> None:
     ("killed_in", "work"),
     [
         ("link", "store.lease('x', purpose='test', timeout=1).__enter__()"),
-        ("replace", "store.add_root('lockfile', Path('/p/lock.toml'), ['sha256:' + 'a' * 64])"),
         ("replace", "store.keep_index('sha256:' + 'a' * 64, b'index')"),
     ],
-    ids=["lease", "record", "index"],
+    ids=["lease", "index"],
 )
 def test_a_process_that_is_killed_before_a_file_gets_its_name_leaves_nothing_for_long(
     store: Store, killed_in: str, work: str
@@ -478,34 +475,3 @@ def test_quota_of_this_file_system_only() -> None:
     assert filesystem._quota_left(text, "srv:/none") is None
     assert Space(free=10).usable == 10
     assert Space(free=10, quota=4).usable == 4
-
-
-# -- roots --------------------------------------------------------------------------------
-
-
-def test_roots_are_noted_replaced_and_removed(store: Store, tmp_path: Path) -> None:
-    lockfile = tmp_path / "default.lock.toml"
-    assert store.add_root("lockfile", lockfile, [DIGEST])
-    assert store.add_root("lockfile", lockfile, [OTHER])
-    assert store.add_root("run", tmp_path / "run", [OTHER])
-    roots = [root for _, root in store.list_roots() if root is not None]
-    assert {(root.kind, root.path, root.digests) for root in roots} == {
-        ("lockfile", str(lockfile), (OTHER,)),
-        ("run", str(tmp_path / "run"), (OTHER,)),
-    }
-    store.add_root("run", tmp_path / "run", [])
-    store.add_root("lockfile", lockfile, [])
-    assert store.list_roots() == ()
-
-
-def test_a_damaged_note_is_none_and_not_lost(store: Store) -> None:
-    (store.roots / "x.json").write_text("{")
-    assert store.list_roots() == ((store.roots / "x.json", None),)
-
-
-def test_only_one_is_at_work_on_an_image(store: Store) -> None:
-    with store.lease(DIGEST, purpose="converts x", timeout=0) as held:
-        assert held.path == store.leases / DIGEST.replace(":", "-")
-        assert [str(h) for h in lease.live_holders(store.leases)] == [
-            f"pid {os.getpid()} on {os.uname().nodename} converts x since 0 s"
-        ]
