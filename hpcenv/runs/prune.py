@@ -290,13 +290,13 @@ def _named_by_jobs(environ: Mapping[str, str]) -> dict[Path, str] | None:
         return None
     found = {}
     for job_id, folder in jobs.items():
-        sif = sif_of_run(Path(folder))
+        sif = _sif_of_run(Path(folder))
         if sif is not None:
             found[sif] = f"job {job_id} ({folder})"
     return found
 
 
-def sif_of_run(folder: Path) -> Path | None:
+def _sif_of_run(folder: Path) -> Path | None:
     """Return the SIF that a run, or the runs of a sweep, use; None without one."""
     for manifest in (RunFolder(folder).manifest, *sorted(folder.glob("[0-9]*/manifest.json"))[:1]):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
