@@ -144,7 +144,9 @@ def _archive(
 ) -> Path:
     """Build with buildah or podman, and save the image as an archive."""
     name, archive = folder / "image-id", folder / "image.tar"
-    argv = [program, "build", "--file", str(build.path), "--iidfile", str(name), "--platform", str(build.platform)]
+    # In the format OCI, their default, both ignore SHELL, also that of the base (buildah 1.39, podman 5.4).
+    argv = [program, "build", "--format", "docker", "--file", str(build.path), "--iidfile", str(name)]
+    argv += ["--platform", str(build.platform)]
     argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
     argv += ["--target", build.target] if build.target is not None else []
     argv += ["--tls-verify=false"] if _uses_plain_http(build) else []

@@ -30,6 +30,8 @@ _NODE = (
 _APPTAINER = (
     # squashfuse: without it Apptainer unpacks the image at every start (13 to 20 s each).
     "apptainer", "squashfuse", "fuse3", "fuse-overlayfs", "uidmap", "squashfs-tools",
+    # `hpcenv image build` with a Dockerfile.
+    "buildah", "podman",
 )
 _PYTHON = (
     # tzdata: without /etc/localtime every `apptainer exec` ends with a mount error.

@@ -1,6 +1,6 @@
 """Dockerfiles of five common kinds, built without docker, by buildah and podman.
 
-The testbed has no buildah and no podman: this tests those that somebody installed on its login node.
+The testbed has both on its login node.
 
 The bases are the lowest layer of the testbed's image (Debian 12 with Python), and an image that says of itself what
 conda's images say: another shell, a user, an entry point. There is no conda in it: the testbed has no network.
@@ -112,12 +112,12 @@ ENTRYPOINT ["start"]
 """,
     "conda-like": """
 FROM @CONDA@
-COPY --chown=$MAMBA_USER:$MAMBA_USER app.py /tmp/app.py
+COPY --chown=$MAMBA_USER:$MAMBA_USER app.py /opt/app.py
 ARG MAMBA_DOCKERFILE_ACTIVATE=1
 RUN test "$CONDA_PREFIX" = /opt/conda && test "$HOME" = /home/mambauser \\
  && echo "$MAMBA_DOCKERFILE_ACTIVATE" > ~/activated
 RUN mkdir -p /opt/conda/bin && ln -s /usr/bin/python3 /opt/conda/bin/python3
-CMD ["sh", "-c", "echo $CONDA_PREFIX; cat /home/mambauser/activated; which python3; python3 /tmp/app.py"]
+CMD ["sh", "-c", "echo $CONDA_PREFIX; cat /home/mambauser/activated; which python3; python3 /opt/app.py"]
 """,
     "settings": """
 FROM @BASE@
