@@ -11,8 +11,7 @@
 # Status: 0 all tests ran and passed, but for long ones (HPCENV_TEST_LONG=1) and those that tests/not_here.toml lists;
 # 1 something failed; 3 nothing failed, but other tests did not run, as the last lines say.
 set -uo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-cd "$here" || exit 1
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 cluster=1 newest=0 up='' began=$SECONDS failed=() not_run=() notes=()
 while :; do
   case ${1:-} in
@@ -24,20 +23,21 @@ while :; do
 done
 options=("$@")
 python=${PYTHON:-python3}
-venv=${HPCENV_TEST_VENV:-$here/.venv}
+lock=$("$python" -c 'import sys; print("python%d.%d.txt" % sys.version_info[:2])')
+venv=${HPCENV_TEST_VENV:-$PWD/.venv}
 logs=$(mktemp -d)
 # A testbed for each of two processes: some tests break theirs. The first is the one that `scripts/testbed` takes here.
-first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$here" | sha256sum | cut -c 1-8)}
+first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$PWD" | sha256sum | cut -c 1-8)}
 export HPCENV_TEST_TESTBEDS="$first ${first:0:9}b" PATH=$venv/bin:$PATH
 export HPCENV_TEST_TORCH_PYTHON=$venv/bin/python HPCENV_TEST_HUB_PYTHON=$venv/hub/bin/python
+export HPCENV_TEST_FRAMEWORKS_PYTHON=$venv/frameworks/bin/python DS_BUILD_OPS=0 DEBIAN_FRONTEND=noninteractive
 
 check() { # NAME COMMAND...: its output is shown, its failure is kept
   printf '\n[%4d s] == %s\n' $((SECONDS - began)) "$1"
-  "${@:2}"
+  "${@:2}" && return
   local status=$?
-  # 5 of pytest: its options chose no test of this stage.
-  [ $status -ne 5 ] || [ ${#options[@]} -eq 0 ] || return 0
-  [ $status -eq 0 ] || failed+=("$1 (status $status)")
+  [ $status -ne 5 ] || [ ${#options[@]} -eq 0 ] || return 0 # pytest: its options chose no test of this stage
+  failed+=("$1 (status $status)") && return $status
 }
 tests() { check "$1" env HPCENV_TEST_ACCOUNT="$logs/$1.account" "${@:2}" "${options[@]}"; }
 testbeds() { for name in $HPCENV_TEST_TESTBEDS; do scripts/testbed --instance "$name" "$@" || return; done; }
@@ -60,27 +60,28 @@ end() { # always: take down, say what became of it, and end with the status
 trap end EXIT
 trap 'failed+=("interrupted") && exit' INT TERM
 
-apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >/dev/null; }
-mapfile -t lacking < <(grep -v '^#' tests/packages/debian.txt | while read -r p; do dpkg -s "$p" &>/dev/null || echo "$p"; done)
-[ ${#lacking[@]} -eq 0 ] || apt update
-for one in "${lacking[@]}"; do
-  apt install --no-install-recommends "$one" || not_run+=("what needs $one: apt-get cannot install it")
-done
+apt() { apt-get -qq -o DPkg::Lock::Timeout=120 -o APT::Install-Recommends=0 "$@" >/dev/null </dev/null; }
+while read -r one; do
+  [ "$(dpkg-query -Wf '${db:Status-Status}' "$one" 2>/dev/null)" = installed ] || apt install "$one" ||
+    { apt update && apt install "$one"; } || not_run+=("what needs $one: apt-get cannot install it")
+done < <(grep -v '^#' tests/packages/debian.txt)
 [ "$(id -u)" -eq 0 ] || [ $cluster -eq 0 ] || { cluster=0 && not_run+=("tests/cluster: the testbed needs root"); }
 
-install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
-  for name in "$venv/hub:hub" "$venv:python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; do
-    [ -x "${name%:*}/bin/python" ] || "$python" -m venv "${name%:*}" || return
-    "${name%:*}/bin/python" -m pip install -q --require-hashes -r "$1/${name#*:}.txt" || return
-  done
-  pip install -q torch==2.13.0 && pip install -q --no-deps --no-build-isolation -e .
+environment() { # FOLDER LOCK [PACKAGE]: what a build needs is locked too; pip 26 has a new variable for that
+  [ -x "$1/bin/python" ] || "$python" -m venv "$1" || return
+  PIP_CONSTRAINT=$2 PIP_BUILD_CONSTRAINT=$2 "$1/bin/python" -m pip install -q --require-hashes -r "$2" || return
+  [ $# -eq 2 ] || "$1/bin/python" -m pip install -q "$3"
 }
-printf '== packages\n'
-install tests/packages || { not_run+=("all: pip cannot install what tests/packages locks") && exit; }
+install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
+  environment "$venv/hub" "$1/hub.txt" && environment "$venv" "$1/$lock" torch==2.13.0 || return
+  [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0 || return
+  pip install -q --no-deps --no-build-isolation -e .
+}
+check "packages" install "$PWD/tests/packages" || exit
 if [ $newest -eq 1 ]; then
   export HPCENV_TEST_PACKAGES=$logs/packages
   mapfile -t -O ${#notes[@]} notes < <(scripts/lock-test-packages --upgrade "$HPCENV_TEST_PACKAGES")
-  install "$HPCENV_TEST_PACKAGES" || { not_run+=("all: pip cannot install the newest packages") && exit; }
+  check "the newest packages" install "$HPCENV_TEST_PACKAGES" || exit
 fi
 if [ $cluster -eq 1 ]; then testbeds up --modules lmod &>"$logs/up" & up=$!; fi
 check "lint" ruff check .
