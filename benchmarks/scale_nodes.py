@@ -42,13 +42,21 @@ SAME = 0.02
 DECIDE_PER_NODE = 40
 ROOT = Path(__file__).resolve().parents[1]
 TESTBED = ROOT / "scripts" / "testbed"
-TEMPLATE = ROOT / "sbatch_templates" / "job.sbatch"
 INSTANCE = "scalenodes"
 FOLDER = "/home/alice/hpcenv-bench/scale-nodes"
 TOOLS = "/shared/scale-nodes-tools"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 # Children too, with the path of each open file: calls with a path or a descriptor. It writes to the node's own disk.
 STRACE = f"{LOADER} --library-path {TOOLS} {TOOLS}/strace -f -qq -y -e trace=%file,%desc -o /tmp/ops"
+SPEC = 'image = "host"\npython = "venv/bin/python"\n[policy]\n"torch.version" = "info"\n'
+# A line of `setup` puts this before the first line of the run's step.py: the two steps start anew below `traced`.
+FIRST = f"""\
+import os, sys
+if sys.argv[1] in ("check", "decide") and not os.environ.get("TRACED"):
+    os.environ["TRACED"] = "yes"
+    os.execv("{TOOLS}/traced", ["traced", sys.argv[1], sys.executable, "-I", *sys.argv])
+"""
+SETUP = f'cat {TOOLS}/first.py "$run/code/step.py" > "$run/step.new" && mv "$run/step.new" "$run/code/step.py"'
 # Around the step of a node: strace on those that are counted. $1 is the name of the step.
 TRACED = f"""\
 #!/bin/sh
@@ -125,8 +133,7 @@ def _prepare() -> bool:
     _run("rm", "-rf", FOLDER)
     _run("mkdir", "-p", FOLDER)
     _run("python3", "-m", "venv", "--without-pip", f"{FOLDER}/venv")
-    spec = 'image = "host"\npython = "venv/bin/python"\n[policy]\n"torch.version" = "info"\n'
-    _write(f"{FOLDER}/hpcenv.toml", spec.encode())
+    _write(f"{FOLDER}/hpcenv.toml", SPEC.encode())
     _hpcenv("lock")
     strace = shutil.which("strace")
     if strace is None:
@@ -149,7 +156,7 @@ def _hpcenv(*words: str) -> str:
 
 
 def _measured(nodes: int, rounds: int, *, counts: bool) -> Size:
-    _write(f"{FOLDER}/sbatch_templates/job.sbatch", TEMPLATE.read_bytes())
+    _write(f"{FOLDER}/hpcenv.toml", SPEC.encode())
     times = [_verified(nodes)[1] for _ in range(rounds)]
     check, decide = (statistics.median(one[number] for one in times) for number in (0, 1))
     per_node, decided = _counted(nodes) if counts else (None, None)
@@ -184,13 +191,8 @@ def _verified(nodes: int) -> tuple[str, tuple[float, float]]:
 
 def _counted(nodes: int) -> tuple[tuple[int, ...], int]:
     """Check that many nodes; return the operations of the check on those that strace is on, and of decide."""
-    text = TEMPLATE.read_text(encoding="utf-8")
-    check, decide = '"$python" -I "$run/code/step.py" check "$run"', 'step decide "$run"'
-    assert text.count(check) == 1
-    assert text.count(decide) == 1
-    text = text.replace(check, f"{TOOLS}/traced check {check}")
-    text = text.replace(decide, f'{TOOLS}/traced decide "$python" -I "$run/code/step.py" decide "$run"')
-    _write(f"{FOLDER}/sbatch_templates/job.sbatch", text.encode())
+    _write(f"{TOOLS}/first.py", FIRST.encode(), user="root")
+    _write(f"{FOLDER}/hpcenv.toml", f"{SPEC}[submit]\nsetup = ['{SETUP}']\n".encode())
     some = min(nodes, MOST_COUNTED)
     names = [f"n{1 + at * (nodes - 1) // (some - 1)}" for at in range(some)] if some > 1 else ["n1"]
     _write(f"{TOOLS}/traced", TRACED.replace("@nodes@", " ".join(names)).encode(), user="root")

@@ -40,12 +40,13 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
     |- NodesDisagree        93   nodes differ from each other, none from the lockfile
+    |- SetupFailed          94   in the job: a line of `setup` failed
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
 28 and 46 were of commands that are gone: no new error gets these numbers.
 
-90 to 93 are numbers that training scripts are unlikely to use. So the job's own exit status tells
+90 to 94 are numbers that training scripts are unlikely to use. So the job's own exit status tells
 whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
 end with the exit status of the run, which may be any number; their last line says so.
 """
@@ -422,6 +423,13 @@ class NodesUnknown(HpcenvError):
 
     code = "nodes-unknown"
     exit_status = 91
+
+
+class SetupFailed(HpcenvError):
+    """In the job: a line of `setup` failed, before the nodes were checked. The batch script ends with this."""
+
+    code = "setup-failed"
+    exit_status = 94
 
 
 class Interrupted(HpcenvError):

@@ -16,9 +16,10 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 from hpcenv.project.document import Document
+from hpcenv.project.gone_options import GONE_KEYS
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
 
 '''
@@ -29,9 +30,11 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcenv.project.document import Document
+from hpcenv.project.gone_options import GONE_KEYS
 from hpcenv.project.option_values import @names
 
 '''
@@ -52,7 +55,6 @@ _KINDS = ("Count", "CountOrNone", "Seconds", "Size", "Text", "Time", "Word")
 _KEYS = {
     "text": "Text | None = None",
     "word": "Word | None = None",
-    "path": "Text | None = None",
     "flag": "bool = False",
     "switch": "bool = True",
     "time": "Time | None = None",
@@ -104,7 +106,10 @@ def _keys(place: str) -> list[Option]:
 
 def _class(head: str, text: str, line: Callable[[Option], str], rows: Iterable[Option]) -> str:
     lines = [f"    {option.name}: {line(option)}" for option in rows]
-    decorator = () if head.endswith("(Document)") else ("@dataclass(frozen=True, kw_only=True)",)
+    is_document = head.endswith("(Document)")
+    decorator = () if is_document else ("@dataclass(frozen=True, kw_only=True)",)
+    if is_document:
+        lines = ["    replaced: ClassVar[Mapping[str, str]] = GONE_KEYS", "", *lines]
     return "\n".join(("", *decorator, f"class {head}:", f'    """{text}"""', "", *lines, ""))
 
 

@@ -15,7 +15,6 @@ from hpcenv.errors import UsageError
 
 # submitit writes these into its batch script. Here the batch script is hpcenv's.
 _REFUSED = {
-    "setup": "the batch script is hpcenv's; environment modules come from the site profile, variables from `env`",
     "teardown": "the batch script is hpcenv's; let the function clean up",
     "use_srun": "hpcenv starts each of its steps with srun",
 }
@@ -39,6 +38,7 @@ _SAME_NAMES = (
     "mem",
     "time",
     "comment",
+    "setup",
 )
 # sbatch options without a keyword.
 _PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")

@@ -25,7 +25,6 @@ from hpcenv.project.option_types import OptionValues
 from hpcenv.project.options import BY_NAME, OPTIONS, Option
 from hpcenv.project.site import SiteFile
 from hpcenv.project.spec import DEFAULT_LOCK, split_overlay
-from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
 
@@ -80,7 +79,7 @@ def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
         *_overlays(workspace),
         *_variables(workspace),
         *_passed_on(workspace),
-        *_template(workspace),
+        *_setup(workspace),
         *_sites(workspace),
         *asked_paths(workspace),
     )
@@ -121,7 +120,7 @@ def asked_by_options(options: OptionValues, origin: str, *, script: str | None) 
         script: its path, or the name of a module or of a console script, as the options say.
     """
     found = [
-        Asked(key=key, value=value, means=f"{option.asks} ({origin})", content=_content(option, value))
+        Asked(key=key, value=value, means=f"{option.asks} ({origin})")
         for option in OPTIONS
         if option.asks
         for key, value in _given(option, getattr(options, option.name))
@@ -145,10 +144,6 @@ def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((f"{option.flag} {name}", str(one)) for name, one in value.items())
     elif option.name != "site" or site_files.is_path(value):  # a profile with a name belongs to machine or project
         yield option.flag, str(value)
-
-
-def _content(option: Option, value: str) -> str:
-    return _sha256(Path(value)) if option.kind == "path" else ""
 
 
 def _means(name: str) -> str:
@@ -225,16 +220,9 @@ def _native(table: str, options: Mapping[str, object], means: str) -> Iterator[A
         yield Asked(key=f"{table} {name}", value=str(value), means=means)
 
 
-def _template(workspace: Workspace) -> Iterator[Asked]:
-    named, own = workspace.project.submit.template, workspace.root / "sbatch_templates" / "job.sbatch"
-    path = own if named is None else Path(os.path.abspath(workspace.root / os.path.expanduser(named)))
-    if named is None and not own.is_file():
-        return
-    content = _sha256(path)
-    if content == _sha256(built_in("job.sbatch")):
-        return
-    key, value = ("[submit] template", named) if named is not None else ("sbatch_templates", "job.sbatch")
-    yield Asked(key=key, value=value, means="the batch script, which runs outside the container", content=content)
+def _setup(workspace: Workspace) -> Iterator[Asked]:
+    for line in workspace.project.submit.setup:
+        yield Asked(key="[submit] setup", value=line, means=_means("setup"))
 
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
@@ -272,6 +260,7 @@ def _profile_in_words(site: SiteFile) -> str:
         ("containers enter through", [] if site.entry_wrapper is None else [" ".join(site.entry_wrapper.command)]),
         ("modules", [*site.modules, *(one.name for one in site.module)]),
         ("folders of modules", [*site.module_use, *(one.use for one in site.module if one.use)]),
+        ("lines in the batch script", list(site.submit.setup)),
         ("binds", binds),
         ("variables", list(site.env)),
         ("sbatch gets", [*site.sbatch, *(one.name for one in site.option if one.program == "sbatch")]),

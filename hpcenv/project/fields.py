@@ -1372,7 +1372,7 @@ FIELDS: tuple[Field, ...] = (
         what="how many nodes the job has",
         source="Slurm, against what was submitted",
         why="a job of another size is another experiment",
-        remedy="submit again; scontrol or a batch script template changed the job",
+        remedy="submit again; scontrol changed the job",
         judged_by=("rule",),
         fixed="ranks and rendezvous are planned for this number of nodes",
     ),

@@ -35,8 +35,11 @@ GONE = (
     GoneOption(name="max_restarts", default=0, instead="--torchrun-args --max-restarts=N"),
     GoneOption(name="smoke_limit", default=90, instead="each part of the smoke test may take 90 s"),
     GoneOption(name="standalone", default=False, instead="the rendezvous that hpcenv chooses"),
+    GoneOption(name="template", default=None, instead='setup = ["LINE"] under [submit] of hpcenv.toml'),
 )
 _BY_NAME = {option.name: option for option in GONE}
+# The same as keys of [submit] in hpcenv.toml and in site profiles.
+GONE_KEYS = {option.name.replace("_", "-"): f"this option is gone; in its place: {option.instead}" for option in GONE}
 
 
 def without_gone(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -63,7 +63,7 @@ def init(
     except BaseException:
         path.unlink()
         raise
-    # Not the site profiles and the batch template that the folder may have.
+    # Not the site profiles that the folder may have.
     written = tuple(one for one in acceptance.asked_by(workspace) if one.key in ("python", "image"))
     # Without that folder, the next command asks.
     with contextlib.suppress(FileUnusable):

@@ -5,9 +5,10 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 from hpcenv.project.document import Document
+from hpcenv.project.gone_options import GONE_KEYS
 from hpcenv.project.option_values import Count, CountOrNone, Seconds, Size, Text, Time, Word
 
 
@@ -55,6 +56,7 @@ class OptionValues:
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     secret: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     determinism: Literal["off", "seeded", "bitwise"] | None = None
@@ -81,7 +83,6 @@ class OptionValues:
     stage_limit: int | None = None
     name: str | None = None
     runs_dir: str | None = None
-    template: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,8 @@ class WrittenOptions:
 
 class SubmitTable(Document):
     """[submit] of hpcenv.toml: defaults for submissions."""
+
+    replaced: ClassVar[Mapping[str, str]] = GONE_KEYS
 
     nodes: Count | None = None
     gpus: CountOrNone | None = None
@@ -127,6 +130,7 @@ class SubmitTable(Document):
     rocm: bool = False
     runtime: Text | None = None
     pass_env: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
     record_metrics: bool = True
@@ -137,7 +141,6 @@ class SubmitTable(Document):
     workdir: Literal["copy", "live"] | None = None
     include: tuple[str, ...] = ()
     stage_limit: Size | None = None
-    template: Text | None = None
 
 
 class SubmitKeywords(TypedDict, total=False):
@@ -181,6 +184,7 @@ class SubmitKeywords(TypedDict, total=False):
     env: Mapping[str, str]
     pass_env: Sequence[str]
     secret: Mapping[str, str]
+    setup: Sequence[str]
     preflight: Literal["quick", "full", "off"]
     skip_check: Sequence[str]
     determinism: Literal["off", "seeded", "bitwise"]

@@ -168,10 +168,6 @@ def _word(option: Option, value: object) -> str:
     return one_word(_text(option, value))
 
 
-def _path(option: Option, value: object) -> str:
-    return text(_text(option, value))
-
-
 def _count(option: Option, value: object) -> int:
     if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
         value = int(value)
@@ -231,7 +227,6 @@ def _pairs(value: object) -> dict[str, str]:
 _PARSERS: dict[str, Callable[[Option, object], OptionValue]] = {
     "text": _text,
     "word": _word,
-    "path": _path,
     "count": _count,
     "flag": _flag,
     "switch": _flag,

@@ -27,7 +27,6 @@ from hpcenv.records.manifest import CPU_BINDINGS, DETERMINISM_PROFILES, LAUNCHER
 Kind = Literal[
     "text",  # any text
     "word",  # text without blanks, quotes and backslashes: it becomes part of an #SBATCH line
-    "path",  # a path; in hpcenv.toml it is relative to the folder of that file
     "count",  # a whole number, at least `minimum`
     "flag",  # given or not
     "switch",  # --name or --no-name
@@ -52,6 +51,7 @@ EVERYWHERE: frozenset[Place] = PROJECT | {"site"}
 ONLY_COMMAND: frozenset[Place] = frozenset({"command"})
 ONLY_PROJECT: frozenset[Place] = frozenset({"project"})
 ONLY_FILES: frozenset[Place] = frozenset({"project", "site"})
+ALL_BUT_COMMAND: frozenset[Place] = ONLY_FILES | {"python"}
 
 Group = Literal[
     "Shape", "Slurm", "Launch", "Environment", "Checks", "Stop and requeue", "Code", "Many runs", "Staging", "Output"
@@ -482,6 +482,16 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME=SOURCE",
         asks="its value is read, and the ranks get it",
     ),
+    Option(
+        name="setup",
+        kind="texts",
+        group="Environment",
+        help="Lines for the shell of the batch script. They run once, on the batch node, before the check, and a line "
+        "that fails ends the job with 94. Their variables reach the ranks only by [env] or `pass-env`.",
+        places=ALL_BUT_COMMAND,
+        metavar="LINE",
+        asks="it runs in the shell of the batch script, outside the container",
+    ),
     # -- Checks ---------------------------------------------------------------------------
     Option(
         name="preflight",
@@ -704,15 +714,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
         metavar="DIR",
         asks="hpcenv writes there",
-    ),
-    Option(
-        name="template",
-        kind="path",
-        group="Output",
-        help="Template of the batch script to use in place of the one in hpcenv.",
-        places=ONLY_PROJECT,
-        metavar="FILE",
-        asks="the batch script, which runs outside the container",
     ),
 )
 

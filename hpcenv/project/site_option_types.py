@@ -4,14 +4,18 @@ Written by `scripts/reference-docs`; do not edit. Runs on: LOGIN NODE. Most subm
 table is not in option_types.py.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcenv.project.document import Document
+from hpcenv.project.gone_options import GONE_KEYS
 from hpcenv.project.option_values import Count, CountOrNone, Text, Time, Word
 
 
 class SiteSubmitTable(Document):
     """[submit] of a site profile: defaults."""
+
+    replaced: ClassVar[Mapping[str, str]] = GONE_KEYS
 
     gpu_type: Word | None = None
     gpu_request: Literal["gpus-per-node", "gres"] | None = None
@@ -29,5 +33,6 @@ class SiteSubmitTable(Document):
     launcher: Literal["torchrun", "srun", "none"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
+    setup: tuple[str, ...] = ()
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()

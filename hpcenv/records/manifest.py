@@ -439,6 +439,7 @@ class Manifest:
         modules: environment modules that the batch script loads.
         module_paths: folders that `module use` adds before.
         unset: variables that the batch script removes after it has loaded the modules.
+        setup: lines of shell that the batch script runs once, before the check.
         rendezvous_host: pattern of the name by which nodes reach each other, `{node}` in it; empty for Slurm's name.
         imported: what was made on the node of the modules, a sentence each; not in the file.
         source: None where the script runs from its own place (`--workdir live`).
@@ -492,6 +493,7 @@ class Manifest:
     modules: tuple[str, ...] = ()
     module_paths: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     rendezvous_host: str = ""
     imported: tuple[str, ...] = ()
     source: Source | None = None

@@ -28,7 +28,7 @@ STEPS = 20
 # Options that belong to the cluster of the authors, or to one submission of theirs. The user gives his own.
 _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "after", "comment",
-    "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "template",
+    "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "setup",
     "runs_dir", "stage", "stage_data", "stage_dir", "stage_limit", "frozen", "lock", "name", "spare",
     "retry_excluding", "chain", "sweep", "array", "max_parallel", "runtime",
 )  # fmt: skip

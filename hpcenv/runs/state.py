@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcenv.cluster import slurm
 from hpcenv.cluster.slurm import JobState
+from hpcenv.errors import SetupFailed
 from hpcenv.node.launch.previous_job import is_over
 from hpcenv.node.this_node import expand_hostlist
 from hpcenv.project.context import state_folder
@@ -282,20 +283,23 @@ def _explain(
     if status in (90, 91) and not by_slurm and read_verdict_result(run.folder) not in (None, "match"):
         reason = "a node differs from the lockfile" if status == 90 else describe_unknown(run.folder)
         return "rejected", f"before training: {reason}"
+    if status == SetupFailed.exit_status and not by_slurm:
+        return "failed", _first_error(run.folder, f"error[{SetupFailed.code}]") or job.reason
     if job.state == "cancelled" and started is None and run.submission.after and not cancelled:
         names = ", ".join(run.submission.after)
         return job.state, f"before it started; it waited for {names} (hpcenv cancel, scancel, or that run failed)"
     if job.state == "failed" and started is None and not run.folder.log.exists():
         return "failed", f"the batch node wrote nothing into {run.folder.path}: can it see this file system?"
     if job.state == "failed" and started is None:
-        return "failed", "; ".join(filter(None, (_first_error(run.folder), job.reason)))
+        first = _first_error(run.folder, "error[")
+        return "failed", "; ".join(filter(None, (first and f"before its first step: {first}", job.reason)))
     return job.state, job.reason
 
 
-def _first_error(folder: RunFolder) -> str:
-    """Return the first error in the log of a job that ended before its first step; empty without one."""
+def _first_error(folder: RunFolder, start: str) -> str:
+    """Return the first line in the log of a job that starts like this; empty without one."""
     try:
         text = read_end(folder.log, most=_LOG_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return next((f"before its first step: {line}" for line in text.splitlines() if line.startswith("error[")), "")
+    return next((line for line in text.splitlines() if line.startswith(start)), "")

@@ -28,12 +28,10 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
         parts: names of the parts `#@if NAME` ... `#@end` to keep. The others are removed.
 
     Raises:
-        UsageError: a hole without a value, a value without a hole, or a part in `parts` that
-            the template does not have.
+        ValueError: a hole without a value, or a value without a hole.
     """
     shell = {name: value if isinstance(value, ShellText) else shlex.quote(value) for name, value in values.items()}
-    origin = "the built-in template, sbatch_templates/job.sbatch"
-    return fill(template, shell, parts=parts, name="batch template", origin=origin)
+    return fill(template, shell, parts=parts)
 
 
 def comment(text: str) -> ShellText:
@@ -44,6 +42,11 @@ def comment(text: str) -> ShellText:
 def options(arguments: Sequence[str]) -> ShellText:
     """Return arguments of a command, each quoted."""
     return ShellText(shlex.join(arguments))
+
+
+def lines(words: Sequence[str]) -> ShellText:
+    """Return arguments of a command, each quoted and on a line."""
+    return ShellText("".join(f" \\\n  {shlex.quote(word)}" for word in words).lstrip())
 
 
 def directives(pairs: Sequence[tuple[str, str | None]]) -> ShellText:

@@ -88,7 +88,6 @@ def _render(plan: Plan, context: Context) -> str:
     own = {"output": "hpcenv-%j.log"}
     kept = [pair for pair in directives_of(plan.manifest, plan.request) if pair[0] not in (*own, "chdir")]
     return render_script(
-        plan.template,
         plan.manifest,
         plan.request,
         python="python3",

@@ -128,8 +128,8 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, alloca
         name=f"run-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}",
     )
     plan = plan_job(workspace, shape, context)
-    # Spare nodes and copies are for jobs.
-    return replace(plan, manifest=replace(plan.manifest, spare=0, retry_excluding=0, stage=None))
+    # Spare nodes, copies and the lines of a batch script are for jobs.
+    return replace(plan, manifest=replace(plan.manifest, spare=0, retry_excluding=0, stage=None, setup=()))
 
 
 class _Steps:

@@ -72,7 +72,8 @@ def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
     hook = [f"{_HOOK_ROOM}/{Path(name).name}" for name in start_hook_files() if name != _HOOK_ENTRY]
     try:
         _copy(package / "node/step.py", run.step)
-        _copy(package / "node/modules.sh", run.code / "modules.sh")
+        for name in ("modules.sh", "setup.sh"):
+            _copy(package / "node" / name, run.code / name)
         for name in files:
             _copy(package / name, run.code / "hpcenv" / name)
         for name in (*RANK_MODULES, *hook):

@@ -16,6 +16,7 @@ from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
 from hpcenv.project.options import WRITTEN
+from hpcenv.project.template import built_in
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
@@ -103,7 +104,6 @@ class Plan:
         requested: what Slurm is asked for, each with the origin of its value.
         command: the command line that makes this plan again.
         source: the copy of the code that the run uses; None if the code runs in the live project.
-        template: text of the batch template; empty for `--cluster local`.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
         files: what else the run folder holds: relative path -> content.
         hub: the cache with the repositories of a hub.
@@ -119,7 +119,6 @@ class Plan:
     requirements: str = ""
     notes: tuple[str, ...] = ()
     requested: tuple[str, ...] = ()
-    template: str = ""
     record: RequestRecord | None = None
     source: PlannedSource | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -182,7 +181,6 @@ class Call:
 
 
 def render_script(
-    template: str,
     manifest: Manifest,
     request: Request,
     *,
@@ -190,10 +188,11 @@ def render_script(
     command: tuple[str, ...],
     replaced: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the batch script of a run. Pure.
+    """Return the batch script of a run, made from sbatch_templates/job.sbatch.
 
     Args:
-        template: text of sbatch_templates/job.sbatch or the user's own.
+        manifest: the run.
+        request: what Slurm is asked for.
         python: interpreter for hpcenv's steps on the nodes: the one that submits.
         command: written into the header as a comment.
         replaced: hole -> text in place of the value that follows from the manifest.
@@ -208,6 +207,9 @@ def render_script(
     }
     values |= replaced or {}
     parts = {name: batch_script.options(words) for name, words in _parts(manifest, request).items()}
+    if manifest.setup:
+        parts["setup"] = batch_script.lines(manifest.setup)
+    template = built_in("job.sbatch").read_text(encoding="utf-8")
     return batch_script.render(template, values | parts, parts=(*parts, "launch" if manifest.launches else "verify"))
 
 

@@ -37,11 +37,9 @@ from hpcenv.project.context import Context, state_folder
 from hpcenv.project.fields import Level
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
-from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
 from hpcenv.records import secret_file
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.files import read_file
 from hpcenv.records.manifest import (
     Bind,
     DataCompare,
@@ -199,7 +197,6 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         require_literal(options)
         _require_one_kind(options, cluster)
         request, earlier = _after_others(wanted, request, notes)
-        template = _template(wanted, notes)
         script, script_bytes = _script(options, context)
         locked = _locked(wanted, notes)
         profile = _for_this_run(wanted, request, profile, locked.lockfile, notes)
@@ -231,14 +228,13 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     return Plan(
         manifest=manifest,
         request=shape.request,
-        script="" if cluster == "local" else _render(template, manifest, shape.request, context),
+        script="" if cluster == "local" else _render(manifest, shape.request, context),
         lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
         requirements=requirements_text(locked.lockfile),
         command=recorded_command(context.command),
         notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
         requested=(*merged.requested(), *shape.share.words(), *choose_site.options_in_words(shape.profile)),
         source=started.code.source,
-        template=template,
         record=record,
         files=started.files,
         hub=cache,
@@ -429,11 +425,11 @@ def _preflight(
     notes: list[str],
 ) -> _Shape:
     """Refuse what the cluster, or this machine, could not run; return the shape with the share of the nodes."""
-    workspace, options, context, request = wanted.workspace, wanted.options, wanted.context, shape.request
+    options, context, request = wanted.options, wanted.context, shape.request
     # An exported folder is submitted in another environment. Without a script no secret is read.
     if not options.handover and (options.script is not None or options.call is not None):
         modules = () if shape.profile is None else shape.profile.modules
-        as_here = not modules and template_path(workspace, options) == built_in("job.sbatch")
+        as_here = not modules and not options.setup
         named = _secrets(wanted)
         notes += preflight.require_secrets(named, context, local=wanted.cluster == "local", as_here=as_here)
         if wanted.cluster == "slurm" and not options.assume_shared:
@@ -586,6 +582,7 @@ def _manifest(
         modules=() if shape.profile is None else shape.profile.modules,
         module_paths=() if shape.profile is None else shape.profile.module_paths,
         unset=() if shape.profile is None else shape.profile.unset,
+        setup=options.setup,
         rendezvous_host="" if shape.profile is None else shape.profile.rendezvous_host,
         source=None if started.code.source is None else started.code.source.record,
         data=data,
@@ -659,6 +656,15 @@ def _require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
         raise UsageError("`--sweep` and `--array` contradict each other", hint="--sweep NAME=0..9 gives both")
     if options.max_parallel is not None and not options.sweep and options.array is None:
         raise UsageError("`--max-parallel` is for a sweep or array", hint="--sweep NAME=V1,V2 or --array 0-9")
+    if cluster == "local" and options.setup and not options.site_here:
+        raise UsageError(
+            "`setup` needs Slurm",
+            why="its lines run in the batch script, and a run on this machine has no batch script (--cluster local)",
+            hint="type the lines in this shell, and leave `setup` out",
+        )
+    for line in options.setup:
+        if not line.isprintable():
+            raise UsageError(f"a line of `setup` is not one line of text: {line!r}", hint="write each line by itself")
     several = "--chain" if options.chain is not None else "--sweep" if options.sweep else "--array"
     if cluster == "local" and (options.chain is not None or options.sweep or options.array is not None):
         raise UsageError(f"`{several}` needs Slurm", why="on this machine one run is started at once (--cluster local)")
@@ -860,43 +866,5 @@ def _require_start_line(manifest: Manifest) -> None:
     )
 
 
-def _template(wanted: _Wanted, notes: list[str]) -> str:
-    """Return the text of the batch template; empty where there is no batch script."""
-    if wanted.cluster == "local":
-        return ""
-    path = template_path(wanted.workspace, wanted.options)
-    if path != built_in("job.sbatch"):
-        notes.append(f"the batch script is made from {path}")
-    return read_template(path)
-
-
-def _render(template: str, manifest: Manifest, request: Request, context: Context) -> str:
-    return render_script(template, manifest, request, python=sys.executable, command=recorded_command(context.command))
-
-
-def read_template(path: Path) -> str:
-    """Return the text of a batch template.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return read_file(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the batch template `{path}`", why=str(error)) from error
-
-
-def template_path(workspace: Workspace, options: SubmitOptions) -> Path:
-    """Return the batch template: the one that hpcenv.toml names, the project's, else hpcenv's own.
-
-    Raises:
-        UsageError: hpcenv.toml names a file that is not there.
-    """
-    if options.template is not None:
-        path = Path(options.template)
-        if not path.is_file():
-            hint = "a path relative to hpcenv.toml, or no `template` for the project's or hpcenv's own"
-            raise UsageError(f"there is no template `{path}`", why=f"[submit] in {workspace.spec} names it", hint=hint)
-        return path
-    own = workspace.root / "sbatch_templates" / "job.sbatch"
-    return own if own.is_file() else built_in("job.sbatch")
+def _render(manifest: Manifest, request: Request, context: Context) -> str:
+    return render_script(manifest, request, python=sys.executable, command=recorded_command(context.command))

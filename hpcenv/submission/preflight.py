@@ -157,13 +157,12 @@ def require_shared(
 def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool, as_here: bool) -> list[str]:
     """Refuse a secret that no node can read; return notes about secrets that only the nodes may have.
 
-    No value is read. A variable that is not set here can only come from Slurm, from a module or from the user's batch
-    template.
+    No value is read. A variable that is not set here can only come from Slurm, from a module or from `setup`.
     A file may be on the local disks of the nodes.
 
     Args:
         local: the ranks run on this machine.
-        as_here: neither modules nor the user's template can add variables.
+        as_here: neither modules nor `setup` can add variables.
 
     Raises:
         UsageError: a variable is not set.

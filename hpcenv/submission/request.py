@@ -243,10 +243,7 @@ def _of_project(option: Option, workspace: Workspace) -> Any:
     if "project" not in option.places:
         return None
     table = workspace.project if option.kind == "native" else workspace.project.submit
-    value = getattr(table, option.name)
-    if option.kind == "path" and value is not None:
-        return os.path.abspath(workspace.root / os.path.expanduser(value))
-    return value
+    return getattr(table, option.name)
 
 
 def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:

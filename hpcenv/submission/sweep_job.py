@@ -34,7 +34,7 @@ from hpcenv.runs.state import RunState, read_states
 from hpcenv.submission import batch_script, kept_secrets
 from hpcenv.submission import submit as submit_step
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
-from hpcenv.submission.plan_job import plan_job, read_template
+from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 
 ELEMENT = "HPCENV_ELEMENT"
@@ -49,7 +49,6 @@ class SweepPlan:
         record: the elements.
         script: the batch script of the array.
         arguments: index -> the script's arguments.
-        template: text of the batch template for the elements.
         call: for functions, the file that every rank starts, relative to an element's folder; empty for scripts.
     """
 
@@ -57,7 +56,6 @@ class SweepPlan:
     record: SweepRecord
     script: str
     arguments: Mapping[int, tuple[str, ...]]
-    template: str
     call: str = ""
 
     @property
@@ -138,7 +136,6 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, elemen
         arguments={
             index: sweep_model.arguments(options.args, values, index) for index, values in elements.values.items()
         },
-        template=plan.template,
     )
 
 
@@ -152,7 +149,7 @@ def _render(plan: Plan, elements: Elements, context: Context) -> str:
         "directives": batch_script.directives([*pairs, *own.items()]),
         "run_folder": plan.manifest.run_folder,
     }
-    return batch_script.render(read_template(built_in("sweep.sbatch")), values)
+    return batch_script.render(built_in("sweep.sbatch").read_text(encoding="utf-8"), values)
 
 
 def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
@@ -181,9 +178,7 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
             ),
         ),
     )
-    script = render_script(
-        sweep.template, manifest, sweep.plan.request, python=sys.executable, command=sweep.plan.command
-    )
+    script = render_script(manifest, sweep.plan.request, python=sys.executable, command=sweep.plan.command)
     return replace(sweep.plan, manifest=manifest, script=script)
 
 

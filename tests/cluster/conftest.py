@@ -133,6 +133,20 @@ class Cluster:
         return Done(done.returncode, done.stdout, done.stderr)
 
 
+def before_step(project: Project, step: str, program: str) -> tuple[str, ...]:
+    """Return words of `submit` with which a shell program runs on each node of a step, right before that step.
+
+    A line of `setup`, of a site profile that is typed, writes it into the run's step.py.
+    """
+    name = f"before-{uuid.uuid4().hex[:6]}"
+    path = f"{project.folder}/{name}"
+    project.cluster.write(f"{path}.sh", f"{program}\n")
+    call = f'import os, sys; sys.argv[1] == "{step}" and os.system("sh {path}.sh")'
+    line = f"sed -i '1i {call}' \"$run/code/step.py\""
+    project.cluster.write(f"{path}.toml", f'name = "{name}"\n[submit]\nsetup = [{json.dumps(line)}]\n')
+    return ("--site", f"{path}.toml")
+
+
 _NEWEST_RUNS = """\
 ls -td /home/*/hpcenv-tests/*/runs/*/ | head -n 3 | while read -r run; do
   echo "== $run"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, Cluster, Done, Project
+from .conftest import Cluster, Done, Project, before_step
 
 pytestmark = pytest.mark.cluster
 
-TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
 SHAPE = ("--gpus", "0", "--nproc", "1", "--wait")
 
 # What somebody may do who wants it not to show. $1 is the SIF, beside it $1.kept is the right one.
@@ -41,18 +40,12 @@ def guarded(sif_project: Project, cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def submit(sif_project: Project, cluster: Cluster) -> Callable[..., Done]:
-    """Submit a run whose batch script does something at a given place."""
-
-    own_template = f"{sif_project.folder}/sbatch_templates/job.sbatch"
+    """Submit a run in which something is done right before a step."""
 
     def run(name: str, *words: str, before: str = "", does: str = "") -> Done:
         cluster.write(f"{sif_project.folder}/says.py", "print('TRAINED', flush=True)\n")
-        if before:
-            cluster.write(own_template, TEMPLATE.replace(before, f"{does}\n{before}", 1))
-        try:
-            return sif_project.hpcenv("submit", "says.py", *SHAPE, "--name", name, *words, timeout=300)
-        finally:
-            cluster.must("rm", "-f", own_template)
+        site = before_step(sif_project, before, does) if before else ()
+        return sif_project.hpcenv("submit", "says.py", *SHAPE, "--name", name, *site, *words, timeout=300)
 
     return run
 
@@ -102,7 +95,7 @@ def test_a_sif_that_was_changed_after_the_submission_is_refused_on_the_node(
     sif_project: Project, guarded: str, submit: Callable[..., Done], how: str
 ) -> None:
     name = "after-" + how.split()[0]
-    done = submit(name, "--nodes", "1", before="# 1. check", does=damage(how, guarded))
+    done = submit(name, "--nodes", "1", before="check", does=damage(how, guarded))
     assert done.status == 90, done.text
     assert "TRAINED" not in done.stdout
     assert set(checked(sif_project, name).values()) == {"full"}
@@ -115,7 +108,7 @@ def test_a_sif_that_was_changed_between_check_and_launch_is_refused(
     sif_project: Project, guarded: str, submit: Callable[..., Done], how: str
 ) -> None:
     name = "between-" + how.split()[0]
-    done = submit(name, "--nodes", "1", before="# 3. launch", does=damage(how, guarded))
+    done = submit(name, "--nodes", "1", before="task", does=damage(how, guarded))
     assert done.status == 90, done.text
     assert "TRAINED" not in done.stdout
     assert "error[node-rejected]: the SIF changed on node n" in done.stdout
@@ -132,7 +125,7 @@ def test_a_second_attempt_proves_the_sif_again(sif_project: Project, guarded: st
         "scontrol requeue $SLURM_JOB_ID; sleep 60; fi"
     )
     # Slurm starts it again when its credential has expired: after 20 s in the testbed.
-    done = submit("twice", "--nodes", "1", before="# 3. launch", does=again)
+    done = submit("twice", "--nodes", "1", before="task", does=again)
     assert done.status == 90, done.text
     assert "TRAINED" not in done.stdout
     assert sif_project.record("twice", "verdict.json")["attempt"] == 1

@@ -124,3 +124,44 @@ def test_an_option_of_the_table_reaches_slurm_from_all_four_places(
     assert done.status != 0
     assert "Requested reservation is invalid" in done.stderr
     assert "reservation = nosuch" in done.stderr
+
+
+SETUP = """\
+name = "prepared"
+[submit]
+setup = [
+    'test -z "$(ls facts 2>/dev/null)" && echo "SETUP on $SLURMD_NODENAME"',
+    'export SHARED="a b" HIDDEN=1',
+    "ulimit -c 0",
+    %s
+]
+"""
+LOOKS = """\
+import os, resource
+print("LOOKED", os.environ.get("SHARED"), os.environ.get("HIDDEN"), resource.getrlimit(resource.RLIMIT_CORE)[0])
+"""
+
+
+def test_the_lines_of_setup_run_once_before_the_check_and_reach_the_ranks_by_pass_env(
+    sif_project: Project, cluster: Cluster
+) -> None:
+    cluster.write(f"{sif_project.folder}/looks.py", LOOKS)
+    cluster.write(f"{sif_project.folder}/prepared.toml", SETUP % "")
+    words = ("--site", "prepared.toml", "--pass-env", "SHARED", "--wait")
+    done = sif_project.hpcenv("submit", "looks.py", *SHAPE, "--name", "prepared", *words)
+    assert done.status == 0, done.text
+    assert done.stdout.count("SETUP on n1\n") == done.stdout.count("SETUP on ") == 1
+    assert done.stdout.count("LOOKED a b None 0\n") == 2
+    assert sif_project.record("prepared", "manifest.json")["setup"][2] == "ulimit -c 0"
+
+
+def test_a_line_of_setup_that_fails_ends_the_job_with_94_and_its_reason(sif_project: Project, cluster: Cluster) -> None:
+    cluster.write(f"{sif_project.folder}/looks.py", LOOKS)
+    cluster.write(f"{sif_project.folder}/broken.toml", SETUP % "'module load nosuch || exit 5',")
+    done = sif_project.hpcenv("submit", "looks.py", *SHAPE, "--name", "broken", "--site", "broken.toml", "--wait")
+    assert done.status == 94, done.text
+    why = "error[setup-failed]: node n1: a line of `setup` ended with status 5: module load nosuch || exit 5"
+    assert f"{why}\n" in done.stdout
+    assert "LOOKED" not in done.stdout
+    status = sif_project.json("status", "broken")["data"]
+    assert (status["state"], status["detail"]) == ("failed", why)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, Cluster, Done, Project
+from .conftest import Cluster, Done, Project, before_step
 
 pytestmark = pytest.mark.cluster
 
-TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
 SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "1", "--wait")
 NODES = ("n1", "n2")
 
@@ -96,13 +95,8 @@ def test_a_damaged_copy_is_made_again_and_a_swapped_one_does_not_start(
         f"status=none && touch -r {copy} {copy}.x && mv -f {copy}.x {copy}"
     )
     cluster.must("sh", "-c", flip, node="n1")
-    # The script runs on the batch node, n1.
-    own_template = f"{sif_project.folder}/sbatch_templates/job.sbatch"
-    cluster.write(own_template, TEMPLATE.replace("# 3. launch", f"{flip}\n# 3. launch", 1))
-    try:
-        done = run(sif_project, "torn", "--stage", "--stage-dir", disk)
-    finally:
-        cluster.must("rm", "-f", own_template)
+    at_launch = before_step(sif_project, "task", f'[ "$SLURMD_NODENAME" != n1 ] || {{ {flip}; }}')
+    done = run(sif_project, "torn", "--stage", "--stage-dir", disk, *at_launch)
     assert ways(sif_project, "torn") == {"n1": ["copy"], "n2": ["present"]}
     assert sif_project.record("torn", "verdict.json")["result"] == "mismatch"
     assert done.status == 90, done.text

@@ -20,6 +20,7 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
         ({"time": 5, "mem": "4GB"}, {"time": "5", "mem": "4GB", "nproc": 1}),
         ({"ntasks_per_node": 4, "cpus_per_task": 2}, {"nproc": 4, "cpus": 8}),
         ({"gpus_per_node": 8}, {"gpus": 8, "nproc": 1}),
+        ({"setup": ["module purge"]}, {"setup": ["module purge"], "nproc": 1}),
         ({"gpus_per_node": 8, "call": "rank"}, {"gpus": 8, "nproc": 8}),
         ({"gpus_per_node": "a100:4"}, {"gpus": 4, "gpu_type": "a100", "nproc": 1}),
         ({"gres": "gpu:2"}, {"gpus": 2, "nproc": 1}),
@@ -50,7 +51,7 @@ def test_what_is_not_a_keyword_of_a_run() -> None:
     ("parameters", "text"),
     [
         ({"partitoin": "x"}, "did you mean `partition`?"),
-        ({"setup": ["module load cuda"]}, "site profile"),
+        ({"teardown": ["rm -r /scratch/x"]}, "let the function clean up"),
         ({"use_srun": False}, "srun"),
         ({"call": "node"}, 'call="task" or call="rank"'),
         ({"gres": "fpga:1"}, "gpu_type"),

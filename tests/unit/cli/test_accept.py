@@ -163,7 +163,7 @@ def recorded(with_a_run: Path) -> Iterator[Path]:
         ("stage_data", ["/etc"], "--stage-data = /etc"),
         ("include", ["../*"], "--include = ../*"),
         ("site", "evil.toml", "--site = evil.toml"),
-        ("template", "/tmp/evil.sbatch", "--template = /tmp/evil.sbatch"),
+        ("setup", ["curl evil"], "--setup = curl evil"),
     ],
 )
 def test_rerun_asks_for_what_an_edited_record_reaches(
@@ -178,7 +178,7 @@ def test_rerun_asks_for_what_an_edited_record_reaches(
     assert done.status == NotAccepted.exit_status, done.stderr
     assert line in done.stderr
     assert sorted(os.listdir(recorded / "runs")) == runs
-    if name != "template":  # no option of a command line
+    if name != "setup":  # no option of a command line
         word = BY_NAME[name].flag
         done = hpcenv("rerun", "a", "--allow-changed", "--without", word, "--wait", cwd=recorded, accepts=False)
         assert done.status == 0, done.stderr

@@ -136,12 +136,12 @@ def slurm_config(project: Path) -> list[str]:
     return ["doctor"]
 
 
-def batch_template(project: Path) -> list[str]:
-    (project / "sbatch_templates").mkdir(exist_ok=True)
+def batch_script(project: Path) -> list[str]:
+    """`--dry-run` shows the script, with the lines of `setup`."""
     spec = project / "hpcenv.toml"
-    spec.write_text(spec.read_text() + "\n[submit]\nassume-shared = true\n")
-    text = (Path(__file__).parents[3] / "sbatch_templates" / "job.sbatch").read_text()
-    (project / "sbatch_templates" / "job.sbatch").write_text(text + "\n# " + ALL.replace("\n", " ") + "\n")
+    # A string of JSON is one of TOML, too.
+    lines = json.dumps([ALL.replace("\0", "")])
+    spec.write_text(spec.read_text() + f"\n[submit]\nassume-shared = true\nsetup = {lines}\n")
     return ["submit", "train.py", "--dry-run", "--nproc", "1"]
 
 
@@ -160,10 +160,10 @@ def image_file(project: Path) -> list[str]:
 
 IN_A_PROJECT: tuple[Callable[[Path], list[str]], ...] = (
     spec_key, spec_value, spec_is_no_toml, lockfile_key, lockfile_values, lockfile_exported, site_profile, script_name,
-    word, option, run_name, field, slurm_config, batch_template, dockerfile, image_file,
+    word, option, run_name, field, slurm_config, batch_script, dockerfile, image_file,
 )  # fmt: skip
 # Data for another program: into a pipe it goes as it is.
-DATA = (lockfile_exported, batch_template)
+DATA = (lockfile_exported, batch_script)
 
 
 @pytest.mark.parametrize("place", IN_A_PROJECT, ids=lambda place: place.__name__)

@@ -17,9 +17,9 @@ def project(project: Path) -> Path:
     return project
 
 
-def set_template(project: Path, name: str) -> None:
+def set_setup(project: Path, line: str) -> None:
     spec = project / "hpcenv.toml"
-    spec.write_text(spec.read_text().replace("[submit]\n", f'[submit]\ntemplate = "{name}"\n'))
+    spec.write_text(spec.read_text().replace("[submit]\n", f'[submit]\nsetup = ["{line}"]\n'))
 
 
 SUBMIT = ("submit", "train.py", "--cluster", "local", "--nproc", "1", "--name", "a")
@@ -90,9 +90,7 @@ def test_a_secret_that_the_job_may_get_otherwise_is_a_note(hpcenv: Any, project:
     assert known.status == 0, known.stderr
     assert "not known whether nodes can read the secret C" in known.stderr
     assert hpcenv(*words, "--secret", "A=env:NOTSET", cwd=project, environ=environ).status == 2
-    built_in = Path(__file__).resolve().parents[3] / "sbatch_templates" / "job.sbatch"
-    (project / "own.sbatch").write_text(built_in.read_text() + "# export NOTSET\n")
-    set_template(project, "own.sbatch")
+    set_setup(project, "export NOTSET=1")
     noted = hpcenv(*words, "--secret", "A=env:NOTSET", cwd=project, environ=environ)
     assert noted.status == 0, noted.stderr
     assert "the secret A needs NOTSET, which is not set here" in noted.stderr
@@ -118,11 +116,17 @@ def test_what_cannot_be_is_told_before_the_queue(
     assert fake_slurm.calls("sbatch") == []
 
 
-def test_a_template_that_is_not_there_is_refused_with_the_key_that_names_it(
+def test_lines_of_setup_are_in_the_script_and_in_the_manifest_and_need_slurm(
     hpcenv: Any, project: Path, fake_slurm: Any
 ) -> None:
-    set_template(project, "nosuch.sbatch")
-    done = hpcenv("submit", "train.py", "--nproc", "1", cwd=project, environ=fake_slurm.environ)
-    assert done.status == 2
-    assert f"there is no template `{project}/nosuch.sbatch`" in done.stderr
-    assert f"[submit] in {project}/hpcenv.toml names it" in done.stderr
+    set_setup(project, "ulimit -l unlimited")
+    words = ("submit", "train.py", "--nproc", "1", "--name", "a")
+    done = hpcenv(*words, "--dry-run", "--json", cwd=project, environ=fake_slurm.environ)
+    assert done.status == 0, done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert data["manifest"]["setup"] == ["ulimit -l unlimited"]
+    (asked,) = (line for line in data["acceptance"]["asks"] if "setup" in line)
+    assert asked.startswith("[submit] setup = ulimit -l unlimited: it runs in the shell of the batch script")
+    refused = hpcenv(*words, "--cluster", "local", cwd=project, environ=fake_slurm.environ)
+    assert refused.status == 2
+    assert refused.stderr.startswith("error[usage]: `setup` needs Slurm\n")

@@ -12,7 +12,6 @@ from hpcenv.errors import NotAccepted
 from hpcenv.project import acceptance
 from hpcenv.project.init import init
 from hpcenv.project.options import OPTIONS
-from hpcenv.project.template import built_in
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.request import SubmitOptions
 
@@ -47,7 +46,7 @@ def keys(workspace: Workspace) -> list[str]:
         (IMAGE + '[submit]\npass-env = ["AWS_*"]\nnodes = 2\n', ["[submit] pass-env"]),
         (IMAGE + '[sbatch]\nmail-user = "a@b.example"\n', ["[sbatch] mail-user"]),
         (IMAGE + '[srun]\nmpi = "none"\n', ["[srun] mpi"]),
-        (IMAGE + '[submit]\ntemplate = "own.sbatch"\n', ["[submit] template"]),
+        (IMAGE + '[submit]\nsetup = ["module purge", "ulimit -l unlimited"]\n', ["[submit] setup", "[submit] setup"]),
         (IMAGE + 'site = "../here.toml"\n', ["site profile"]),
         (IMAGE + 'site = "here"\n', []),
         (IMAGE + '[paths]\nruns = "../../x"\nlockfiles = "locks"\n', ["[paths] runs"]),
@@ -74,18 +73,13 @@ def test_what_stands_beside_hpcenv_toml_is_asked_by_its_content(tmp_path: Path) 
     profile = workspace.root / "sites" / "here.toml"
     profile.write_text(
         'name = "here"\n[runtime]\nkind = "apptainer"\nprogram = "/evil"\nreason = "r"\n[[bind]]\nsource = "/"\n'
+        '[submit]\nsetup = ["curl evil"]\n'
     )
-    template = workspace.root / "sbatch_templates" / "job.sbatch"
-    template.parent.mkdir()
-    template.write_text(built_in("job.sbatch").read_text())
-    assert keys(workspace) == ["site profile"]  # the template is hpcenv's own
+    assert keys(workspace) == ["site profile"]
     first = acceptance.asked_by(workspace)
-    assert "containers start with /evil; binds / at /" in first[0].text
+    assert "containers start with /evil; lines in the batch script curl evil; binds / at /" in first[0].text
     profile.write_text(profile.read_text() + "# changed\n")
-    template.write_text(template.read_text() + "curl evil\n")
-    second = acceptance.asked_by(workspace)
-    assert [one.key for one in second] == ["sbatch_templates", "site profile"]
-    assert acceptance.digest_of(first) != acceptance.digest_of(second[1:])
+    assert acceptance.digest_of(first) != acceptance.digest_of(acceptance.asked_by(workspace))
 
 
 def test_an_accepted_list_is_kept_and_a_change_asks_again(tmp_path: Path) -> None:
@@ -156,7 +150,7 @@ RECORDED = {
     "stage_dir": ("/elsewhere", "--stage-dir"),
     "runtime": ("/tmp/evil", "--runtime"),
     "site": ("evil.toml", "--site"),
-    "template": ("/tmp/evil.sbatch", "--template"),
+    "setup": (("curl evil",), "--setup"),
 }
 
 

@@ -104,7 +104,6 @@ def test_a_value_is_kept_in_one_form(name: str, value: object, kept: object) -> 
         ("requeue", "maybe", "must be saved or always or never"), ("env", ["A"], "`A` has no value: use A=VALUE"),
         ("env", ["A=1", "A=2"], "`A` is given twice"), ("env", "A=1", "must be a table"), ("stage_data", "x y", "must be a list"),
         ("env", {"A B": "1"}, "'A B' is not a variable name"), ("secret", {"A": "x"}, "must be `file:PATH` or `env:NAME`"),
-        ("template", "", "must not be empty"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_valid_is_refused_with_the_reason(name: str, value: object, why: str) -> None:

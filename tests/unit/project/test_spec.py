@@ -53,6 +53,7 @@ def test_the_smallest_project_is_one_line() -> None:
         ('image = "host"\nimge = "x"', "unknown key `imge`, perhaps you meant `image`"),
         ('image = "host"\ncosign-key = "a.pub"', "unknown key `cosign-key`: hpcenv verifies no signatures; remove the key, and before `hpcenv lock` type `cosign verify --key cosign.pub IMAGE@sha256:...`"),
         ('image = "host"\nnodes = 2', "unknown key `nodes`, it belongs under [submit]"),
+        ('image = "host"\n[submit]\ntemplate = "x"', 'unknown key `submit.template`: this option is gone; in its place: setup = ["LINE"] under [submit] of hpcenv.toml'),
         ('image = "host"\n[submit]\nnode = 2', "unknown key `submit.node`, perhaps you meant `nodes`"),
         ('image = "host"\n[submit]\nplatform = "x"', "unknown key `submit.platform`, the key belongs to the top of the file"),
         ('image = "host"\n[[bind]]\nsorce = "/x"', "unknown key `bind[0].sorce`, perhaps you meant `source`"),

@@ -301,6 +301,18 @@ def test_a_run_that_ended_while_the_controller_is_down_is_not_over_and_what_its_
     assert "Unable to contact slurm controller" in now.detail
 
 
+def test_a_job_that_a_line_of_setup_ended_says_which(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
+    folder = make("a")
+    folders.write(folder.started, time=1.0)
+    folders.write(folder.finished, status=94, stopped="", saved=False, again=False)
+    fake_slurm.answers("squeue", "")
+    fake_slurm.answers("sacct", "7|FAILED|94:0|n1|00:00:01\n")
+    said = "error[setup-failed]: node n1: a line of `setup` ended with status 1: module load nosuch"
+    folder.log.write_text(f"prolog\nerror of the module system\n{said}\nhint: ...\n")
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
+    assert (found.state, found.detail, found.exit_status) == ("failed", said, 94)
+
+
 def test_a_job_that_failed_before_its_first_step_says_why(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
     folder = make("a")
     fake_slurm.answers("squeue", "")

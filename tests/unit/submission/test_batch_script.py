@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -85,14 +86,15 @@ CASES = {
             modules=("cray-mpich/8.1", "lumi-aif-singularity-bindings"),
             module_paths=("/appl/local/laifs/modules",),
             unset=("NCCL_NET_GDR_LEVEL",),
+            setup=("ulimit -l unlimited", 'export DATA="$SCRATCH/set one"'),
             preflight=PreflightOptions(level="full"),
             smoke=SmokeOptions(),
         ),
         Request(
             nodes=4, gpus_per_node=4, nproc_per_node=4, cpus_per_task=64, spare=1, mem="0", time="1-12:00:00",
             partition="gpu", account="project", qos="high", constraint="a100&ib", reservation="paper",
-            exclude="n[07-09]", licenses="scratch", nodelist="n[01-06]", dependency="afterok:7", gpu_request="gres", comment="paper",
-            fingerprint="lock:3f2a9c81d0b4", sbatch={"mail-type": "END"}, srun={"network": "single_node_vni"},
+            exclude="n[07-09]", nodelist="n[01-06]", dependency="afterok:7", gpu_request="gres", comment="paper",
+            fingerprint="lock:3f2a9c81d0b4", sbatch={"mail-type": "END", "licenses": "scratch"}, srun={"network": "single_node_vni"},
         ),
         ("hpcenv", "submit", "train.py", "--nodes", "4", "--spare", "1", "--preflight", "full", "--stage"),
     ),
@@ -119,7 +121,7 @@ CASES = {
 
 def rendered(name: str) -> str:
     what, request, command = CASES[name]
-    return render_script(TEMPLATE, what, request, python="/shared/hpcenv/bin/python", command=command)
+    return render_script(what, request, python="/shared/hpcenv/bin/python", command=command)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -145,9 +147,9 @@ def test_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("NOT CHECKED: shellcheck is not on PATH (apt-get install shellcheck)")
     (tmp_path / "job.sbatch").write_text(rendered(name))
-    # SC2016 is about `$(id)` in single quotes: exactly what must not expand here.
+    # SC2016 is about `$(id)` in single quotes: exactly what must not expand here. SC1091: files of the run folder.
     done = subprocess.run(
-        ["shellcheck", "--exclude=SC2016", "job.sbatch"], cwd=tmp_path, text=True, capture_output=True
+        ["shellcheck", "--exclude=SC2016,SC1091", "job.sbatch"], cwd=tmp_path, text=True, capture_output=True
     )
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -159,11 +161,12 @@ def test_a_script_is_as_long_as_a_user_reads() -> None:
     assert lines["longest"] <= 150
 
 
-def test_shellcheck_has_nothing_to_say_about_the_modules() -> None:
+@pytest.mark.parametrize("name", ["modules.sh", "setup.sh"])
+def test_shellcheck_has_nothing_to_say_about_what_the_script_sources(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("NOT CHECKED: shellcheck is not on PATH (apt-get install shellcheck)")
-    # SC1090: the site's definition of `module`. SC2154: variables of the script that sources the file.
-    argv = ["shellcheck", "--exclude=SC1090,SC2154", str(ROOT / "hpcenv" / "node" / "modules.sh")]
+    # SC1090: the site's definition of `module`. SC2034, SC2154: variables of the script that sources the file.
+    argv = ["shellcheck", "--exclude=SC1090,SC2034,SC2154", str(ROOT / "hpcenv" / "node" / name)]
     done = subprocess.run(argv, text=True, capture_output=True)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -189,9 +192,8 @@ def test_bashs_own_dollars_stay_alone() -> None:
 
 
 def test_a_hole_without_a_value_and_a_value_without_a_hole_are_refused() -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ValueError, match=r"without a value: \['Run'\]; values without a hole: \['run'\]"):
         batch_script.render("@{Run}", {"run": "x"})
-    assert caught.value.why == "@{Run} is unknown\n@{run} is missing"
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
@@ -206,10 +208,8 @@ TWO_PARTS = "one\n#@if stage\nstage @{x}\n#@end\ntwo\n#@if other\nother\n#@end\n
 def test_only_the_parts_that_are_asked_for_are_kept() -> None:
     assert batch_script.render(TWO_PARTS, {}) == "one\ntwo\n"
     assert batch_script.render(TWO_PARTS, {"x": "a b"}, parts=("stage",)) == "one\nstage 'a b'\ntwo\n"
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ValueError, match="values without a hole"):
         batch_script.render("one\n", {"x": "1"}, parts=("stage",))
-    assert caught.value.why == "it has no part `#@if stage`"
-    assert "sbatch_templates/job.sbatch" in str(caught.value.hint)
 
 
 def test_staging_comes_before_the_check_and_only_when_asked_for() -> None:
@@ -280,6 +280,7 @@ while [ "$1" != "$PYTHON" ]; do shift; done
 [ "$4" = "${AT:-}" ] && kill "-$SIGNAL" $PPID
 exec "$@"
 """
+CODE = ROOT / "hpcenv" / "node" / "setup.sh"
 CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
 TRAINED = [*CHECKED, "decide", "task"]
 
@@ -320,6 +321,7 @@ def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subpr
     (run / "code").mkdir(parents=True)
     for name in ("manifest.json", "code/step.py"):
         (run / name).write_text("")
+    shutil.copy(CODE, run / "code")
     for path, text in ((python, STEP), (tmp_path / "srun", SRUN)):
         path.write_text(text)
         path.chmod(0o755)
@@ -360,6 +362,54 @@ def test_the_result_of_the_smoke_test_decides_whether_the_training_starts(
 ) -> None:
     done, calls = run_script(tmp_path, rendered("smoke"), {"PLAN": "1", **said})
     assert (done.returncode, calls) == (status, steps), done.stderr
+
+
+def with_setup(tmp_path: Path, *lines: str, **said: Any) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    what, request, command = CASES["gpus"]
+    what = dataclasses.replace(what, setup=lines)
+    script = render_script(what, request, python="/shared/hpcenv/bin/python", command=command)
+    return run_script(tmp_path, script, said)
+
+
+def test_the_lines_of_setup_run_once_before_the_check_in_the_shell_of_the_script(tmp_path: Path) -> None:
+    lines = ('export A="a b"', "B=$A-$UNSET; export B", f'echo "setup $B" >> {tmp_path}/calls', "ulimit -c 0")
+    done, calls = with_setup(tmp_path, *lines)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert calls == ["begin", "setup a b-", "check", "decide", "task", "outcome 0", "finish 0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("false", 1),
+        ("(exit 7)", 7),
+        ("exit 3", 3),
+        ("exit 0", 0),
+        ("return 5", 5),
+        ("nosuch-command", 127),
+        ("if then", 2),
+        ("python=/elsewhere", 1),
+    ],
+)
+def test_a_line_of_setup_that_fails_ends_the_job_with_its_own_status_and_reason(
+    tmp_path: Path, line: str, status: int
+) -> None:
+    done, calls = with_setup(tmp_path, "true", line, f"echo later >> {tmp_path}/calls")
+    assert (done.returncode, calls) == (94, ["begin", "finish 94"])
+    assert f": a line of `setup` ended with status {status}: {line}\nhint: " in done.stderr
+    assert "error[setup-failed]: node " in done.stderr
+
+
+def test_a_line_of_setup_that_succeeds_leaves_the_script_as_it_is(tmp_path: Path) -> None:
+    done, calls = with_setup(tmp_path, "set -e; true", "set -u", "set +u", "return 0", "cd /", task=7)
+    assert (done.returncode, calls[-1]) == (7, "finish 7"), done.stderr
+
+
+def test_a_signal_that_ends_a_line_of_setup_is_no_failure_of_the_line(tmp_path: Path) -> None:
+    """Slurm sends TERM to all processes of the batch script."""
+    done, calls = with_setup(tmp_path, "kill -TERM $$; sh -c 'kill -TERM $$'", stopped=143)
+    assert (done.returncode, calls) == (143, ["begin", "stopped 143", "finish 143"])
+    assert "setup" not in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "code/step.py"])

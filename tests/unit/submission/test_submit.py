@@ -214,16 +214,6 @@ def test_a_run_folder_that_is_in_the_way(plan: Make, project: Path, what: str) -
     assert os.path.lexists(place)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"), [("@{nosuch}", "@{nosuch} is unknown"), (None, "No such file"), (b"\xff", "utf-8")]
-)
-def test_a_template_that_does_not_fit(plan: Make, project: Path, text: Any, why: str) -> None:
-    if text is not None:
-        (project / "my.sbatch").write_bytes(text if isinstance(text, bytes) else text.encode())
-    error = refused(lambda: plan(template=str(project / "my.sbatch")), "usage")
-    assert why in str(error.why) or "there is no template" in error.what
-
-
 def test_emulated_nodes_have_no_gpus(plan: Make) -> None:
     refused(lambda: plan(cluster="local", nodes=2, gpus=1, allow_cpu_torch=True), "usage")
 
@@ -372,12 +362,6 @@ def test_srun_is_asked_only_about_options_that_are_passed_on(plan: Make, fake_sl
     assert not [note for note in plan(srun={"cpu-bind": "none"}).notes if "whether srun accepts" in note]
 
 
-def test_a_file_that_hpcenv_toml_names_is_relative_to_it(plan: Make, project: Path) -> None:
-    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
-        file.write('[submit]\ntemplate = "own.sbatch"\n')
-    assert refused(plan, "usage").what == f"there is no template `{project}/own.sbatch`"
-
-
 def test_zero_gpus_on_the_command_line_win_over_the_file(plan: Make, project: Path) -> None:
     with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
         file.write("[submit]\ngpus = 8\n")
@@ -419,14 +403,17 @@ def test_without_sbatch_the_run_is_on_this_machine_and_says_so(plan: Make, proje
     assert f"without Slurm these options have no effect: partition = gpu ([submit] in {spec})" in made.notes
 
 
-def test_a_template_of_the_project_is_used_and_named(plan: Make, project: Path) -> None:
-    own = project / "sbatch_templates" / "job.sbatch"
-    own.parent.mkdir()
-    source = Path(__file__).resolve().parents[3] / "sbatch_templates" / "job.sbatch"
-    own.write_text(source.read_text() + "# ours\n")
-    made = plan()
-    assert made.script.endswith("# ours\n")
-    assert f"the batch script is made from {own}" in made.notes
+def test_the_lines_of_setup_are_joined_the_site_profiles_first(plan: Make, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[submit]\nsetup = ["export B=1"]\n')
+    (project / "sites").mkdir()
+    (project / "sites" / "here.toml").write_text('name = "here"\n[submit]\nsetup = ["module purge"]\n')
+    made = plan(site="here", setup=("export C=1",))
+    assert made.manifest.setup == ("module purge", "export B=1", "export C=1")
+    lines = " \\\n  'module purge' \\\n  'export B=1' \\\n  'export C=1'\n"
+    assert f'\n. "$run/code/setup.sh"{lines}' in made.script
+    assert made.record is not None and made.record.options["setup"] == ("export C=1",)
+    assert "not one line of text" in refused(lambda: plan(setup=("true\nfalse",)), "usage").what
 
 
 # -- submitting ---------------------------------------------------------------------------
@@ -578,8 +565,8 @@ def test_a_manifest_without_a_script_only_checks(plan: Make, fake_slurm: Any) ->
     project = Path(plan().manifest.submitted_in)
     made = plan_job(open_workspace(project), options, context(project, fake_slurm.environ))
     assert (made.manifest.script, made.manifest.script_sha256) == ("", "")
-    assert "\nlaunches=no" in made.script
-    assert "\nlaunches=yes" in plan().script
+    assert made.script.endswith("\ngate decide\n\nend 0\n")
+    assert not plan().script.endswith("\nend 0\n")
 
 
 def test_the_copy_of_the_lockfile_says_code_and_command(plan: Make, project: Path) -> None:
