@@ -99,6 +99,8 @@ def run(
         reply.sendall(json.dumps(call).encode())
         reply.shutdown(socket.SHUT_WR)
         out, err, said = _read_all(stdout.fileno(), stderr.fileno(), reply.fileno(), timeout, argv)
+    if len(said.split()) != 2:
+        raise RuntimeError("the fork server has ended before its child")
     _, status = said.split()
     return subprocess.CompletedProcess(argv, int(status), out, err)
 
