@@ -227,6 +227,7 @@ def locked_to(letter: str, sha256: str) -> Lockfile:
         kind="sif",
         asked=AskedTable(image="docker://x:1", platform="linux/amd64"),
         container=container,
+        facts={"python.version": "3.11.7", "torch.version": "2.13.0"},
         packages=PackagesTable(count=0, env_digest="", unlisted_count=0, unlisted_digest=""),
     )
 
@@ -243,7 +244,7 @@ def test_the_image_of_a_lockfile(store: Store, tmp_path: Path) -> None:
             find_locked(at(root), locked_to("b", sha256), origin=origin)
         assert missing.value.hint == f"hpcenv image build --lock {origin}"
     with pytest.raises(UsageError, match="not an image"):
-        find_locked(at(store.root), replace(locked_to("b", sha256), container=None), origin=origin)
+        find_locked(at(store.root), locked_to("b", sha256).model_copy(update={"container": None}), origin=origin)
 
 
 # -- prune --------------------------------------------------------------------------------
