@@ -141,7 +141,7 @@ def render_and_run(
     )  # fmt: skip
     try:
         script = render_script(
-            TEMPLATE, manifest, request, python=interpreter, command=("hpcenv", "submit", argument, "--", value)
+            manifest, request, python=interpreter, command=("hpcenv", "submit", argument, "--", value)
         )
     except UsageError:
         event("refused")

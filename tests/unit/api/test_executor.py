@@ -214,7 +214,7 @@ def test_the_batch_script_is_that_of_a_script_with_the_same_options(project: Pat
         timeout_min=7, mem_gb=2, partition="batch", setup=["ulimit -c 0"],
     )  # fmt: skip
     plan = executor.plan(divmod, 7, 2)
-    assert '\n. "$run/code/setup.sh" \\\n  \'ulimit -c 0\'\n' in plan.script
+    assert "\n. \"$run/code/setup.sh\" \\\n  'ulimit -c 0'\n" in plan.script
     for line in ("--nodes=2", "--cpus-per-task=12", "--time=7", "--mem=2GB", "--partition=batch"):
         assert f"\n#SBATCH {line}\n" in plan.script
     assert (plan.manifest.launch.launcher, plan.manifest.nproc_per_node) == ("tasks", 4)

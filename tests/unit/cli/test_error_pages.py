@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hpcenv.submission import function
 from tests import run_folders
 
 PAGES = Path(__file__).resolve().parents[2] / "golden" / "errors"
+SETUP = Path(errors.__file__).parent / "node" / "setup.sh"
 UPDATE = "HPCENV_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_error_pages.py"
 
 
@@ -121,6 +123,15 @@ def two_without_metrics(scene: Scene) -> str:
     return scene.typed("compare", "table-1", "again")
 
 
+def failing_setup() -> str:
+    """Return what the shell of a batch script prints when a line of `setup` fails."""
+    job = "end() { exit $1; }; stop_if_asked() { :; }; run=/r python=p; set -u; . \"$0\" true 'false # not here'"
+    environ = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(["bash", "-c", job, SETUP], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == errors.SetupFailed.exit_status, done
+    return done.stderr
+
+
 def no_bundle(scene: Scene) -> str:
     (scene.project / "paper.hpcenv.zip").write_text("<html>404 Not Found</html>")
     return scene.typed("bundle", "verify", "paper.hpcenv.zip")
@@ -192,6 +203,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "not-accepted": not_accepted,
     "not-comparable": two_without_metrics,
     "bundle-invalid": no_bundle,
+    "setup-failed": lambda _: failing_setup(),
     "interrupted": lambda _: shown(KeyboardInterrupt()),
 }
 

@@ -37,24 +37,11 @@ def loaded_by(name: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-# What is large, and belongs to another step.
+# What is large, and belongs to another step. (`decide` loads most of what compares and judges.)
 OTHERS = {
-    "begin": {"subprocess", "hpcenv.records.facts", "hpcenv.records.verdict", "hpcenv.node.check.facts"},
-    # Before the SIF is proved; what reads host and network is loaded while the container starts.
-    "check": {"hpcenv.node.check.decide", "hpcenv.node.launch.launch", "hpcenv.node.network.reach", "logging"},
-    "decide": {
-        "hpcenv.node.check.facts",
-        "hpcenv.node.launch.launch",
-        "hpcenv.node.smoke.judge",
-        "subprocess",
-        "statistics",
-    },
-    "task": {
-        "hpcenv.incontainer.probe.loader",
-        "hpcenv.node.network.rules",
-        "hpcenv.node.smoke.run",
-        "logging",
-    },
+    "begin": {"subprocess", "hpcenv.records.facts", "hpcenv.node.check.facts"},
+    "check": {"hpcenv.node.check.decide", "hpcenv.node.launch.launch"},
+    "task": {"hpcenv.incontainer.probe.loader", "hpcenv.node.network.rules", "hpcenv.node.smoke.run"},
 }
 
 

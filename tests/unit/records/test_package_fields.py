@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from hpcenv.project import fields
+from hpcenv.project import document, fields
 from hpcenv.project.lockfile import PackagesTable
 from hpcenv.records.package_fields import KEYS, package_field
 
 
 def test_the_keys_are_those_of_the_lockfiles_table_and_of_the_table_of_fields() -> None:
-    assert {field.name.replace("_", "-") for field in dataclasses.fields(PackagesTable)} == KEYS
+    assert set(document.keys(PackagesTable)) == KEYS
     rows = {field.name.partition(".")[2] for field in fields.FIELDS if field.name.startswith("packages.")}
     assert {name for name in rows if "*" not in name} <= KEYS
 
