@@ -69,13 +69,13 @@ done < <(grep -v '^#' tests/packages/debian.txt)
 
 environment() { # FOLDER LOCK [PACKAGE]: what a build needs is locked too; pip 26 has a new variable for that
   [ -x "$1/bin/python" ] || "$python" -m venv "$1" || return
-  PIP_CONSTRAINT=$2 PIP_BUILD_CONSTRAINT=$2 "$1/bin/python" -m pip install -q --require-hashes -r "$2" || return
-  [ $# -eq 2 ] || "$1/bin/python" -m pip install -q "$3"
+  PIP_CONSTRAINT=$2 PIP_BUILD_CONSTRAINT=$2 "$1/bin/python" -m pip install -qq --require-hashes -r "$2" || return
+  [ $# -eq 2 ] || "$1/bin/python" -m pip install -qq "$3"
 }
 install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
   environment "$venv/hub" "$1/hub.txt" && environment "$venv" "$1/$lock" torch==2.13.0 || return
   [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0 || return
-  pip install -q --no-deps --no-build-isolation -e .
+  pip install -qq --no-deps --no-build-isolation -e .
 }
 check "packages" install "$PWD/tests/packages" || exit
 if [ $newest -eq 1 ]; then
