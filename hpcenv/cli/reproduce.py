@@ -46,12 +46,14 @@ from hpcenv.reproduce.measured import OF_RANKS
 from hpcenv.reproduce.record import RunRecord, read_record
 from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of, why_rejected
 from hpcenv.reproduce.rungs import STEPS, Rung, RungPlan, plan_rung
+from hpcenv.reproduce.same_code import code_differences
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of, wait_for
 from hpcenv.submission import request, rerun
-from hpcenv.submission.plan import Plan
-from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.plan import PlannedSource
+from hpcenv.submission.plan_job import plan_code, plan_job
+from hpcenv.submission.request import CopiedCode
 from hpcenv.submission.submit import submit
 
 _STATUS = {
@@ -203,7 +205,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
             why=f"rung {wish.rung} repeats a run",
             hint="name the run folder of the authors; --rung 0 proves the lockfile",
         )
-    workspace, folder, notes = _project(found.run, found.manifest, copy_to)
+    workspace, folder, copied, notes = _project(found.run, found.manifest, copy_to)
     old = rerun.read_options(found.run.path, found.record.command)
     notes = (*notes, *rerun.notes_on_gone(found.run.path))
     given = request.parse_flags(wish.typed)
@@ -218,7 +220,7 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
     lockfile = found.lockfile if own_lock else workspace.lockfile_path(plan.options.lock)
     locked = read_lockfile(lockfile)
     name = plan.options.name or f"{found.name.replace('/', '-')[:60]}-rung-{wish.rung}"
-    options = replace(plan.options, name=rerun.free_name(name, workspace.runs))
+    options = replace(plan.options, name=rerun.free_name(name, workspace.runs), copied=copied)
     if own_lock:
         options = rerun.with_own_lockfile(options, found.run)
     else:
@@ -232,11 +234,15 @@ def _prepare(found: Target, wish: _Wish, copy_to: str | None) -> _PreparedJob:
         slower=plan.factor,
     )  # fmt: skip
     recorded = rerun.asked_by_record(options, given)
+    code, script_sha256 = plan_code(workspace, options, replace(submit_cli.context_of(), cwd=folder))
+    changed = _require_same_code(
+        found.run, found.manifest, code.source, script_sha256, allow=wish.allow_changed, is_copy=copied is not None
+    )
     return _PreparedJob(
         workspace=workspace, folder=folder, plan=replace(plan, options=options), record=found.record,
         manifest=found.manifest, locked=locked, has_image=has_image, bundled=bundled, cost=cost,
         other_lockfile="" if own_lock else str(lockfile), other_args=wish.args not in (None, found.manifest.args),
-        recorded=recorded, notes=notes,
+        recorded=recorded, notes=(*notes, *changed),
     )  # fmt: skip
 
 
@@ -246,17 +252,19 @@ def _steps(record: RunRecord, wanted: int) -> int:
     return min(wanted, done) if done else wanted
 
 
-def _project(run: RunFolder, manifest: Manifest, copy_to: str | None) -> tuple[Workspace, Path, tuple[str, ...]]:
-    """Return the project that the new run uses, and the folder in it from which it is submitted."""
+def _project(
+    run: RunFolder, manifest: Manifest, copy_to: str | None
+) -> tuple[Workspace, Path, CopiedCode | None, tuple[str, ...]]:
+    """Return the project that the new run uses, the folder in it from which it is submitted, and the run's own copy."""
     here = _render.cwd()
     in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     if in_project and copy_to is None:
-        return _render.open_project(), here, ()
+        return _render.open_project(), here, None, ()
     target = Path(os.path.abspath(here / (copy_to or f"{run.path.name}-code")))
-    left_out = copy_code(run, manifest, target)
+    copy = copy_code(run, manifest, target)
     folder = folder_of_submission(manifest, target)
     workspace = _render.open_project(folder)
-    return workspace, folder, (f"the code is the run's own copy, in {target}", *left_out)
+    return workspace, folder, copy.code, (f"the code is the run's own copy, in {target}", *copy.left_out)
 
 
 def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish) -> Reproduction:
@@ -264,14 +272,18 @@ def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish
     job, image = _get_image(job, wish)
     context = replace(submit_cli.context_of(), cwd=job.folder, command=request.command_of(job.plan.options))
     plan = plan_job(job.workspace, job.plan.options, context)
-    changed = _require_same_code(job, plan, allow=wish.allow_changed)
+    # Once more: to get the image may have taken long.
+    _require_same_code(
+        _run_of(found), job.manifest, plan.source, plan.manifest.script_sha256,
+        allow=wish.allow_changed, is_copy=job.plan.options.copied is not None,
+    )  # fmt: skip
     result = submit(plan, context)
     _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
     folder = result.run_folder
     status = _wait(folder, wish)
     page = replace(
         page, image=image, run=result.run, run_folder=folder, outcome=status.state,
-        notes=(*page.notes, *changed, *result.notes),
+        notes=(*page.notes, *result.notes),
     )  # fmt: skip
     if exit_status_of(status) != 0:
         raise JobFailed(
@@ -282,10 +294,14 @@ def _carry_out(found: Target, job: _PreparedJob, page: Reproduction, wish: _Wish
     return _judged(page, found, folder, job)
 
 
+def _run_of(found: Target) -> RunFolder:
+    assert found.run is not None  # `_prepare` refuses a lockfile
+    return found.run
+
+
 def _judged(page: Reproduction, found: Target, new: Path, job: _PreparedJob) -> Reproduction:
-    assert found.run is not None
     try:
-        compared = compare(_render.cwd(), str(found.run.path), str(new), steps=Steps(last=job.plan.steps))
+        compared = compare(_render.cwd(), str(_run_of(found).path), str(new), steps=Steps(last=job.plan.steps))
     except NotComparable as error:
         return replace(
             page,
@@ -332,25 +348,27 @@ def _fetch_image(job: _PreparedJob, container: ContainerTable, *, as_json: bool)
     return f"fetched by its digest, {container.digest[:19]}..."
 
 
-def _require_same_code(job: _PreparedJob, plan: Plan, *, allow: bool) -> tuple[str, ...]:
+def _require_same_code(
+    run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str, *, allow: bool, is_copy: bool
+) -> tuple[str, ...]:
     """Return how the code differs from that of the run, in words.
+
+    Args:
+        is_copy: the code is the run's own copy already.
 
     Raises:
         UsageError: it differs, and that is not allowed.
     """
-    before, now = job.manifest, plan.manifest
-    found = []
-    if before.script_sha256 != now.script_sha256:
-        found.append("the script is not the one of the run")
-    if before.source is not None and now.source is not None and before.source.digest != now.source.digest:
-        found.append("files of the project differ from those of the run")
+    found = code_differences(run, before, now, script_sha256)
     if found and not allow:
+        commit = "" if before.source is None else before.source.commit
+        own = "" if is_copy else "check out that commit, or use the run's own copy: --copy DIR, or "
         raise UsageError(
             f"this is not the code of {before.run}",
-            why="\n".join(found) + (f"; the run had commit {before.source.commit}" if before.source else ""),
-            hint="check out that commit, or use the run's own copy: --copy DIR, or add --allow-changed",
+            why="\n".join((*found, *([f"the run had commit {commit}"] if commit else []))),
+            hint=f"{own}add --allow-changed",
         )
-    return tuple(found)
+    return found
 
 
 def _wait(folder: Path, wish: _Wish) -> RunStatus:

@@ -78,7 +78,7 @@ def diff(
     # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
     if both_runs:
-        values = diff_model.with_files(values, [side.files for side in sides])
+        values = diff_model.with_files(values, [side.listing for side in sides])
     severities = [side.severities for side in sides]
     fit = all(side.sif_fits for side in sides)
     changes = diff_model.compare(*values, severities=severities, sifs_fit=fit)
@@ -110,7 +110,7 @@ class _Side:
     of_run: Mapping[str, Value] | None = None
     sif_fits: bool = True
     not_compared: tuple[str, ...] = ()
-    files: Mapping[str, str] | None = None
+    listing: Listing | None = None
 
 
 def _read_side(
@@ -138,7 +138,7 @@ def _read_side(
         of_run=diff_model.of_run(locked, run.manifest, verdict, facts, read_finished(run.folder)),
         sif_fits=diff_model.sif_fits(run.manifest, verdict, facts),
         not_compared=diff_model.not_compared(locked, run.manifest, facts),
-        files=_files(run.folder),
+        listing=_listing(run.folder),
     )
 
 
@@ -167,10 +167,10 @@ def _committed_lockfile(start: Path, name: str, environ: Mapping[str, str]) -> L
     return parse_lockfile(content, Path(f"{revision}:{path.name}"))
 
 
-def _files(folder: RunFolder) -> Mapping[str, str] | None:
+def _listing(folder: RunFolder) -> Listing | None:
     """Return what the run's copy of the code held; None if it has none."""
     try:
-        return load_record(Listing, folder.listing).files
+        return load_record(Listing, folder.listing)
     except RecordInvalid:
         return None
 

@@ -11,9 +11,11 @@ from pathlib import PurePath
 from typing import Any
 
 from hpcenv.project import document, fields
+from hpcenv.project.code_listing import code_files, different
 from hpcenv.project.fields import REPAIRS, Repair
 from hpcenv.project.lockfile import DistTable, Lockfile, LockTable, source_fields
 from hpcenv.records.facts import Facts
+from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, Severity, Value
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
@@ -283,25 +285,36 @@ def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mappi
     return flat
 
 
-def with_files(
-    values: Sequence[Mapping[str, Value]], files: Sequence[Mapping[str, str] | None]
-) -> list[Mapping[str, Value]]:
+def with_files(values: Sequence[Mapping[str, Value]], listings: Sequence[Listing | None]) -> list[Mapping[str, Value]]:
     """Return the values of two runs with the copied files that differ between them.
 
+    A file that one of the copies only links to is not compared. If all other code is the same, it does not matter that
+    the digests of the copies differ, nor from which commit they differ.
+
     Args:
-        files: path in the run folder -> content, of both runs; None of a run without a copy.
+        listings: of the copies of both runs; None of a run without a copy.
     """
-    left, right = files
+    left, right = listings
     if left is None or right is None:
         return list(values)
-    names = sorted(path for path in {*left, *right} if left.get(path) != right.get(path))[:_FILES_SHOWN]
+    sides = code_files(left.files), code_files(right.files)
+    names = [path for path in different(*sides) if path not in left.live and path not in right.live]
+    if not names:
+        return [{name: one[name] for name in one if name not in _OF_COPIES} for one in values]
     return [
-        {**one, "code.files": tuple(f"{path.partition('/')[2]} {side.get(path, ABSENT)[:12]}" for path in names)}
-        for one, side in zip(values, (left, right), strict=True)
+        {
+            **one,
+            "code.files": tuple(
+                f"{path.partition('/')[2]} {side.get(path, ABSENT)[:12]}" for path in names[:_FILES_SHOWN]
+            ),
+        }
+        for one, side in zip(values, sides, strict=True)
     ]
 
 
 _FILES_SHOWN = 10
+# They say how a copy was made; the files say what is in it.
+_OF_COPIES = ("code.digest", "code.diff-sha256")
 
 
 def _of_nodes(seen: Mapping[str, Value]) -> Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -224,6 +224,24 @@ def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[U
     for path, name in zip(words[::3], words[2::3], strict=False):
         if name in repository.filters - known:
             yield Unfiltered(path=path, filter=name)
+
+
+def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Return which of some untracked paths git ignores.
+
+    Args:
+        tree: the top folder of a work tree.
+        paths: relative to it; none of them is behind a link or in a nested work tree.
+
+    Raises:
+        ToolMissing, ToolFailed: git is gone or refuses, or the git folder cannot be read.
+    """
+    # A colon at the beginning would be the magic of a pathspec.
+    names = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
+    with _Repository(tree, os.path.join(tree, ".git"), environ) as repository:
+        # Exit status 1: it ignores none of them (git-check-ignore(1)).
+        answer = repository.ask("check-ignore", "-z", "--stdin", stdin=names, accept=(0, 1))
+    return frozenset(os.fsdecode(path[2:]) for path in answer.split(b"\0") if path)
 
 
 def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, most: int) -> bytes:

@@ -618,7 +618,8 @@ OPTIONS: tuple[Option, ...] = (
         name="include",
         kind="texts",
         group="Code",
-        help="Also copy and hash the files that fit this pattern, of any kind and size, for example '*.npz'.",
+        help="Also copy and hash the files that fit this pattern, of any kind and size, also if git ignores them, for "
+        "example '*.npz'. A bundle of the run holds them.",
         places=PROJECT,
         metavar="PATTERN",
         asks="files that fit are copied into the run folder, also those that git ignores",

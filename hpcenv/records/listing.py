@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
@@ -20,6 +21,11 @@ BYTECODE = "__pycache__"
 _CHUNK = 1 << 20
 
 
+# What is known of a file that git does not track: `--include` names it; git ignores it; its name or a line of it looks
+# like a credential; nothing of these.
+Untracked = Literal["include", "ignored", "credential", "other"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """What the copy held when it was made (`source.json`).
@@ -27,11 +33,14 @@ class Listing:
     Attributes:
         files: path in the run folder -> sha256 of the file, or `link:TARGET`.
         live: path in the run folder -> what its link leads to. The digest does not cover them.
+        untracked: path in the run folder -> what is known of it, of files that git does not track, and of all files
+            without git. None in a listing from before 2026-11-25: then nothing is known of any file.
     """
 
     schema: int
     files: dict[str, str]
     live: dict[str, str] = field(default_factory=dict)
+    untracked: dict[str, Untracked] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,18 +9,34 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
+from hpcenv.errors import FileUnusable, RecordInvalid, UsageError, WouldOverwrite
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import LINK, Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduce.bundle.make import ABOUT, About
 from hpcenv.reproduce.proofs import file_sha256, safe_place
+from hpcenv.submission.request import CopiedCode
 
 
-def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ...]:
-    """Copy the code of a run into a new folder; return what was left out, in words.
+@dataclass(frozen=True, kw_only=True)
+class CodeCopy:
+    """The code of a run in a new folder.
+
+    Attributes:
+        code: the folder, and the listed files that it has.
+        left_out: what it does not have, in words.
+    """
+
+    code: CopiedCode
+    left_out: tuple[str, ...]
+
+
+def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
+    """Copy the code of a run into a new folder.
 
     Args:
         target: a new folder, or one that an earlier call has made; then its files are compared.
@@ -43,6 +59,28 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ..
         raise UsageError(
             "the run worked in a folder outside of its project", hint="reproduce in the authors' repository"
         )
+    missing = {path: why for path, why in left_out_of(run).items() if path in own and not _is_here(run, path)}
+    own = {path: content for path, content in own.items() if path not in missing}
+    said = [f"{path}: not in the bundle: {why}" for path, why in sorted(missing.items())]
+    said += _copied(run, own, target)
+    files = tuple(path.partition("/")[2] for path in own if os.path.lexists(target / path.partition("/")[2]))
+    return CodeCopy(code=CopiedCode(root=target, files=files), left_out=tuple(said))
+
+
+def left_out_of(run: RunFolder) -> Mapping[str, str]:
+    """Return what an unpacked bundle does not hold: path -> why; nothing for another folder."""
+    try:
+        return load_record(About, run.path / ABOUT).left_out
+    except RecordInvalid:
+        return {}
+
+
+def _is_here(run: RunFolder, path: str) -> bool:
+    return os.path.lexists(run.path / path)
+
+
+def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
+    """Copy listed files, or compare those of an earlier call; return what was left out, in words."""
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
@@ -50,11 +88,11 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> tuple[str, ..
         if changed:
             why = f"its `{changed}` is not the one of the run"
             raise WouldOverwrite(f"`{target}` exists", why=why, hint="--copy DIR names another folder") from error
-        return ()
+        return []
     except OSError as error:
         raise FileUnusable(f"cannot make `{target}`", why=error.strerror) from error
     try:
-        return tuple(filter(None, (_copy_file(run, path, own[path], target) for path in sorted(own))))
+        return [said for path in sorted(own) if (said := _copy_file(run, path, own[path], target))]
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise

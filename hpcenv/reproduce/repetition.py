@@ -124,7 +124,7 @@ def _from_copy(
     recorded: tuple[Asked, ...],
 ) -> Repetition:
     target = Path(os.path.abspath(context.cwd / f"{run.folder.path.name}-code"))
-    left_out = copy_code(run.folder, run.manifest, target)
+    left_out = copy_code(run.folder, run.manifest, target).left_out
     folder = folder_of_submission(run.manifest, target)
     workspace = open_project(folder)
     options = replace(options, runs_dir=str(run.folder.path.parent))

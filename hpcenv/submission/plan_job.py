@@ -56,6 +56,7 @@ from hpcenv.records.variables import looks_like_credential, recorded_command, re
 from hpcenv.submission import (
     after,
     choose_site,
+    credentials,
     determinism,
     entry_point,
     gpu_kernels,
@@ -259,12 +260,19 @@ def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _credential_notes(manifest: Manifest) -> tuple[str, ...]:
-    """Return a note where a setting looks like a credential: the nodes need its value in the manifest."""
+    """Return notes where a setting or an argument looks like a credential: the manifest has the value."""
+    notes = []
     names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
-    if not names:
-        return ()
-    what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
-    return (f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH",)
+    if names:
+        what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
+        notes.append(f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH")
+    arguments = credentials.arguments(manifest.args)
+    if arguments:
+        what = (
+            f"{', '.join(arguments)}: an argument that looks like a credential; the records and a bundle have its value"
+        )
+        notes.append(f"{what}. To keep it out of them: --secret NAME=file:PATH, which the script reads as a variable")
+    return tuple(notes)
 
 
 def _require_no_import(context: Context) -> None:
@@ -285,7 +293,7 @@ _IMPORTING = "HPCENV_IMPORTING"
 def _asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[_Answers]:
     """Ask sinfo, scontrol and git beside the planning; the end of the block kills those that still run."""
     on_slurm, stop = cluster == "slurm", threading.Event()
-    environ, folder = context.environ, _code_folder(options, context)
+    environ, folder = context.environ, None if options.copied is not None else _code_folder(options, context)
     with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
         try:
             yield _Answers(
@@ -499,17 +507,7 @@ def _started(
     call = wanted.options.call
     code = Code(workdir=wanted.context.cwd, reason="no script")
     if wanted.options.script is not None or call is not None:
-        folders = () if call is None or call.folder is None else (call.folder,)
-        where = CodePlace(
-            script=script if call is None else call.module,
-            folder=_code_folder(wanted.options, wanted.context),
-            run_folder=run_folder,
-            workspace=wanted.workspace,
-            options=wanted.options,
-            context=wanted.context,
-            skipped=folders,
-        )
-        code = snapshot.find(where, tree, notes)
+        code = snapshot.find(_code_place(wanted, script, run_folder), tree, notes)
     place = None if code.source is None else code.source.script
     if call is None:
         return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)
@@ -521,6 +519,40 @@ def _started(
         files=_call_files(call, None if place is None else place.relative_to(run_folder)),
         environment=_seeing(environment, call, code),
     )
+
+
+def _code_place(wanted: _Wanted, script: Path | None, run_folder: Path) -> CodePlace:
+    call = wanted.options.call
+    return CodePlace(
+        script=script if call is None else call.module,
+        folder=_code_folder(wanted.options, wanted.context),
+        run_folder=run_folder,
+        workspace=wanted.workspace,
+        options=wanted.options,
+        context=wanted.context,
+        skipped=() if call is None or call.folder is None else (call.folder,),
+    )
+
+
+def plan_code(workspace: Workspace, options: SubmitOptions, context: Context) -> tuple[Code, str]:
+    """Decide only what a run of a script has of the project: for a comparison before anything else is done.
+
+    Neither the image nor Slurm is needed, and nothing but git is started.
+
+    Returns:
+        What is copied, and the sha256 of the script; empty where there is no file.
+
+    Raises:
+        HpcenvError: the code cannot be copied.
+    """
+    workspace = workspace.for_lock(options.lock)
+    cluster: Cluster = "local"
+    merged = merge(options, workspace, {}, cluster, None, [])
+    script, content = _script(options, context)
+    wanted = _Wanted(workspace=workspace, options=merged.options, context=context, cluster=cluster)
+    with _asked(workspace, merged.options, context, cluster) as answers:
+        code = snapshot.find(_code_place(wanted, script, workspace.runs / "new"), answers.tree, [])
+    return code, hashlib.sha256(content).hexdigest() if script is not None else ""
 
 
 def _manifest(

@@ -2,10 +2,14 @@
 
 Runs on: LOGIN NODE. Reads, and writes nothing.
 
-Copied: what git tracks; what Python can import; text up to 1 MiB; what `--include` names. Every other file that is
-there at submission becomes a link to the live project at the same relative place, and so does an untracked file that
-usually holds credentials (`.env`, `.netrc`, keys): more people read a run folder than a home. A link is never copied as
-it is if it leads out of the folder: the copy gets what it leads to.
+Copied: what git tracks, without lockfiles (a run keeps its own); what Python can import; what `--include` names; and
+text up to 1 MiB that git does not ignore and that does not look like a credential, by its name or a line of it. Every
+other file that is there at submission becomes a link to the live project at the same relative place: more people read a
+run folder than a home, and a bundle of it is published. A link is never copied as it is if it leads out of the folder:
+the copy gets what it leads to.
+
+Of a project without git the same holds, with one difference: nothing is tracked and nothing is ignored. Of the run's
+own copy in a bundle, what its list names takes the place of what git tracks.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcenv import size
 from hpcenv.errors import UsageError
-from hpcenv.records.listing import BYTECODE, LINK, is_importable
+from hpcenv.project.code_listing import LOCKFILE_SUFFIX
+from hpcenv.records.listing import BYTECODE, LINK, Untracked, is_importable
+from hpcenv.submission import credentials
 
 # Text up to this size is a configuration or a note, and is copied.
 _LONGEST_TEXT = 1 << 20
@@ -37,12 +44,6 @@ _MOST_BEHIND_LINK = 2_000
 _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
-
-# Untracked files that usually hold credentials. Python cannot import them.
-_CREDENTIALS = (
-    *(".env", ".env.*", "*.env", ".envrc", ".netrc", ".pypirc", ".git-credentials", ".dockercfg"),
-    *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "id_ecdsa*", "kubeconfig", ".htpasswd"),
-)
 
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
@@ -81,6 +82,9 @@ class CopyContent:
         live: path -> what its link leads to.
         uncovered: those of `live` that no node compares.
         untracked: importable files among the copies that git does not track.
+        known: path -> what is known of a file that git does not track, copied or not.
+        ignored: files that git ignores and `--include` names: they are copied.
+        unasked: work trees of which git does not say what it ignores.
         left_out: what a copy for others does not have.
     """
 
@@ -89,21 +93,29 @@ class CopyContent:
     live: dict[str, str] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
     untracked: list[str] = field(default_factory=list)
+    known: dict[str, Untracked] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
-def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules) -> CopyContent:
+# Asks git which paths of a work tree it ignores; None where git does not say it.
+AskIgnored = Callable[[str, Sequence[str]], frozenset[str] | None]
+
+
+def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ignored: AskIgnored) -> CopyContent:
     """Return what the copy of a folder has.
 
     Args:
         root: the folder, links resolved.
         shown: its path as the user and the nodes know it; links lead there.
-        tracked: files that git tracks, relative to it.
+        tracked: files that git tracks, relative to it; those of the list of a bundle, if that is copied.
+        ask_ignored: called once for each work tree with untracked files of which it matters.
 
     Raises:
         UsageError: there are too many files, or they are too large.
     """
-    return _ProjectWalk(root, shown, tracked, rules).found
+    return _ProjectWalk(root, shown, tracked, rules, ask_ignored).found
 
 
 def require_bounded(root: Path, tracked: Sequence[str]) -> None:
@@ -127,12 +139,33 @@ def _too_much(shown: str, sizes: Mapping[str, int]) -> UsageError:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LooseFile:
+    """A file that git does not track, of which it matters whether git ignores it.
+
+    Attributes:
+        place: behind a link, it is outside.
+        asked: work tree and path in it, for each path that git may ignore: its own, or that of a link or of a nested
+            work tree that leads to it.
+    """
+
+    place: str
+    path: str
+    length: int
+    asked: tuple[tuple[str, str], ...]
+
+
 class _ProjectWalk:
     """One walk through a project."""
 
-    def __init__(self, root: str, shown: str, tracked: Sequence[str], rules: CopyRules) -> None:
+    def __init__(
+        self, root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ignored: AskIgnored
+    ) -> None:
         self.found = CopyContent()
-        self._root, self._shown, self._rules = root, shown, rules
+        self._root, self._shown, self._rules, self._ask_ignored = root, shown, rules, ask_ignored
+        self._repository = _repository_of(root)
+        self._passed: tuple[tuple[str, str], ...] = ()
+        self._loose_files: list[_LooseFile] = []
         self._base = os.path.relpath(root, rules.project)
         self._tracked = frozenset(tracked)
         self._size = self._looked_at = self._loose_count = self._loose_bytes = 0
@@ -146,10 +179,14 @@ class _ProjectWalk:
             if not any(parent in self._links for parent in _parents(path)):
                 self._live(target, path, uncovered=False)
         for path in tracked:
-            if not self._is_special(path):
+            if not self._is_special(path) and not self._is_lockfile(path):
                 self._take_tracked(path)
         self._folder(root, "")
+        ignored = self._ignored()
+        for file in self._loose_files:
+            self._take_text(file, is_ignored=file.path in ignored)
         self._require_own_links()
+        self.found.uncovered.sort()
 
     # -- tracked ----------------------------------------------------------------------
 
@@ -190,10 +227,26 @@ class _ProjectWalk:
         names = {entry.name for entry in entries}
         if below and not self._is_project_folder(place, below, names):
             return
-        for entry in entries:
-            path = f"{below}/{entry.name}" if below else entry.name
-            if path not in self._tracked and not self._is_left_out(entry.name, path):
-                self._entry(entry, path)
+        with self._through(place, place) if below and ".git" in names else nullcontext():
+            for entry in entries:
+                path = f"{below}/{entry.name}" if below else entry.name
+                if path not in self._tracked and not self._is_left_out(entry.name, path):
+                    self._entry(entry, path)
+
+    @contextmanager
+    def _through(self, passed: str, repository: str | None) -> Iterator[None]:
+        """Look at what a link or a nested work tree holds.
+
+        Args:
+            passed: the link or the work tree; git may ignore it.
+            repository: the work tree in which the files are.
+        """
+        before = self._repository, self._passed
+        if self._repository is not None:
+            self._passed = (*self._passed, (self._repository, os.path.relpath(passed, self._repository)))
+        self._repository = repository
+        yield
+        self._repository, self._passed = before
 
     def _is_project_folder(self, place: str, path: str, names: set[str]) -> bool:
         """Return whether a folder belongs to the project; of an environment, make a link."""
@@ -206,13 +259,14 @@ class _ProjectWalk:
         return not (is_run or is_of_executor or is_cache or os.path.realpath(place) in self._rules.skipped)
 
     def _is_left_out(self, name: str, path: str) -> bool:
-        if name in (".git", BYTECODE):
-            return True
-        if name.endswith(".lock.toml") and self._fits(os.path.dirname(path) or ".", [self._rules.lockfiles]):
+        if name in (".git", BYTECODE) or self._is_lockfile(path):
             return True
         if self._rules.to_others and name.startswith("."):
             return True
         return bool(self._rules.ignore) and self._fits(path, self._rules.ignore)
+
+    def _is_lockfile(self, path: str) -> bool:
+        return is_lockfile(os.path.normpath(os.path.join(self._base, path)), self._rules.lockfiles)
 
     def _fits(self, path: str, patterns: Sequence[str]) -> bool:
         named = os.path.normpath(os.path.join(self._base, path))
@@ -240,7 +294,7 @@ class _ProjectWalk:
             self._file(entry.path, path)
 
     def _file(self, place: str, path: str) -> None:
-        """Copy or link a file; behind a link, `place` is outside."""
+        """Copy or link a file, or keep it until git has said what it ignores; behind a link, `place` is outside."""
         self._loose[_top_of(path)] += 1
         try:
             length = os.stat(place).st_size
@@ -248,24 +302,71 @@ class _ProjectWalk:
             return
         # What cannot be read cannot be imported by a rank either.
         if os.path.realpath(place) in self._rules.secrets or not os.access(place, os.R_OK):
-            self._live(place if not _is_in(place, self._root) else self._seen(path), path)
+            self._live_file(place, path)
+        elif is_importable(path) and not self._is_included(path):
+            self._take_module(place, path, length)
+        elif length <= _LONGEST_TEXT or self._is_included(path):
+            asked = self._passed
+            if self._repository is not None:
+                asked = (*asked, (self._repository, os.path.relpath(place, self._repository)))
+            self._loose_files.append(_LooseFile(place=place, path=path, length=length, asked=asked))
+        else:
+            self._live_file(place, path)
+
+    def _is_included(self, path: str) -> bool:
+        return bool(self._rules.include) and self._fits(path, self._rules.include)
+
+    def _take_module(self, place: str, path: str, length: int) -> None:
+        if self._rules.to_others and credentials.line_of(path, _start_of(place)):
+            self.found.left_out.append(path)
             return
-        if self._rules.include and self._fits(path, self._rules.include):
-            self._copy(place, path, length)
+        self._count(length)
+        self.found.known[path] = "other"
+        self.found.untracked.append(path)
+        self._copy(place, path, length)
+
+    def _ignored(self) -> frozenset[str]:
+        """Return which of the kept files git ignores; all of a work tree of which git does not say it."""
+        questions: dict[str, list[str]] = {}
+        for file in self._loose_files:
+            for repository, path in file.asked:
+                questions.setdefault(repository, []).append(path)
+        answers = {tree: self._ask_ignored(tree, list(dict.fromkeys(paths))) for tree, paths in questions.items()}
+        self.found.unasked += [tree for tree, answer in answers.items() if answer is None]
+        return frozenset(
+            file.path
+            for file in self._loose_files
+            if any((answer := answers[tree]) is None or path in answer for tree, path in file.asked)
+        )
+
+    def _take_text(self, file: _LooseFile, *, is_ignored: bool) -> None:
+        """Copy a file if it holds text that others may read, or is included; link it otherwise."""
+        if self._is_included(file.path):
+            self.found.known[file.path] = "include"
+            self.found.ignored += [file.path] if is_ignored else []
+            self._copy(file.place, file.path, file.length)
             return
-        importable = is_importable(path)
-        holds_credentials = any(fnmatch.fnmatchcase(os.path.basename(path), name) for name in _CREDENTIALS)
-        content = _text(place) if not importable and not holds_credentials and length <= _LONGEST_TEXT else None
-        if not importable and content is None:
-            self._live(place if not _is_in(place, self._root) else self._seen(path), path)
+        if is_ignored or credentials.is_named_like_one(file.path):
+            self._live_file(file.place, file.path, "ignored" if is_ignored else "credential")
             return
+        content = _text(file.place)
+        if content is None or credentials.line_of(file.path, content):
+            self._live_file(file.place, file.path, None if content is None else "credential")
+            return
+        self._count(file.length)
+        self.found.known[file.path] = "other"
+        self._copy(file.place, file.path, file.length, hashlib.sha256(content).hexdigest())
+
+    def _live_file(self, place: str, path: str, known: Untracked | None = None) -> None:
+        if known is not None:
+            self.found.known[path] = known
+        self._live(self._seen(path) if _is_in(place, self._root) else place, path)
+
+    def _count(self, length: int) -> None:
         self._loose_count, self._loose_bytes = self._loose_count + 1, self._loose_bytes + length
         if self._loose_count > _MOST_LOOSE or self._loose_bytes > _MOST_LOOSE_BYTES:
             limit = f"{_MOST_LOOSE} files or {size.shown(_MOST_LOOSE_BYTES)}"
             self._refuse_number(f"more than {limit} of modules and text that git does not track")
-        self._copy(place, path, length, content)
-        if importable:
-            self.found.untracked.append(path)
 
     def _refuse_number(self, why: str) -> None:
         most = self._loose.most_common(_SHOWN) or [("FOLDER", 0)]
@@ -303,9 +404,11 @@ class _ProjectWalk:
                 aim if relative else os.path.relpath(real, os.path.join(self._root, os.path.dirname(path)))
             )
         elif os.path.isdir(real):
-            self._linked_folder(real, path)
+            with self._through(place, _repository_of(real)):
+                self._linked_folder(real, path)
         elif os.path.isfile(real):
-            self._file(real, path)
+            with self._through(place, _repository_of(os.path.dirname(real))):
+                self._file(real, path)
 
     def _linked_folder(self, real: str, path: str) -> None:
         """Take the content of a folder outside, as if it were here; if it is large, only link to it."""
@@ -352,8 +455,33 @@ def _names_below(folder: str, most: int) -> int | None:
     return count
 
 
-def _text(place: str) -> str | None:
-    """Return the sha256 of a file that holds text; None if it does not, or cannot be read."""
+def is_lockfile(path: str, lockfiles: str) -> bool:
+    """Return whether a file is a lockfile of the project: not code, and a run has its own copy of the one it uses.
+
+    Args:
+        path: relative to the folder of hpcenv.toml.
+        lockfiles: the folder of lockfiles, relative to it, too.
+    """
+    return path.endswith(LOCKFILE_SUFFIX) and _is_in(os.path.dirname(path) or ".", lockfiles)
+
+
+def _repository_of(folder: str) -> str | None:
+    """Return the nearest folder above that has a `.git`."""
+    return next((str(one) for one in (Path(folder), *Path(folder).parents) if os.path.lexists(one / ".git")), None)
+
+
+def _start_of(place: str) -> bytes:
+    """Return a file, up to the length of text that is copied; empty if it cannot be read."""
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            return file.read(_LONGEST_TEXT + 1)
+    except OSError:
+        return b""
+
+
+def _text(place: str) -> bytes | None:
+    """Return the content of a file that holds text; None if it does not, or cannot be read."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -363,7 +491,7 @@ def _text(place: str) -> str | None:
     # As git tells it apart (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes.
     if b"\0" in content[:8000] or len(content) > _LONGEST_TEXT:
         return None
-    return hashlib.sha256(content).hexdigest()
+    return content
 
 
 def _sha256(place: str) -> str:

@@ -35,6 +35,20 @@ Cluster = Literal["slurm", "local"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopiedCode:
+    """The copy of a run's code, from which another run is submitted.
+
+    Attributes:
+        root: its folder.
+        files: those of the run's list that it has, relative to `root`. They take the place of what git tracks: git is
+            not asked, also where the folder is in a work tree.
+    """
+
+    root: Path
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmitOptions(OptionValues):
     """The input of a submission: the options of the table, and what torchrun starts.
 
@@ -44,6 +58,7 @@ class SubmitOptions(OptionValues):
         level: how deep the nodes look; None for the environment's default.
         call: a Python function in place of a script.
         lockfile: path of the lockfile, whatever `lock` names.
+        copied: the project is a copy of a run's code.
         handover: the folder is for somebody else, who has other variables and files.
         allocated: the nodes are there already (`hpcenv run` in an allocation): nothing is requested.
         site_here: without a job, too, the site profile is used: `hpcenv run` on a login node.
@@ -54,6 +69,7 @@ class SubmitOptions(OptionValues):
     level: Level | None = None
     call: Call | None = None
     lockfile: Path | None = None
+    copied: CopiedCode | None = None
     handover: bool = False
     allocated: bool = False
     site_here: bool = False

@@ -17,6 +17,7 @@ from typing import Any
 
 from hpcenv.errors import Command, FileUnusable, RecordInvalid, UsageError
 from hpcenv.project.acceptance import Asked, asked_by_options
+from hpcenv.project.code_listing import changed_files
 from hpcenv.project.context import Context
 from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_values import argv_of
@@ -248,7 +249,8 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
     Raises:
         UsageError: one has changed, and it is not allowed.
     """
-    changed = tuple(_with_names(one, before, plan) for one in changed_inputs(before, plan.manifest))
+    found = (_with_names(one, before, plan) for one in changed_inputs(before, plan.manifest))
+    changed = tuple(one for one in found if one is not None)
     if other_lock:
         changed = tuple(one for one in changed if one.what != "the SIF" and "environment" not in one.what)
     if changed and not allow:
@@ -264,16 +266,17 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
     return changed
 
 
-def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedInput:
-    """Name the copied files that differ."""
+def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedInput | None:
+    """Name the copied files that differ; None if all of the code is the same."""
     if changed.what != _COPIED or plan.source is None:
         return changed
     try:
-        then = load_record(Listing, RunFolder(Path(before.run_folder)).listing).files
-    except RecordInvalid:
+        then = load_record(Listing, RunFolder(Path(before.run_folder)).listing)
+        names = [path.partition("/")[2] for path in changed_files(then, plan.source.listing)]
+    except (RecordInvalid, OSError):
         return changed
-    now = plan.source.listing.files
-    names = sorted(path.partition("/")[2] for path in {*then, *now} if then.get(path) != now.get(path))
+    if not names:
+        return None
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return replace(changed, what=f"{_COPIED} ({', '.join(names[:_NAMED])}{more})")
 

@@ -8,6 +8,7 @@ a pointer where it was not). `project_files` says what else the copy has.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
@@ -32,7 +33,7 @@ from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import project_files
 from hpcenv.submission.plan import PlannedSource
-from hpcenv.submission.project_files import CopyContent, CopyRules, plain
+from hpcenv.submission.project_files import CopyContent, CopyRules, plain, shorten
 from hpcenv.submission.request import SubmitOptions
 
 _SHOWN = 3
@@ -137,6 +138,8 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None, notes: li
 def _committed(place: CodePlace, read: git.ReadTree | None, notes: list[str]) -> _Committed:
     """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
     script, options = place.script, place.options
+    if options.copied is not None:
+        return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
     if read is None:
         return _Committed(tree=None, reason="no script" if place.folder is None else f"{place.folder} is not under git")
     tree, known = read
@@ -232,7 +235,8 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
     """Return the copy that is made, and the working directory in it."""
     parts = _parts(place, committed)
     rules = _rules(place, parts)
-    found = [(part, project_files.find(part.root, part.shown, part.tracked, rules)) for part in parts]
+    ask = functools.partial(_ask_ignored, environ=place.context.environ)
+    found = [(part, project_files.find(part.root, part.shown, part.tracked, rules, ask)) for part in parts]
     cwd = os.path.realpath(place.context.cwd)
     working = parts[-1]
     workdir = Path(os.path.normpath(working.folder / os.path.relpath(cwd, working.root)))
@@ -260,6 +264,13 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
     return planned, workdir
 
 
+def _ask_ignored(tree: str, paths: Sequence[str], *, environ: Mapping[str, str]) -> frozenset[str] | None:
+    try:
+        return git.ignored(tree, paths, environ)
+    except (ToolFailed, ToolMissing):
+        return None
+
+
 def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
     """Return the folder of the code and, where it does not hold the working directory, also that one's project."""
     run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
@@ -270,6 +281,8 @@ def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
     folder = os.path.realpath(place.folder)
     beside = of_cwd if _is_in(folder, of_cwd) else folder
     code = beside if committed.tree is None else str(committed.tree.root)
+    if place.options.copied is not None:
+        code = os.path.realpath(place.options.copied.root)
     first = _part(code, run.source, place, tracked=committed.files)
     return [first] if _is_in(cwd, code) else [first, _part(of_cwd, run.other_folder, place)]
 
@@ -343,7 +356,8 @@ def data_path(root: Path, path: str) -> str:
 def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]]) -> Listing:
     files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
     live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
-    return Listing(schema=SCHEMA, files=files, live=live)
+    known = {f"{part.folder.name}/{path}": one_known for part, one in found for path, one_known in one.known.items()}
+    return Listing(schema=SCHEMA, files=files, live=live, untracked=known)
 
 
 def _record(committed: _Committed, found: Sequence[tuple[_CopiedFolder, CopyContent]], listing: Listing) -> Source:
@@ -358,7 +372,7 @@ def _record(committed: _Committed, found: Sequence[tuple[_CopiedFolder, CopyCont
         files=len(listing.files),
         digest=digest_of(listing.files),
         roots=tuple(part.shown for part, _ in found),
-        live=project_files.shorten(uncovered),
+        live=shorten(uncovered),
     )
 
 
@@ -375,10 +389,17 @@ def _notes(found: Sequence[tuple[_CopiedFolder, CopyContent]], *, has_commit: bo
         yield f"git does not track these modules of the copy: {_some(untracked)}"
     uncovered = [path for _, one in found for path in one.uncovered]
     if uncovered:
-        yield f"live, not covered (links to your project): {', '.join(project_files.shorten(uncovered))}"
+        ignored = [path for _, one in found for path in one.live if one.known.get(path) == "ignored"]
+        more = f"; git ignores {len(ignored)} of them, --include PATTERN copies such files" if ignored else ""
+        yield f"live, not covered (links to your project): {', '.join(shorten(uncovered))}{more}"
+    included = [path for _, one in found for path in one.ignored]
+    if included:
+        yield f"copied, also into a bundle, although git ignores them (include): {', '.join(shorten(included))}"
+    for tree in dict.fromkeys(tree for _, one in found for tree in one.unasked):
+        yield f"git does not say what it ignores in {plain(tree)}: the text that it does not track there is linked"
     left_out = [path for _, one in found for path in one.left_out]
     if left_out:
-        yield f"not in the exported folder: {', '.join(project_files.shorten(left_out))}"
+        yield f"not in the exported folder: {', '.join(shorten(left_out))}"
 
 
 def _some(paths: Sequence[str]) -> str:

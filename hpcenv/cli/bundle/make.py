@@ -37,7 +37,8 @@ def command(
     """Make one archive of a run: lockfile, code, command, records and measured values.
 
     RUN is a run folder, a run name or a job id. The values of credentials, secrets, checkpoints
-    and logs stay out. What else stays out is listed, with the reason.
+    and logs stay out, and so do files that git ignores, except modules without credentials.
+    What stays out is listed, with the reason.
     """
     folder = run_folder(run, runs)
     target = Path(output) if output else _render.cwd() / f"{folder.name}{SUFFIX}"
@@ -52,6 +53,8 @@ def command(
     _render.say(f"sha256 {made.sha256}")
     for path, why in made.left_out.items():
         _render.say(f"left out: {escape_control(path)}: {escape_control(why)}")
+    for note in made.notes:
+        _render.tell(f"note: {escape_control(note)}")
     _render.tell(f"next: hpcenv bundle verify {escape_control(str(made.path))}")
 
 

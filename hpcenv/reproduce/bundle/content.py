@@ -4,6 +4,8 @@ Runs on: LOGIN NODE. An unpacked bundle has the names of a run folder, so all th
 `hpcenv compare`, `report`, `reproduce`.
 
 Not in a bundle: hpcenv's own code, job scripts' output (unless asked for), checkpoints, homes of the ranks, secrets.
+Of the code, nothing is in it that git ignores or that looks like a credential, unless git tracks it or `--include`
+names it.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from hpcenv.errors import FileUnusable, RecordInvalid, UsageError
 from hpcenv.records.codec import encode_record
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_file
-from hpcenv.records.listing import LINK, Listing, content_of, walk
+from hpcenv.records.listing import LINK, Listing, Untracked, content_of, is_importable, walk
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_value
 from hpcenv.reproduce.bundle.archive import BundleMember
+from hpcenv.submission import credentials
 
 # A value that is shorter stands in files by chance.
 _SHORTEST_CREDENTIAL = 8
@@ -191,9 +194,32 @@ def _code(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Itera
         place = holder.path / path
         if content.startswith(LINK):
             yield BundleMember(name=path, link=content.removeprefix(LINK))
-        elif content_of(str(place)) == content:
-            yield BundleMember(name=path, source=place, executable=bool(place.stat().st_mode & 0o100))
-        else:
+        elif content_of(str(place)) != content:
             left_out[path] = "it was changed after the submission"
+        elif why := _private(listing, path, place):
+            left_out[path] = why
+        else:
+            yield BundleMember(name=path, source=place, executable=bool(place.stat().st_mode & 0o100))
     for path in listing.live:
-        left_out[path] = "the copy only links to it"
+        left_out[path] = _LINKED.get((listing.untracked or {}).get(path, "other"), "the copy only links to it")
+
+
+_LINKED: dict[Untracked, str] = {
+    "ignored": "git ignores it, and the copy only links to it",
+    "credential": "it looks like a credential, and the copy only links to it",
+}
+
+
+def _private(listing: Listing, path: str, place: Path) -> str:
+    """Return why a copied file is not for others; empty if it is.
+
+    What git tracks and what `--include` names is. Of other files, name and content decide; also of all files of a run
+    whose listing does not say what git tracks.
+    """
+    if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
+        return ""
+    unknown = "" if listing.untracked is not None else "; the run does not say whether git tracks it"
+    if not is_importable(path) and credentials.is_named_like_one(path.partition("/")[2]):
+        return f"its name is that of a file with credentials{unknown}"
+    line = credentials.line_of(path, read_file(place, most=_LONGEST_RECORD))
+    return f"line {line} looks like a credential{unknown}" if line else ""

@@ -19,6 +19,7 @@ from hpcenv.reproduce.bundle import citation
 from hpcenv.reproduce.bundle.archive import BundleMember, counted, write_archive
 from hpcenv.reproduce.bundle.content import Content, collect
 from hpcenv.reproduce.record import RunRecord, read_record
+from hpcenv.submission import credentials
 from hpcenv.version import VERSION
 
 RECORD = "record.json"
@@ -55,6 +56,7 @@ class MadeBundle:
         size: in bytes.
         files: how many members it has.
         left_out: path in the run folder -> why it is not there.
+        notes: what to look at before it is published.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class MadeBundle:
     size: int
     files: int
     left_out: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def make(
@@ -108,8 +111,21 @@ def make(
     step = counted(on_event, "pack", target.name, sum(_size(member) for member in members))
     digest = write_archive(target, _folder_name(record.run), members, step=step)
     return MadeBundle(
-        path=target, sha256=digest, size=target.stat().st_size, files=len(members) + 1, left_out=content.left_out
+        path=target,
+        sha256=digest,
+        size=target.stat().st_size,
+        files=len(members) + 1,
+        left_out=content.left_out,
+        notes=_notes(record),
     )
+
+
+def _notes(record: RunRecord) -> tuple[str, ...]:
+    names = credentials.arguments(record.args)
+    if not names:
+        return ()
+    what = f"{', '.join(names)}: an argument of the script that looks like a credential"
+    return (f"{what}; its value is in manifest.json, request.json and record.json of the bundle",)
 
 
 def _folder_name(run: str) -> str:

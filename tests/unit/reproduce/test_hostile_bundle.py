@@ -55,6 +55,8 @@ def rewrite(run: RunFolder, name: str, text: str) -> None:
     save_record(Listing(schema=1, files=files), run.listing)
     data = json.loads(run.manifest.read_text())
     data["source"]["digest"] = digest_of(files)
+    if name == "train.py":
+        data["script_sha256"] = file_sha256(path)
     run.manifest.write_text(json.dumps(data))
 
 

@@ -162,9 +162,11 @@ def relist(run: RunFolder, files: dict[str, str]) -> Manifest:
 
 def test_the_code_is_copied_once_and_found_again(run, tmp_path):
     manifest, target = load_record(Manifest, run.manifest), tmp_path / "code"
-    assert copy_code(run, manifest, target) == ()
+    copied = copy_code(run, manifest, target)
+    assert (copied.left_out, copied.code.root) == ((), target)
+    assert sorted(copied.code.files) == ["hpcenv.toml", "train.py"]
     assert sorted(path.name for path in target.iterdir()) == ["hpcenv.toml", "train.py"]
-    assert copy_code(run, manifest, target) == ()
+    assert copy_code(run, manifest, target) == copied
     (target / "train.py").write_text("")
     with pytest.raises(WouldOverwrite, match=r"train\.py"):
         copy_code(run, manifest, target)
@@ -186,7 +188,7 @@ def test_a_link_that_leads_out_is_left_out_and_a_linked_folder_is_not_read(run, 
     listed = load_record(Listing, run.listing).files
     links = {"source/secret": "link:../../../etc/passwd", "source/abs": "link:/etc", "source/ok": "link:train.py"}
     manifest = relist(run, {**listed, **links})
-    left_out = copy_code(run, manifest, tmp_path / "code")
+    left_out = copy_code(run, manifest, tmp_path / "code").left_out
     assert [line.partition(":")[0] for line in left_out] == ["source/abs", "source/secret"]
     assert os.readlink(tmp_path / "code" / "ok") == "train.py"
     os.symlink("/etc", run.source / "etc")

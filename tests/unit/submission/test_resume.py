@@ -26,12 +26,16 @@ def main(args):
 """
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from hpcenv import training
 found = training.resume_path(global_batch=int(sys.argv[1]))
 step = 0 if found is None else int(found.read_text())
 print("BEGINS", os.environ["RANK"], step, flush=True)
+# As the first collective of a training does: no rank saves before all have begun.
+Path(os.environ["HPCENV_RUN_FOLDER"], "begun-" + os.environ["RANK"]).touch()
+while len(list(Path(os.environ["HPCENV_RUN_FOLDER"]).glob("begun-*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
 if os.environ["RANK"] == "0":
     with training.saving(step + 5, global_batch=int(sys.argv[1])) as path:
         path.write_text(str(step + 5))

@@ -79,7 +79,7 @@ def refused(make: Callable[[], object], code: str) -> HpcenvError:
 
 def test_a_run_uses_a_copy_of_what_git_tracks(plan: Any, tree: Path, context: Context) -> None:
     (tree / "data").mkdir()
-    (tree / "data" / "big.bin").write_bytes(b"x" * 1000)
+    (tree / "data" / "big.bin").write_bytes(b"\0" * 1000)
     planned = plan()
     result = submit(planned, context)
     (tree / "helper.py").write_text("VALUE = 2\n")
@@ -90,13 +90,14 @@ def test_a_run_uses_a_copy_of_what_git_tracks(plan: Any, tree: Path, context: Co
     assert (planned.manifest.workdir, planned.manifest.submitted_in) == (str(run.source), str(tree))
     assert (run.source / "helper.py").read_text() == "VALUE = 1\n"
     assert hashlib.sha256((run.source / "train.py").read_bytes()).hexdigest() == planned.manifest.script_sha256
-    assert (run.source / "data" / "big.bin").read_bytes() == b"x" * 1000
+    assert (run.source / "data" / "big.bin").read_bytes() == b"\0" * 1000
     assert not (run.source / ".git").exists()
     assert not (run.source / "runs").exists()
     source = planned.manifest.source
     assert source is not None
     assert (source.commit, source.dirty, source.diff_sha256) == (git(tree, "rev-parse", "HEAD"), False, "")
-    assert source.files == len(git(tree, "ls-files").splitlines()) + 1
+    # Tracked lockfiles are no code: the run keeps the one that it uses.
+    assert source.files == len(git(tree, "ls-files", ":!lockfiles").splitlines()) == 4
     listing = load_record(Listing, run.listing)
     assert source.digest == digest_of(listing.files) == tomlkit.parse(run.lockfile.read_text())["code"]["digest"]
     assert listing.files["source/helper.py"] == hashlib.sha256(b"VALUE = 1\n").hexdigest()
@@ -104,7 +105,8 @@ def test_a_run_uses_a_copy_of_what_git_tracks(plan: Any, tree: Path, context: Co
     assert (code["commit"], code["dirty"], code["script-sha256"]) == (
         source.commit, False, planned.manifest.script_sha256,
     )  # fmt: skip
-    assert planned.notes == (ONE_CPU,)
+    live = "live, not covered (links to your project): data/big.bin"
+    assert planned.notes == (ONE_CPU, f"{live}; git ignores 1 of them, --include PATTERN copies such files")
 
 
 def test_links_modes_and_odd_names_are_kept(plan: Any, tree: Path, context: Context) -> None:
@@ -273,27 +275,165 @@ def copied(plan: Any, context: Context, **words: Any) -> tuple[Plan, RunFolder]:
 
 
 def test_modules_and_text_are_copied_and_other_files_are_links(plan: Any, tree: Path, context: Context) -> None:
-    (tree / "data").mkdir()
-    (tree / "data" / "notes.yaml").write_text("lr: 0.1\n")
-    (tree / "data" / "long.txt").write_text("x" * (1 << 20) + "x")
-    (tree / "data" / "w.npz").write_bytes(b"\0" * 10)
-    (tree / "data" / "ext.so").write_bytes(b"\0" * 10)
+    (tree / "conf").mkdir()
+    (tree / "conf" / "notes.yaml").write_text("lr: 0.1\n")
+    (tree / "conf" / "long.txt").write_text("x" * (1 << 20) + "x")
+    (tree / "conf" / "w.npz").write_bytes(b"\0" * 10)
+    (tree / "conf" / "ext.so").write_bytes(b"\0" * 10)
     (tree / "__pycache__").mkdir()
     (tree / "__pycache__" / "helper.pyc").write_bytes(b"\0")
     planned, run = copied(plan, context)
     for name in ("notes.yaml", "ext.so"):
-        assert not (run.source / "data" / name).is_symlink()
+        assert not (run.source / "conf" / name).is_symlink()
     for name in ("long.txt", "w.npz"):
-        assert os.readlink(run.source / "data" / name) == str(tree / "data" / name)
+        assert os.readlink(run.source / "conf" / name) == str(tree / "conf" / name)
     assert not (run.source / "__pycache__").exists()
-    assert planned.manifest.source.live == ("data/long.txt", "data/w.npz")
-    assert "live, not covered (links to your project): data/long.txt, data/w.npz" in planned.notes
-    (tree / "data" / "notes.yaml").write_text("lr: 99.9\n")
-    assert (run.source / "data" / "notes.yaml").read_text() == "lr: 0.1\n"
-    again, other = copied(plan, context, name="b", include=("*.npz", "data/long.txt"))
+    assert planned.manifest.source.live == ("conf/long.txt", "conf/w.npz")
+    assert "live, not covered (links to your project): conf/long.txt, conf/w.npz" in planned.notes
+    (tree / "conf" / "notes.yaml").write_text("lr: 99.9\n")
+    assert (run.source / "conf" / "notes.yaml").read_text() == "lr: 0.1\n"
+    again, other = copied(plan, context, name="b", include=("*.npz", "conf/long.txt"))
     assert again.manifest.source.live == ()
-    assert not (other.source / "data" / "w.npz").is_symlink()
+    assert not (other.source / "conf" / "w.npz").is_symlink()
     assert again.manifest.source.digest != planned.manifest.source.digest
+
+
+def listed(run: RunFolder) -> Listing:
+    return load_record(Listing, run.listing)
+
+
+def write(tree: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+
+
+def test_what_git_ignores_is_linked_except_modules_and_what_include_names(
+    plan: Any, tree: Path, context: Context
+) -> None:
+    write(tree, {".gitignore": "runs/\n*.local.yaml\nprivate/\n!keep.local.yaml\n"})
+    git(tree, "commit", "-qam", "ignore")
+    ignored = {"a.local.yaml": "lr: 1\n", "private/notes.txt": "x\n", "private/mod.py": "X = 1\n"}
+    write(tree, {**ignored, "keep.local.yaml": "lr: 2\n", "new.yaml": "lr: 3\n"})
+    planned, run = copied(plan, context)
+    assert {path for path in ignored if (run.source / path).is_symlink()} == {"a.local.yaml", "private/notes.txt"}
+    assert planned.manifest.source.live == ("a.local.yaml", "private/notes.txt")
+    found = listed(run)
+    assert found.untracked == {
+        "source/a.local.yaml": "ignored", "source/private/notes.txt": "ignored", "source/private/mod.py": "other",
+        "source/keep.local.yaml": "other", "source/new.yaml": "other",
+    }  # fmt: skip
+    assert {"source/private/mod.py", "source/keep.local.yaml", "source/new.yaml"} <= set(found.files)
+    again, other = copied(plan, context, name="b", include=("*.local.yaml",))
+    assert not (other.source / "a.local.yaml").is_symlink()
+    assert listed(other).untracked["source/a.local.yaml"] == "include"
+    assert "copied, also into a bundle, although git ignores them (include): a.local.yaml" in again.notes
+
+
+@pytest.mark.parametrize("rules", ["exclude", "global", "deep", "directory"])
+def test_each_place_where_git_is_told_what_to_ignore_counts(
+    plan: Any, tree: Path, context: Context, tmp_path: Path, rules: str
+) -> None:
+    write(tree, {"conf/secret-plan.txt": "x\n", "conf/open.txt": "y\n"})
+    if rules == "exclude":
+        write(tree, {".git/info/exclude": "secret-plan.txt\n"})
+    elif rules == "global":
+        write(tmp_path, {"ignore": "secret-plan.txt\n"})
+        git(tree, "config", "core.excludesFile", str(tmp_path / "ignore"))
+    elif rules == "deep":
+        write(tree, {"conf/.gitignore": "/secret-plan.txt\n"})
+    else:
+        write(tree, {"conf/.gitignore": "*\n!open.txt\n"})
+    _, run = copied(plan, context)
+    assert (run.source / "conf/secret-plan.txt").is_symlink()
+    assert not (run.source / "conf/open.txt").is_symlink()
+
+
+def test_an_ignored_file_in_a_nested_work_tree_and_behind_a_link_is_ignored(
+    plan: Any, tree: Path, context: Context, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    for place in (other, tree / "nested"):
+        write(place, {".gitignore": "*.txt\n", "a.txt": "x\n", "b.yaml": "y: 1\n"})
+        git(place, "init", "-q")
+    write(tmp_path, {"plain/a.txt": "x\n", "plain/hf_token.txt": "x\n", "hidden/a.txt": "x\n"})
+    for name in ("other", "plain", "hidden"):
+        (tree / name).symlink_to(tmp_path / name)
+    write(tree, {".gitignore": "runs/\nhidden\n"})
+    git(tree, "commit", "-qam", "ignore")
+    _, run = copied(plan, context)
+    links = {f"{folder}/{name}" for folder in ("other", "nested", "plain", "hidden") for name in ("a.txt", "b.yaml")}
+    links |= {"plain/hf_token.txt"}
+    assert {path for path in links if (run.source / path).is_symlink()} == {
+        "other/a.txt", "nested/a.txt", "hidden/a.txt", "plain/hf_token.txt",
+    }  # fmt: skip
+    assert os.readlink(run.source / "hidden/a.txt") == str(tmp_path / "hidden/a.txt")
+
+
+def test_the_project_of_the_working_directory_has_its_own_git(
+    plan: Any, tree: Path, context: Context, tmp_path: Path
+) -> None:
+    """The script is in one repository, the working directory in another one."""
+    write(tmp_path, {"code/far.py": "print(1)\n", "code/.gitignore": "*.txt\n"})
+    git(tmp_path / "code", "init", "-q")
+    git(tmp_path / "code", "add", "-A")
+    git(tmp_path / "code", "commit", "-qm", "x")
+    write(tree, {".gitignore": "runs/\n*.cfg\n", "a.cfg": "x\n", "b.txt": "y\n"})
+    write(tmp_path, {"code/c.txt": "z\n"})
+    _, run = copied(plan, context, script=str(tmp_path / "code/far.py"))
+    assert (run.path / "work/a.cfg").is_symlink() and (run.source / "c.txt").is_symlink()
+    assert not (run.path / "work/b.txt").is_symlink()
+
+
+def test_where_git_does_not_say_what_it_ignores_text_is_linked(
+    plan: Any, tree: Path, context: Context, tmp_path: Path
+) -> None:
+    write(tree, {"nested/.git": "gitdir: /nonexistent\n", "nested/a.txt": "x\n", "nested/m.py": "X = 1\n"})
+    planned, run = copied(plan, context)
+    assert (run.source / "nested/a.txt").is_symlink() and not (run.source / "nested/m.py").is_symlink()
+    said = f"git does not say what it ignores in {tree}/nested: the text that it does not track there is linked"
+    assert said in planned.notes
+
+
+def test_a_tracked_file_is_copied_whatever_its_name(plan: Any, tree: Path, context: Context) -> None:
+    write(tree, {".env": "A=1\n", "secrets.yaml": "hf_token: hf_AAA\n"})
+    git(tree, "add", "-Af")
+    git(tree, "commit", "-qm", "published")
+    _, run = copied(plan, context)
+    assert not (run.source / ".env").is_symlink() and not (run.source / "secrets.yaml").is_symlink()
+
+
+@pytest.mark.parametrize("under_git", [True, False])
+def test_names_and_content_decide_where_git_says_nothing(
+    plan: Any, tree: Path, context: Context, under_git: bool
+) -> None:
+    if not under_git:
+        shutil.rmtree(tree / ".git")
+    secret = {"secrets.yaml": "a: b\n", "conf/db.ini": "[db]\npassword = hunter22\n", "deploy.key": "x\n"}
+    plain = {"tokenizer.json": '{"pad_token": "<pad>"}\n', "conf/model.yaml": "max_tokens: 4096\n"}
+    write(tree, {**secret, **plain, "keys.py": 'API_KEY = "abcdefgh"\n'})
+    _, run = copied(plan, context)
+    found = listed(run)
+    assert {path for path, known in found.untracked.items() if known == "credential"} == {f"source/{p}" for p in secret}
+    assert all((run.source / path).is_symlink() for path in secret)
+    assert not any((run.source / path).is_symlink() for path in (*plain, "keys.py"))
+
+
+def test_many_untracked_files_are_one_question_to_git(plan: Any, tree: Path, context: Context, tmp_path: Path) -> None:
+    log, real = tmp_path / "calls", shutil.which("git")
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    write(tree, {f"conf/{number}.yaml": "x: 1\n" for number in range(200)})
+    other = replace(context, environ={**context.environ, "PATH": f"{program.parent}:{context.environ['PATH']}"})
+    options = SubmitOptions(script="train.py", nproc=1, assume_shared=True, name="a")
+    plan_job(open_workspace(tree), options, other)
+    assert sum("check-ignore" in line for line in log.read_text().splitlines()) == 1
+    shutil.rmtree(tree / "conf")
+    log.unlink()
+    plan_job(open_workspace(tree), options, other)
+    assert "check-ignore" not in log.read_text(), "nothing is asked where it does not matter"
 
 
 def test_the_file_of_a_secret_is_never_copied(plan: Any, tree: Path, context: Context) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from hpcenv.errors import BundleInvalid, FileUnusable, HpcenvError, UsageError, WouldOverwrite
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, content_of, digest_of
+from hpcenv.records.listing import Listing, Untracked, content_of, digest_of
 from hpcenv.records.manifest import Manifest, Setting, Source
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduce.bundle.archive import SUMS, Archive, BundleMember, write_archive
@@ -109,6 +109,95 @@ def test_no_credential_is_in_a_bundle(run: RunFolder, tmp_path: Path) -> None:
         assert not [name for name in archive.namelist() if TOKEN.encode() in archive.read(name)]
         settings = json.loads(archive.read("paper/manifest.json"))["settings"]
     assert [setting["value"] for setting in settings] == ["(value not recorded)", "1"]
+
+
+def add_code(run: RunFolder, files: Mapping[str, str], untracked: dict[str, Untracked] | None) -> None:
+    """Put files into the copy of the code, as the submission would have listed them."""
+    for name, text in files.items():
+        (run.source / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.source / name).write_text(text)
+    found = load_record(Listing, run.listing)
+    listed = {**found.files, **{f"source/{name}": content_of(str(run.source / name)) for name in files}}
+    known = None if untracked is None else {f"source/{name}": one for name, one in untracked.items()}
+    save_record(replace(found, files=listed, untracked=known), run.listing)
+    manifest = load_record(Manifest, run.manifest)
+    assert manifest.source is not None
+    save_record(replace(manifest, source=replace(manifest.source, digest=digest_of(listed))), run.manifest)
+
+
+SECRETS = {
+    "secrets.yaml": "hf_token: hf_AAA\n",
+    "conf/credentials.json": "{}\n",
+    "keys.py": 'API_KEY = "abcdefgh"\n',
+    "conf/db.ini": "password = hunter22\n",
+}
+
+
+def test_untracked_code_that_looks_like_a_credential_is_left_out_and_listed(run: RunFolder, tmp_path: Path) -> None:
+    plain = {"model.py": "X = 1\n", "conf/local.yaml": "max_tokens: 4096\n"}
+    add_code(run, {**SECRETS, **plain}, dict.fromkeys((*SECRETS, *plain), "other"))
+    made = make(run.path, tmp_path / "b.hpcenv.zip")
+    assert {
+        path: why for path, why in made.left_out.items() if path.startswith("source/") and path != "source/data"
+    } == {
+        "source/secrets.yaml": "its name is that of a file with credentials",
+        "source/conf/credentials.json": "its name is that of a file with credentials",
+        "source/keys.py": "line 1 looks like a credential",
+        "source/conf/db.ini": "line 1 looks like a credential",
+    }
+    with zipfile.ZipFile(made.path) as archive:
+        names = set(archive.namelist())
+    assert {"paper/source/model.py", "paper/source/conf/local.yaml"} <= names
+    assert not {f"paper/source/{name}" for name in SECRETS} & names
+    verified = verify_bundle(made.path)
+    code = next(check for check in verified.checks if check.name == "code")
+    assert code.result == "unknown" and "not in the bundle: source/conf/credentials.json" in code.detail
+    assert verified.left_out == made.left_out
+
+
+def test_what_git_tracks_and_what_include_names_is_in_a_bundle(run: RunFolder, tmp_path: Path) -> None:
+    add_code(run, SECRETS, {"secrets.yaml": "include", "conf/db.ini": "include"})
+    made = make(run.path, tmp_path / "b.hpcenv.zip")
+    assert not [path for path in made.left_out if path.startswith("source/") and path != "source/data"]
+    assert verify_bundle(made.path).result == "match"
+
+
+def test_of_a_run_that_does_not_say_what_git_tracks_names_and_content_decide(run: RunFolder, tmp_path: Path) -> None:
+    """A run of an hpcenv from before 2026-11-25, which copied text that git ignores."""
+    add_code(run, SECRETS, None)
+    data = json.loads(run.listing.read_text())
+    del data["untracked"]
+    run.listing.write_text(json.dumps(data))
+    made = make(run.path, tmp_path / "b.hpcenv.zip")
+    assert {f"source/{name}" for name in SECRETS} <= set(made.left_out)
+    assert made.left_out["source/keys.py"].endswith("; the run does not say whether git tracks it")
+
+
+def test_a_linked_file_is_listed_with_the_reason(run: RunFolder, tmp_path: Path) -> None:
+    found = load_record(Listing, run.listing)
+    live = {f"source/{name}": f"/p/{name}" for name in ("data", "a.yaml", ".env")}
+    untracked: dict[str, Untracked] = {"source/a.yaml": "ignored", "source/.env": "credential"}
+    save_record(replace(found, live=live, untracked=untracked), run.listing)
+    left_out = make(run.path, tmp_path / "b.hpcenv.zip").left_out
+    assert {path: left_out[path] for path in live} == {
+        "source/data": "the copy only links to it",
+        "source/a.yaml": "git ignores it, and the copy only links to it",
+        "source/.env": "it looks like a credential, and the copy only links to it",
+    }
+
+
+def test_an_argument_that_is_named_like_a_credential_gets_a_note(
+    run: RunFolder, tmp_path: Path, hpcenv: object
+) -> None:
+    args = ("--lr", "1", "--hf-token", "abcdefgh", "--db-password=hunter22")
+    save_record(replace(load_record(Manifest, run.manifest), args=args), run.manifest)
+    done = hpcenv("bundle", "make", str(run.path), "-o", "b.zip", cwd=tmp_path)  # type: ignore[operator]
+    assert done.status == 0, done.stderr
+    assert "note: --hf-token, --db-password: an argument of the script that looks like a credential" in done.stderr
+    assert "hunter22" not in done.stdout + done.stderr
+    (tmp_path / "b.zip").unlink()
+    save_record(replace(load_record(Manifest, run.manifest), args=("--tokens", "4096")), run.manifest)
+    assert make(run.path, tmp_path / "b.zip").notes == ()
 
 
 def test_a_file_with_the_value_of_a_credential_is_refused(run: RunFolder, tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""What looks like a credential: the name of a file, a line of text, an argument of a script. Pure.
+
+Runs on: LOGIN NODE. This decides what stays out of copies that other people read, where git does not say it. It is a
+guess by names and forms: it can miss one, and it can suspect a value that is none.
+
+The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are no
+credentials. The keyword detector of detect-secrets 1.5.0 suspects each of them, which is why it is not used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+# Files that usually hold credentials, in lower case. Python cannot import them.
+_FILES = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".boto"),
+    *(".s3cfg", ".git-credentials", ".dockercfg", ".htpasswd", ".vault-token", "kubeconfig", "kaggle.json"),
+    *("id_rsa*", "id_dsa*", "id_ed25519*", "id_ecdsa*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.kdbx"),
+    *("*.jks", "*.keystore", "*.tfvars", "*.secret", "*.secrets", "*.token"),
+    *("secret", "secrets", "secret.*", "secrets.*", "*[_-]secret", "*[_-]secrets", "*[_-]secret.*", "*[_-]secrets.*"),
+    *("*credential", "*credentials", "*credential.*", "*credentials.*", "passwd", "password", "passwords"),
+    *("password.*", "passwords.*", "*[_-]password.*", "token", "token.txt", "*[_-]token", "*[_-]token.txt"),
+    *("apikey*", "api[_-]key*", "service*account*.json"),
+)
+# Folders of them: `.aws/config` has no telling name.
+_FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
+
+# Forms of tokens, each behind a text that it contains: config/gitleaks.toml of gitleaks at b58d3f1 (2026-07-22), some
+# of them less strict.
+_FORMS = tuple(
+    (part, re.compile(form))
+    for part, form in (
+        ("PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY"),
+        ("hf_", r"(?<!\w)hf_[A-Za-z0-9]{30,}"),
+        ("gh", r"(?<!\w)gh[pousr]_[A-Za-z0-9]{36}"),
+        ("github_pat_", r"(?<!\w)github_pat_\w{40}"),
+        ("glpat-", r"(?<!\w)glpat-[\w-]{20}"),
+        ("npm_", r"(?<!\w)npm_[A-Za-z0-9]{36}"),
+        ("pypi-AgEI", r"pypi-AgEI[\w-]{50}"),
+        ("sk-", r"(?<!\w)sk-(?:proj-|ant-|svcacct-|admin-)?(?=\w*[0-9])[\w-]{32,}"),
+        ("k_", r"(?<!\w)[sr]k_(?:test|live|prod)_\w{10}"),
+        ("xox", r"(?<!\w)xox[abeoprs]-[\w-]{10}"),
+        ("A", r"(?<!\w)(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}(?!\w)"),
+        ("AIza", r"(?<!\w)AIza[\w-]{35}"),
+        ("eyJ", r"(?<!\w)eyJ[A-Za-z0-9]{16,}\.ey[\w/-]{17,}\.[\w/-]{10,}"),
+        # A user and a password before a host.
+        ("://", r"://[^\s/:@'\"{}$<>]+:(?!(?:pass|password|pwd|token)@)[^\s/:@'\"{}$<>*]{3,}@[\w.-]+"),
+    )
+)
+
+# What stands before `key` and `token` in the name of a credential. Alone, both mean something else in a training.
+_OF_KEY = r"api|access|account|auth|client|consumer|deploy|encryption|private|secret|service|signing|ssh|storage|wandb"
+_PROVIDERS = (
+    r"access|api|auth|bearer|bot|ci|clearml|comet|deploy|gh|git|github|gitlab|hf|hub|hugging_?face|id|job|jwt|mlflow|"
+    r"neptune|npm|oauth|personal|private|pypi|refresh|registry|sas|secret|session|slack|user|vault|wandb"
+)
+# The last word of a name decides: `hf_token` and `--db-password`, not `password_length`.
+_NAME = re.compile(
+    rf"(?:.*[^a-z])?(?:(?:{_OF_KEY})[_-]?keys?|(?:{_PROVIDERS})[_-]?tokens?|secrets?|passwords?|passwd|passphrase|pwd|"
+    r"credentials?|creds)",
+    re.IGNORECASE,
+)
+# `token` and `key` alone say it only of a value that looks drawn at random.
+_WEAK_NAME = re.compile(r"(?:.*[^a-z])?(?:tokens?|keys?|auth)", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,}={0,2}")
+# `secretKey` is read as `secret_Key`.
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+# Where such a name may end, in text in lower case: NAME = VALUE and NAME: VALUE, with or without quotes around NAME.
+_ENDS = re.compile(
+    r"((?:token|key|secret|password|passwd|passphrase|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
+    r"(?::[ \t]*(?:str|final(?:\[str\])?)[ \t]*=|:=|=|:)[ \t]*"
+)
+_WHOLE_NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
+_LONGEST_NAME = 80
+_QUOTED = re.compile(r"""[rbfuRBFU]?(["'])(?P<value>[^"'\n]{4,400})\1""")
+_BARE = re.compile(r"""(?P<value>[^\s"'][^\s,}\]]{2,400})""")
+# After a value without quotes. In a sentence, more words follow.
+_BEHIND_BARE = re.compile(r"[ \t]*(?:[#,}\]\n]|\Z)")
+_SHORTEST = 4
+# Values that only stand for another: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path, a word of
+# the name itself, a sentence; and the name of a variable.
+_PLACEHOLDER = re.compile(
+    r"[<\[({$%*/~]|x{3,}|\.{3}|(?:none|null|nil|true|false|yes|no|todo|dummy|redacted|example)\b|change[_-]?me|"
+    r"your[_ -]|my[_ -]|insert|replace|enter|os\.|getenv|environ|env[:.]|file:|secret:|vault:|config\.|args\.|self\.|"
+    r"(?:password|passwd|secret|token|credential)s?\W*$|(?:\S+ ){3}",
+    re.IGNORECASE,
+)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+# In a module only texts in quotes are values.
+_MODULES = (".py", ".pyi", ".ipynb")
+
+
+def is_named_like_one(path: str) -> bool:
+    """Return whether the name of a file, or of a folder above it, usually stands for credentials."""
+    *folders, name = path.lower().split("/")
+    return any(folder in _FOLDERS for folder in folders) or any(fnmatch.fnmatchcase(name, one) for one in _FILES)
+
+
+def line_of(path: str, content: bytes) -> int:
+    """Return the number of the first line that looks like a credential; 0 without one.
+
+    Args:
+        path: of the file.
+        content: of it; binary content has no lines.
+    """
+    if b"\0" in content[:8000]:
+        return 0
+    text = content.decode("utf-8", "replace")
+    places = [found.start() for part, form in _FORMS if part in text and (found := form.search(text)) is not None]
+    places += itertools.islice(_pairs(text, bare=not path.endswith(_MODULES)), 1)
+    return text.count("\n", 0, min(places)) + 1 if places else 0
+
+
+def _pairs(text: str, *, bare: bool) -> Iterator[int]:
+    """Yield where a name with a value looks like a credential.
+
+    Args:
+        bare: values without quotes count, too.
+    """
+    lower = text.lower()
+    # A few characters have two in lower case, and then the places would differ.
+    for end in _ENDS.finditer(lower if len(lower) == len(text) else text):
+        value = _QUOTED.match(text, end.end())
+        if value is None and bare:
+            value = _BARE.match(text, end.end())
+            value = None if value is None or _BEHIND_BARE.match(text, value.end()) is None else value
+        name = _WHOLE_NAME.search(text[max(0, end.end(1) - _LONGEST_NAME) : end.end(1)])
+        if value is not None and name is not None and is_pair(name[0], value["value"]):
+            yield end.start()
+
+
+def is_pair(name: str, value: str) -> bool:
+    """Return whether a name and its value look like a credential: the name says so, and the value stands for itself."""
+    value = value.strip().rstrip(",;").strip("\"'")
+    if (
+        len(value) < _SHORTEST
+        or "***" in value
+        or _PLACEHOLDER.match(value) is not None
+        or _VARIABLE.fullmatch(value) is not None
+    ):
+        return False
+    return is_name(name) or (_WEAK_NAME.fullmatch(name) is not None and _RANDOM.fullmatch(value) is not None)
+
+
+def is_name(name: str) -> bool:
+    """Return whether the name of an option, key or variable says that its value is a credential."""
+    return _NAME.fullmatch(_CAMEL.sub("_", name)) is not None
+
+
+def arguments(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of a script that look like credentials: their names, never their values.
+
+    `--hf-token VALUE`, `--hf-token=VALUE`, `hf_token=VALUE`, and a word that has the form of a token.
+    """
+    found = []
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        following = words[number + 1] if number + 1 < len(words) else ""
+        given = value if equals else following if word.startswith("-") and not following.startswith("-") else ""
+        if given and is_pair(name.lstrip("-+"), given):
+            found.append(name)
+        elif not any(form.search(word) for _, form in _FORMS):
+            continue
+        elif not equals and number and words[number - 1].startswith("-") and "=" not in words[number - 1]:
+            found.append(words[number - 1])
+        else:
+            found.append(name if equals else f"argument {number + 1}")
+    return tuple(dict.fromkeys(found))
