@@ -22,6 +22,7 @@ while :; do
   shift
 done
 options=("$@")
+[ $# -eq 0 ] || notes+=("only the tests that these options choose: $*")
 python=${PYTHON:-python3}
 lock=$("$python" -c 'import sys; print("python%d.%d.txt" % sys.version_info[:2])')
 venv=${HPCENV_TEST_VENV:-$PWD/.venv}
