@@ -317,7 +317,7 @@ class _ProjectWalk:
         return bool(self._rules.include) and self._fits(path, self._rules.include)
 
     def _take_module(self, place: str, path: str, length: int) -> None:
-        if self._rules.to_others and credentials.line_of(path, _start_of(place)):
+        if self._rules.to_others and credentials.line_of(path, _start_of(place) or b""):
             self.found.left_out.append(path)
             return
         self._count(length)
@@ -470,28 +470,22 @@ def _repository_of(folder: str) -> str | None:
     return next((str(one) for one in (Path(folder), *Path(folder).parents) if os.path.lexists(one / ".git")), None)
 
 
-def _start_of(place: str) -> bytes:
-    """Return a file, up to the length of text that is copied; empty if it cannot be read."""
+def _start_of(place: str) -> bytes | None:
+    """Return the first bytes of a file, all of it if it can be text; None if it cannot be read."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             return file.read(_LONGEST_TEXT + 1)
     except OSError:
-        return b""
+        return None
 
 
 def _text(place: str) -> bytes | None:
     """Return the content of a file that holds text; None if it does not, or cannot be read."""
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            content = file.read(_LONGEST_TEXT + 1)
-    except OSError:
-        return None
+    content = _start_of(place)
     # As git tells it apart (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes.
-    if b"\0" in content[:8000] or len(content) > _LONGEST_TEXT:
-        return None
-    return content
+    is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
+    return content if is_text else None
 
 
 def _sha256(place: str) -> str:

@@ -240,7 +240,7 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
     cwd = os.path.realpath(place.context.cwd)
     working = parts[-1]
     workdir = Path(os.path.normpath(working.folder / os.path.relpath(cwd, working.root)))
-    listing = _listing(found)
+    listing = _listing(found, committed.new)
     notes.extend(_notes(found, has_commit=committed.tree is not None and committed.reason is None))
     main = parts[0]
     script = None
@@ -353,10 +353,12 @@ def data_path(root: Path, path: str) -> str:
     return os.path.normpath(root / os.path.expanduser(path))
 
 
-def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]]) -> Listing:
+def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]], new: Sequence[str]) -> Listing:
     files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
     live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
-    known = {f"{part.folder.name}/{path}": one_known for part, one in found for path, one_known in one.known.items()}
+    known = {f"{part.folder.name}/{path}": kind for part, one in found for path, kind in one.known.items()}
+    # A new script is copied and recorded like what git tracks, and yet it is not published with the repository.
+    known |= {f"{found[0][0].folder.name}/{path}": "other" for path in new}
     return Listing(schema=SCHEMA, files=files, live=live, untracked=known)
 
 

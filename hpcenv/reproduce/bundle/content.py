@@ -10,6 +10,7 @@ names it.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,7 @@ def collect(run: RunFolder, *, log: bool = False) -> Content:
     left_out: dict[str, str] = {}
     try:
         members = [*_records(run, manifest, left_out), *_code(run, manifest, left_out)]
+        members = _without_private_diff(members, run, left_out)
         if log and run.log.is_file():
             members.append(BundleMember(name=run.log.name, source=run.log))
         elif run.log.is_file():
@@ -202,6 +204,18 @@ def _code(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Itera
             yield BundleMember(name=path, source=place, executable=bool(place.stat().st_mode & 0o100))
     for path in listing.live:
         left_out[path] = _LINKED.get((listing.untracked or {}).get(path, "other"), "the copy only links to it")
+
+
+def _without_private_diff(members: list[BundleMember], run: RunFolder, left_out: dict[str, str]) -> list[BundleMember]:
+    """Leave out the difference from the commit where it has a file that is left out: a new script."""
+    if not any(member.name == run.source_diff.name for member in members):
+        return members
+    diff = read_file(run.source_diff, most=_LONGEST_RECORD)
+    private = [path for path in left_out if b"+++ b/" + os.fsencode(path.partition("/")[2]) in diff]
+    if not private:
+        return members
+    left_out[run.source_diff.name] = f"it has the content of {private[0]}"
+    return [member for member in members if member.name != run.source_diff.name]
 
 
 _LINKED: dict[Untracked, str] = {

@@ -27,7 +27,7 @@ IGNORED = {
     "store.p12": f"\0{MARK}",
     "private/.netrc": f"machine x login y password {MARK}\n",
 }
-GITIGNORE = "runs/\n.env\nsecrets.yaml\ncredentials.json\nid_ed25519\nlocal.toml\nprivate/\nkeys.py\n*.p12\nhelper.py\n"
+GITIGNORE = "runs/\n.env\nsecrets.yaml\ncredentials.json\nid_ed25519\nlocal.toml\nprivate/\nkeys.py\n*.p12\nhelper.py\nmine.py\n"
 TRAIN = f"""import keys, helper
 mark = {MARK[:4]!r} + {MARK[4:]!r}
 assert all(mark in open(name, errors="replace").read() for name in {sorted(IGNORED)!r})
@@ -86,6 +86,32 @@ def test_what_include_names_is_in_it(hpcenv: Any, repository: Path) -> None:
     _, archive = run_and_bundle(hpcenv, repository, "--include", "local.toml", "--include", "keys.py")
     with archive:
         assert with_mark(archive) == {"a/source/local.toml", "a/source/keys.py"}
+
+
+def test_a_new_script_that_git_ignores_is_not_in_it_either(hpcenv: Any, repository: Path) -> None:
+    commit(repository)
+    (repository / "mine.py").write_text(f'{TRAIN}API_KEY = "{MARK}"\n')
+    submit = (
+        "submit",
+        "mine.py",
+        "--nproc",
+        "1",
+        "--cluster",
+        "local",
+        "--name",
+        "b",
+        "--wait",
+        "--allow-dirty",
+    )
+    done = hpcenv(*submit, cwd=repository)
+    assert done.status == 0, done.stderr
+    assert MARK in (repository / "runs/b/source.diff").read_text()
+    done = hpcenv("bundle", "make", "b", cwd=repository)
+    assert done.status == 0, done.stderr
+    with zipfile.ZipFile(repository / "b.hpcenv.zip") as archive:
+        assert with_mark(archive) == set()
+    assert "left out: source/mine.py: line 5 looks like a credential" in done.stdout
+    assert "left out: source.diff: it has the content of source/mine.py" in done.stdout
 
 
 def test_without_git_names_and_content_decide(hpcenv: Any, repository: Path) -> None:
