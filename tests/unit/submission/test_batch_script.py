@@ -424,6 +424,7 @@ def test_a_run_folder_that_lost_something_is_named_before_the_first_step(tmp_pat
     assert done.returncode == 91
     assert first.startswith("error[run-folder-not-shared]: node ")
     assert first.endswith(f" cannot read {run}/{missing}")
-    assert (
-        hint == "hint: was the run folder changed or removed while the job waited? Otherwise this node does not see it"
+    assert hint == (
+        f"hint: look with `ls {run}` where you submitted: "
+        "the file was removed while the job waited, or this node does not see the folder"
     )
