@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from hpcenv.node.preflight.table import CHECKS
@@ -84,17 +84,20 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+_RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
+
+
+@dataclass(frozen=True)
 class Field:
     """One field, or a family of fields (`*` stands for one part of the name).
 
     Attributes:
         name: dotted name, the same in the lockfile, the facts, [policy] and every table.
+        default: its severity, in the profile `bitwise` only where `BITWISE` has no other one.
+        repair: what it takes to make it equal.
         what: what the field is.
         source: where its value comes from.
         why: what goes wrong when it differs.
-        default: its severity, in the profile `bitwise` only where `BITWISE` has no other one.
-        repair: what it takes to make it equal.
         remedy: what to do about a difference.
         level: how deep a node must look to read it.
         judged_by: what judges it, in addition to `hpcenv diff`.
@@ -103,14 +106,15 @@ class Field:
     """
 
     name: str
+    default: Severity
+    repair: Repair
+    _: KW_ONLY
     what: str
     source: str
     why: str
-    default: Severity
-    repair: Repair
-    remedy: str
+    remedy: str = _RELOCK
     level: Level = "record"
-    judged_by: tuple[JudgedBy, ...] = ()
+    judged_by: tuple[JudgedBy, ...] = ("lockfile",)
     fixed: str = ""
     gpus: bool = False
 
@@ -123,7 +127,6 @@ class Field:
         return BITWISE.get(self.name, self.default) if profile == "bitwise" else self.default
 
 
-_RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
 _REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
 _OVERLAY = "use the file that was locked; to lock the one that is there: hpcenv lock"
 _REINSTALL = "pip install --force-reinstall --no-deps NAME==VERSION, or use the locked image"
@@ -139,39 +142,9 @@ _COUNT = "it only explains the digest beside it"
 _NO_LAUNCH = "without it the job cannot start"
 
 
-def _field(
-    name: str,
-    severity: Severity,
-    repair: Repair,
-    *,
-    what: str,
-    source: str,
-    why: str,
-    remedy: str = _RELOCK,
-    level: Level = "record",
-    judged_by: tuple[JudgedBy, ...] = ("lockfile",),
-    fixed: str = "",
-    gpus: bool = False,
-) -> Field:
-    """Return a field, with what most fields have in common."""
-    return Field(
-        name=name,
-        what=what,
-        source=source,
-        why=why,
-        default=severity,
-        repair=repair,
-        remedy=remedy,
-        level=level,
-        judged_by=judged_by,
-        fixed=fixed,
-        gpus=gpus,
-    )
-
-
 FIELDS: tuple[Field, ...] = (
     # -- container ------------------------------------------------------------------------
-    _field(
+    Field(
         "container.sif.sha256",
         "must",
         "image",
@@ -180,7 +153,7 @@ FIELDS: tuple[Field, ...] = (
         why="another file is another environment, whatever its name is",
         remedy=_REBUILD,
     ),
-    _field(
+    Field(
         "container.sif.made-again",
         "info",
         "note",
@@ -189,7 +162,7 @@ FIELDS: tuple[Field, ...] = (
         why="the files inside are the same; only the packing differs",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "container.sif.tree",
         "must",
         "image",
@@ -199,7 +172,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="move the SIF away, then: hpcenv image pull",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "container.rootfs-chain-id",
         "must",
         "image",
@@ -209,7 +182,7 @@ FIELDS: tuple[Field, ...] = (
         remedy=_REBUILD,
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.manifest-digest",
         "warn",
         "image",
@@ -218,7 +191,7 @@ FIELDS: tuple[Field, ...] = (
         why="other compression alone changes it; compare rootfs-chain-id first",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.config-digest",
         "must",
         "image",
@@ -227,7 +200,7 @@ FIELDS: tuple[Field, ...] = (
         why="the config holds the environment, the entry point and the working directory",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.env-digest",
         "must",
         "image",
@@ -236,7 +209,7 @@ FIELDS: tuple[Field, ...] = (
         why="variables decide what Python and the loader find",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.index-digest",
         "info",
         "note",
@@ -246,7 +219,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "container.digest-origin",
         "info",
         "note",
@@ -256,7 +229,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "container.tree-sha256",
         "info",
         "note",
@@ -265,7 +238,7 @@ FIELDS: tuple[Field, ...] = (
         why="it is absent where the two were not compared; rootfs-chain-id names the same files",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.reference",
         "info",
         "note",
@@ -275,7 +248,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed="a reference is a name; the digests are compared",
     ),
-    _field(
+    Field(
         "container.platform",
         "must",
         "hardware",
@@ -284,7 +257,7 @@ FIELDS: tuple[Field, ...] = (
         why="an image for another processor does not start, or runs in emulation",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.nvidia-require",
         "must",
         "driver",
@@ -295,7 +268,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         gpus=True,
     ),
-    _field(
+    Field(
         "container.nvidia.*",
         "info",
         "driver",
@@ -305,7 +278,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed="container.env-digest covers it, and nodes evaluate it as container.nvidia-require",
     ),
-    _field(
+    Field(
         "container.sif.*",
         "info",
         "note",
@@ -315,7 +288,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "container.overlay.sha256",
         "must",
         "image",
@@ -324,7 +297,7 @@ FIELDS: tuple[Field, ...] = (
         why="its files come before those of the image: another overlay is another environment",
         remedy=_OVERLAY,
     ),
-    _field(
+    Field(
         "container.overlay.content",
         "must",
         "image",
@@ -334,7 +307,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.overlay.made-again",
         "info",
         "note",
@@ -343,7 +316,7 @@ FIELDS: tuple[Field, ...] = (
         why="the files inside are the same; only the packing differs",
         judged_by=(),
     ),
-    _field(
+    Field(
         "container.overlay.*",
         "info",
         "note",
@@ -353,7 +326,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "container.bind-content",
         "must",
         "file",
@@ -362,7 +335,7 @@ FIELDS: tuple[Field, ...] = (
         why="the hash of the SIF says nothing of a file that a bind puts over it",
         judged_by=("lockfile", "nodes"),
     ),
-    _field(
+    Field(
         "container.mounts",
         "must",
         "setting",
@@ -372,7 +345,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="put the bind under [[bind]] in hpcenv.toml, then: hpcenv lock; or ask your site about apptainer.conf",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "container.mounts-elsewhere",
         "info",
         "note",
@@ -381,7 +354,7 @@ FIELDS: tuple[Field, ...] = (
         why="it explains what a node shows to its containers",
         judged_by=("nodes",),
     ),
-    _field(
+    Field(
         "container.binds",
         "warn",
         "setting",
@@ -391,7 +364,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
     ),
     # -- python ---------------------------------------------------------------------------
-    _field(
+    Field(
         "python.version",
         "must",
         "python",
@@ -399,7 +372,7 @@ FIELDS: tuple[Field, ...] = (
         source="sys.version_info inside the environment",
         why="another minor version is another standard library and another set of wheels",
     ),
-    _field(
+    Field(
         "python.implementation",
         "must",
         "python",
@@ -407,7 +380,7 @@ FIELDS: tuple[Field, ...] = (
         source="sys.implementation",
         why="extension modules are built for one of them",
     ),
-    _field(
+    Field(
         "python.soabi",
         "must",
         "python",
@@ -415,7 +388,7 @@ FIELDS: tuple[Field, ...] = (
         source="sysconfig",
         why="it tells free-threaded and debug builds apart",
     ),
-    _field(
+    Field(
         "python.sys-path",
         "must",
         "python",
@@ -424,7 +397,7 @@ FIELDS: tuple[Field, ...] = (
         why="a folder in front hides packages behind it",
         remedy="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
     ),
-    _field(
+    Field(
         "python.user-site",
         "must",
         "setting",
@@ -433,7 +406,7 @@ FIELDS: tuple[Field, ...] = (
         why="it differs from user to user and hides packages of the image",
         remedy="export PYTHONNOUSERSITE=1",
     ),
-    _field(
+    Field(
         "python.path-variable",
         "must",
         "setting",
@@ -442,7 +415,7 @@ FIELDS: tuple[Field, ...] = (
         why="its folders come before everything that is locked",
         remedy="unset PYTHONPATH, or set it in the image",
     ),
-    _field(
+    Field(
         "python.variables",
         "must",
         "setting",
@@ -451,7 +424,7 @@ FIELDS: tuple[Field, ...] = (
         why="with them, other files run than those that are verified, or without their asserts",
         remedy="unset the variable: look in --env, --pass-env, the site profile and the image",
     ),
-    _field(
+    Field(
         "python.startup-files",
         "must",
         "file",
@@ -459,7 +432,7 @@ FIELDS: tuple[Field, ...] = (
         source="the folders of sys.path",
         why="it can change anything before the first line of the script",
     ),
-    _field(
+    Field(
         "python.unchecked-pyc",
         "must",
         "file",
@@ -468,7 +441,7 @@ FIELDS: tuple[Field, ...] = (
         why="they run in place of the source that was verified",
         level="full",
     ),
-    _field(
+    Field(
         "python.stdlib-sha256",
         "must",
         "python",
@@ -477,7 +450,7 @@ FIELDS: tuple[Field, ...] = (
         why="no package manager verifies it",
         level="full",
     ),
-    _field(
+    Field(
         "python.binary-sha256",
         "must",
         "python",
@@ -486,7 +459,7 @@ FIELDS: tuple[Field, ...] = (
         why="another build of one version computes otherwise, and no package manager verifies it",
         level="full",
     ),
-    _field(
+    Field(
         "python.libpython-sha256",
         "must",
         "python",
@@ -495,7 +468,7 @@ FIELDS: tuple[Field, ...] = (
         why="it is most of the interpreter",
         level="full",
     ),
-    _field(
+    Field(
         "python.launcher-sha256",
         "must",
         "python",
@@ -506,7 +479,7 @@ FIELDS: tuple[Field, ...] = (
         level="full",
     ),
     # -- torch ----------------------------------------------------------------------------
-    _field(
+    Field(
         "torch.version",
         "must",
         "torch",
@@ -514,7 +487,7 @@ FIELDS: tuple[Field, ...] = (
         source="torch/version.py, read without importing torch",
         why="kernels, defaults and numerics change between releases",
     ),
-    _field(
+    Field(
         "torch.git-version",
         "must",
         "torch",
@@ -522,7 +495,7 @@ FIELDS: tuple[Field, ...] = (
         source="torch/version.py",
         why="one version number has several builds (torch 2.10.0 had three)",
     ),
-    _field(
+    Field(
         "torch.cuda",
         "must",
         "torch",
@@ -530,7 +503,7 @@ FIELDS: tuple[Field, ...] = (
         source="torch/version.py",
         why="it decides which drivers work and which GPUs have kernels",
     ),
-    _field(
+    Field(
         "torch.hip",
         "must",
         "torch",
@@ -538,7 +511,7 @@ FIELDS: tuple[Field, ...] = (
         source="torch/version.py",
         why="the same as torch.cuda, for AMD GPUs",
     ),
-    _field(
+    Field(
         "torch.arch-list",
         "must",
         "torch",
@@ -546,7 +519,7 @@ FIELDS: tuple[Field, ...] = (
         source="strings in torch's own binary, read without importing it",
         why="a GPU that is not in the list fails with `no kernel image is available`",
     ),
-    _field(
+    Field(
         "torch.config-digest",
         "must",
         "torch",
@@ -555,7 +528,7 @@ FIELDS: tuple[Field, ...] = (
         why="two builds of one version may differ in compiler and options",
         level="deep",
     ),
-    _field(
+    Field(
         "torch.running-differs",
         "must",
         "torch",
@@ -564,7 +537,7 @@ FIELDS: tuple[Field, ...] = (
         why="what was read without importing torch would be wrong",
         level="deep",
     ),
-    _field(
+    Field(
         "torch.cpu-capability",
         "info",
         "hardware",
@@ -573,7 +546,7 @@ FIELDS: tuple[Field, ...] = (
         why="other kernels round differently",
         level="deep",
     ),
-    _field(
+    Field(
         "torch.*",
         "must",
         "torch",
@@ -582,7 +555,7 @@ FIELDS: tuple[Field, ...] = (
         why="two builds of one version may differ in it",
     ),
     # -- libraries ------------------------------------------------------------------------
-    _field(
+    Field(
         "libs.ld-library-path",
         "must",
         "setting",
@@ -591,7 +564,7 @@ FIELDS: tuple[Field, ...] = (
         why="module systems put other CUDA libraries in front of torch's own (pytorch#111469)",
         remedy="unload the module, or unset LD_LIBRARY_PATH",
     ),
-    _field(
+    Field(
         "libs.ld-preload",
         "must",
         "setting",
@@ -600,7 +573,7 @@ FIELDS: tuple[Field, ...] = (
         why="a preloaded library replaces functions of every other library",
         remedy="unset LD_PRELOAD",
     ),
-    _field(
+    Field(
         "libs.ld-audit",
         "must",
         "setting",
@@ -609,7 +582,7 @@ FIELDS: tuple[Field, ...] = (
         why="the loader loads such a library before all others and lets it replace them",
         remedy="unset LD_AUDIT",
     ),
-    _field(
+    Field(
         "libs.glibc-tunables",
         "warn",
         "setting",
@@ -618,7 +591,7 @@ FIELDS: tuple[Field, ...] = (
         why="they choose among the math functions of the C library for different processors",
         remedy="unset GLIBC_TUNABLES",
     ),
-    _field(
+    Field(
         "libs.ld-so-preload",
         "must",
         "library",
@@ -628,7 +601,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="ask the administrator; if it belongs to this cluster: hpcenv lock, or change the severity in [policy]",
         judged_by=("lockfile", "nodes"),
     ),
-    _field(
+    Field(
         "libs.system",
         "warn",
         "library",
@@ -640,7 +613,7 @@ FIELDS: tuple[Field, ...] = (
         level="full",
         judged_by=("lockfile", "nodes"),
     ),
-    _field(
+    Field(
         "libs.unlisted",
         "must",
         "library",
@@ -651,7 +624,7 @@ FIELDS: tuple[Field, ...] = (
         level="full",
     ),
     *(
-        _field(
+        Field(
             f"libs.{name}.version",
             "must",
             "library",
@@ -663,7 +636,7 @@ FIELDS: tuple[Field, ...] = (
         for name in ("cublas", "cublaslt")
     ),
     *(
-        _field(
+        Field(
             f"libs.{name}.version",
             "must",
             "library",
@@ -673,7 +646,7 @@ FIELDS: tuple[Field, ...] = (
         )
         for name in ("cudart", "cudnn", "nccl")
     ),
-    _field(
+    Field(
         "libs.*.version",
         "must",
         "library",
@@ -681,7 +654,7 @@ FIELDS: tuple[Field, ...] = (
         source="its own API, called without a GPU; otherwise its file name",
         why="the library that loads is not always the one that pip lists",
     ),
-    _field(
+    Field(
         "libs.*.origin",
         "must",
         "library",
@@ -689,7 +662,7 @@ FIELDS: tuple[Field, ...] = (
         source="RPATH and RUNPATH of torch, LD_LIBRARY_PATH and the loader's cache, in ld.so's order",
         why="a copy elsewhere hides the locked one",
     ),
-    _field(
+    Field(
         "libs.*.build-id",
         "warn",
         "library",
@@ -697,7 +670,7 @@ FIELDS: tuple[Field, ...] = (
         source="its ELF note",
         why="it tells two builds of one version apart",
     ),
-    _field(
+    Field(
         "libs.*.sha256",
         "warn",
         "library",
@@ -706,7 +679,7 @@ FIELDS: tuple[Field, ...] = (
         why="a patched library keeps its version and build-id",
         level="full",
     ),
-    _field(
+    Field(
         "loaded.differs",
         "must",
         "library",
@@ -715,7 +688,7 @@ FIELDS: tuple[Field, ...] = (
         why="an installed library is not always the loaded one",
         level="deep",
     ),
-    _field(
+    Field(
         "loaded.*",
         "must",
         "library",
@@ -727,7 +700,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("lockfile", "rule"),
     ),
     # -- packages -------------------------------------------------------------------------
-    _field(
+    Field(
         "packages.env-digest",
         "must",
         "package",
@@ -735,7 +708,7 @@ FIELDS: tuple[Field, ...] = (
         source="the RECORD files",
         why="it stands for the whole Python environment; where single packages differ, their own rows count",
     ),
-    _field(
+    Field(
         "packages.content-digest",
         "must",
         "file",
@@ -744,7 +717,7 @@ FIELDS: tuple[Field, ...] = (
         why="it equals env-digest only if no file was modified; where single packages differ, their own rows count",
         level="full",
     ),
-    _field(
+    Field(
         "packages.unlisted-digest",
         "must",
         "file",
@@ -752,7 +725,7 @@ FIELDS: tuple[Field, ...] = (
         source="a scan of the site folders",
         why="Python imports such a file like any other",
     ),
-    _field(
+    Field(
         "packages.unlisted-count",
         "info",
         "note",
@@ -762,7 +735,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_COUNT,
     ),
-    _field(
+    Field(
         "packages.count",
         "info",
         "note",
@@ -770,7 +743,7 @@ FIELDS: tuple[Field, ...] = (
         source="the .dist-info folders",
         why="it explains env-digest",
     ),
-    _field(
+    Field(
         "packages.conda-digest",
         "must",
         "package",
@@ -778,7 +751,7 @@ FIELDS: tuple[Field, ...] = (
         source="conda-meta/*.json",
         why="conda installs libraries and interpreters without a RECORD",
     ),
-    _field(
+    Field(
         "packages.conda-count",
         "info",
         "note",
@@ -788,7 +761,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_COUNT,
     ),
-    _field(
+    Field(
         "packages.conda-content-digest",
         "must",
         "file",
@@ -798,7 +771,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
     ),
-    _field(
+    Field(
         "packages.conda-modified",
         "must",
         "file",
@@ -808,7 +781,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
     ),
-    _field(
+    Field(
         "packages.*",
         "must",
         "package",
@@ -817,7 +790,7 @@ FIELDS: tuple[Field, ...] = (
         why="another version, or another build of the same version, is other code",
         remedy=_REINSTALL,
     ),
-    _field(
+    Field(
         "packages.*.record-sha256",
         "must",
         "package",
@@ -826,7 +799,7 @@ FIELDS: tuple[Field, ...] = (
         why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
         remedy=_REINSTALL,
     ),
-    _field(
+    Field(
         "packages.*.content-sha256",
         "must",
         "file",
@@ -836,7 +809,7 @@ FIELDS: tuple[Field, ...] = (
         remedy=_REINSTALL,
         level="full",
     ),
-    _field(
+    Field(
         "packages.*.programs-sha256",
         "must",
         "file",
@@ -847,7 +820,7 @@ FIELDS: tuple[Field, ...] = (
         remedy=_REINSTALL,
         level="full",
     ),
-    _field(
+    Field(
         "packages.*.commit-id",
         "must",
         "package",
@@ -856,7 +829,7 @@ FIELDS: tuple[Field, ...] = (
         why="an editable install has no digest: its commit stands for its code",
         remedy="check out the locked commit",
     ),
-    _field(
+    Field(
         "packages.*.dirty",
         "warn",
         "package",
@@ -865,7 +838,7 @@ FIELDS: tuple[Field, ...] = (
         why="a changed tree is not its commit, and no other user has it",
         remedy="commit the change, then: hpcenv lock",
     ),
-    _field(
+    Field(
         "packages.*.diff-sha256",
         "warn",
         "package",
@@ -874,7 +847,7 @@ FIELDS: tuple[Field, ...] = (
         why="two changed trees of one commit are two environments",
         remedy="commit the change, or build again, then: hpcenv lock",
     ),
-    _field(
+    Field(
         "packages.*.files-sha256",
         "warn",
         "package",
@@ -883,7 +856,7 @@ FIELDS: tuple[Field, ...] = (
         why="without a commit only the files can be compared",
         remedy="put it under git, or if you want the change: hpcenv lock",
     ),
-    _field(
+    Field(
         "packages.*.layer",
         "info",
         "note",
@@ -893,7 +866,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "packages.*.hides",
         "info",
         "note",
@@ -903,7 +876,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "packages.*.source",
         "info",
         "note",
@@ -913,7 +886,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "packages.*.wheel-proof",
         "info",
         "note",
@@ -923,7 +896,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "packages.*.wheel-sha256",
         "info",
         "note",
@@ -933,7 +906,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "packages.*.nvcc",
         "info",
         "note",
@@ -943,7 +916,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_ORIGIN,
     ),
-    _field(
+    Field(
         "packages.*.compiler",
         "info",
         "note",
@@ -954,7 +927,7 @@ FIELDS: tuple[Field, ...] = (
         fixed=_ORIGIN,
     ),
     # -- system ---------------------------------------------------------------------------
-    _field(
+    Field(
         "system.machine",
         "must",
         "hardware",
@@ -962,7 +935,7 @@ FIELDS: tuple[Field, ...] = (
         source="uname",
         why="binaries for another one do not run",
     ),
-    _field(
+    Field(
         "system.os-release",
         "info",
         "image",
@@ -970,7 +943,7 @@ FIELDS: tuple[Field, ...] = (
         source="/etc/os-release inside the environment",
         why="it explains differences in system libraries",
     ),
-    _field(
+    Field(
         "system.glibc",
         "info",
         "image",
@@ -978,7 +951,7 @@ FIELDS: tuple[Field, ...] = (
         source="the running process",
         why="wheels need a minimum; math functions may differ in the last bit",
     ),
-    _field(
+    Field(
         "system.packages-count",
         "info",
         "note",
@@ -988,7 +961,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed=_COUNT,
     ),
-    _field(
+    Field(
         "system.packages-digest",
         "info",
         "image",
@@ -996,7 +969,7 @@ FIELDS: tuple[Field, ...] = (
         source="dpkg, rpm or apk, read without running them",
         why="libraries outside of Python come from here; the hash of a SIF covers them already",
     ),
-    _field(
+    Field(
         "system.*",
         "info",
         "image",
@@ -1005,7 +978,7 @@ FIELDS: tuple[Field, ...] = (
         why="it explains differences",
     ),
     # -- compatibility --------------------------------------------------------------------
-    _field(
+    Field(
         "compat.torch",
         "info",
         "torch",
@@ -1016,7 +989,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
     ),
     *(
-        _field(
+        Field(
             f"compat.{name}",
             "warn",
             "library",
@@ -1034,7 +1007,7 @@ FIELDS: tuple[Field, ...] = (
         )
     ),
     *(
-        _field(
+        Field(
             f"compat.{name}",
             "must",
             "package",
@@ -1047,7 +1020,7 @@ FIELDS: tuple[Field, ...] = (
         for name in ("torchvision", "torchaudio")
     ),
     # -- nodes ----------------------------------------------------------------------------
-    _field(
+    Field(
         "host.driver-version",
         "must",
         "driver",
@@ -1058,7 +1031,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule", "nodes"),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-count",
         "must",
         "hardware",
@@ -1069,7 +1042,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-models",
         "must",
         "hardware",
@@ -1080,7 +1053,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("nodes",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-compute-capabilities",
         "must",
         "hardware",
@@ -1091,7 +1064,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-mig",
         "must",
         "hardware",
@@ -1102,7 +1075,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule", "nodes"),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-sm-counts",
         "warn",
         "hardware",
@@ -1113,7 +1086,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("nodes",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu",
         "warn",
         "hardware",
@@ -1124,7 +1097,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.gpu-memory",
         "must",
         "hardware",
@@ -1135,7 +1108,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         gpus=True,
     ),
-    _field(
+    Field(
         "host.driver-min",
         "info",
         "driver",
@@ -1145,7 +1118,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed="nodes are judged by host.driver-version",
     ),
-    _field(
+    Field(
         "host.nvidia-require.*",
         "info",
         "driver",
@@ -1155,7 +1128,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed="nodes are judged by container.nvidia-require",
     ),
-    _field(
+    Field(
         "host.gpu-uuids",
         "info",
         "note",
@@ -1166,7 +1139,7 @@ FIELDS: tuple[Field, ...] = (
         fixed="every GPU has its own",
         gpus=True,
     ),
-    _field(
+    Field(
         "host.hostname",
         "info",
         "note",
@@ -1177,7 +1150,7 @@ FIELDS: tuple[Field, ...] = (
         fixed="every node has its own",
     ),
     *(
-        _field(
+        Field(
             f"host.{name}",
             "info",
             "note",
@@ -1203,7 +1176,7 @@ FIELDS: tuple[Field, ...] = (
             ("slurm", False, "version of Slurm"),
         )
     ),
-    _field(
+    Field(
         "host.machine",
         "must",
         "hardware",
@@ -1213,7 +1186,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="ask for nodes of one kind: --constraint or --partition",
         judged_by=("nodes",),
     ),
-    _field(
+    Field(
         "host.*",
         "info",
         "note",
@@ -1222,7 +1195,7 @@ FIELDS: tuple[Field, ...] = (
         why="it explains differences in speed",
         judged_by=("nodes",),
     ),
-    _field(
+    Field(
         "network.route",
         "must",
         "hardware",
@@ -1233,7 +1206,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed=_NO_LAUNCH,
     ),
-    _field(
+    Field(
         "stage",
         "warn",
         "note",
@@ -1244,7 +1217,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
     ),
     # -- how strict -----------------------------------------------------------------------
-    _field(
+    Field(
         "determinism.profile",
         "warn",
         "setting",
@@ -1253,7 +1226,7 @@ FIELDS: tuple[Field, ...] = (
         why="under another profile the ranks have other switches, and other differences stop a job",
         judged_by=(),
     ),
-    _field(
+    Field(
         "policy",
         "warn",
         "setting",
@@ -1264,7 +1237,7 @@ FIELDS: tuple[Field, ...] = (
         fixed="a project must not hide that it loosened other fields",
     ),
     # -- run ------------------------------------------------------------------------------
-    _field(
+    Field(
         "code.script-sha256",
         "must",
         "setting",
@@ -1274,7 +1247,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="submit again",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "code.digest",
         "must",
         "setting",
@@ -1284,7 +1257,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "code.start-hook-sha256",
         "must",
         "setting",
@@ -1294,7 +1267,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "code.*",
         "must",
         "setting",
@@ -1304,7 +1277,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="check out the other commit",
         judged_by=(),
     ),
-    _field(
+    Field(
         "data.*",
         "must",
         "setting",
@@ -1314,7 +1287,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="bring the data back, or submit again with those that are there",
         judged_by=("rule",),
     ),
-    _field(
+    Field(
         "run.outcome",
         "must",
         "note",
@@ -1325,7 +1298,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
     ),
     *(
-        _field(
+        Field(
             f"run.{name}",
             "must",
             "setting",
@@ -1345,7 +1318,7 @@ FIELDS: tuple[Field, ...] = (
             ("arguments", "arguments of the training script", "other arguments are another experiment", _ARGUMENTS),
         )
     ),
-    _field(
+    Field(
         "run.*",
         "warn",
         "setting",
@@ -1355,7 +1328,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="submit with the same --nodes, --gpus, --nproc and arguments",
         judged_by=(),
     ),
-    _field(
+    Field(
         "env.*",
         "warn",
         "setting",
@@ -1365,7 +1338,7 @@ FIELDS: tuple[Field, ...] = (
         remedy="submit with --env NAME=VALUE, or set it under [env] in hpcenv.toml, then: hpcenv lock",
         judged_by=("lockfile", "nodes"),
     ),
-    _field(
+    Field(
         "job.nodes",
         "must",
         "note",
@@ -1376,7 +1349,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed="ranks and rendezvous are planned for this number of nodes",
     ),
-    _field(
+    Field(
         "lockfile",
         "must",
         "note",
@@ -1387,7 +1360,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed="a check that compared nothing must not look like a match",
     ),
-    _field(
+    Field(
         "lockfile.edited",
         "warn",
         "note",
@@ -1398,7 +1371,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed="an edit must not hide itself",
     ),
-    _field(
+    Field(
         "lockfile.revision",
         "warn",
         "note",
@@ -1409,7 +1382,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed="`hpcenv verify --strict` makes it count",
     ),
-    _field(
+    Field(
         "facts",
         "must",
         "note",
@@ -1420,7 +1393,7 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
         fixed="nothing is known about a node that does not report",
     ),
-    _field(
+    Field(
         "environment",
         "must",
         "note",
@@ -1432,7 +1405,7 @@ FIELDS: tuple[Field, ...] = (
         fixed="what could not be read is never reported as a match",
     ),
     *(
-        _field(
+        Field(
             check.id,
             check.severity,
             "hardware" if check.owner == "node" else "setting",
