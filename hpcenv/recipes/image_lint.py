@@ -258,15 +258,6 @@ RULES = {
 }
 
 
-HADOLINT = "hadolint:"
-"""The ids of hadolint's rules begin with this."""
-
-
-def is_rule(rule: str) -> bool:
-    """Say whether an id is the one of a rule; hadolint knows its own."""
-    return rule in RULES or re.fullmatch(HADOLINT + r"[A-Z]+\d+", rule) is not None
-
-
 def finding(rule: str, origin: str, what: str, **more: Any) -> LintFinding:
     """Return a finding with the severity, reason and advice of its rule; `more` sets or replaces other attributes."""
     known = RULES[rule]

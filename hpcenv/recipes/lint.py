@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from hpcenv.errors import FileUnusable, SpecError, UsageError
 from hpcenv.image.reference import LocalImage, Platform, parse_source
 from hpcenv.node.check.compat.table import Compat
 from hpcenv.project import compatibility, toml_files
-from hpcenv.recipes import hadolint, image_content, image_lint, image_reader, recipe_lint
+from hpcenv.recipes import image_content, image_lint, image_reader, recipe_lint
 from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, Severity
 
 RecipeOrImage = Literal["dockerfile", "definition", "sif", "image"]
@@ -42,30 +42,21 @@ class LintResult:
     Attributes:
         findings: in the order of the paths; accepted ones have `allowed`.
         counts: number of findings that are not accepted, by severity.
-        generic_rules: for each recipe, whether hadolint's rules were run: `run`, or the reason why not.
     """
 
     checked: tuple[LintedPath, ...]
     findings: tuple[LintFinding, ...]
     counts: dict[str, int]
-    generic_rules: dict[str, str]
 
     def count_from(self, severity: Severity) -> int:
         """Return the number of findings that have this severity or a worse one."""
         return sum(self.counts[one] for one in SEVERITIES[: SEVERITIES.index(severity) + 1])
 
 
-RUN = "run"
-NOT_INSTALLED = "hadolint is not installed"
-NO_DOCKERFILE = "hadolint reads Dockerfiles only"
-UNREADABLE = "hadolint cannot read it"
-
-
 def lint(
     paths: Sequence[str],
     *,
     here: Path,
-    environ: Mapping[str, str],
     allow: Iterable[str] = (),
     platform: Platform = _DEFAULT_PLATFORM,
     today: dt.date | None = None,
@@ -76,7 +67,6 @@ def lint(
         paths: Dockerfiles, definition files, SIFs, folders with an OCI layout, or `oci:`,
             `oci-archive:` and `docker-archive:` references.
         here: the folder that relative paths start from.
-        environ: the user's environment; hadolint is searched on its PATH.
         allow: rules that are accepted everywhere, `RULE` or `RULE=reason`.
         platform: which image of an index of several.
         today: the date that ages are counted to; None for the date of this machine.
@@ -87,46 +77,37 @@ def lint(
     Raises:
         UsageError: there is no rule of a name in `allow`.
         SpecError: a recipe cannot be parsed.
-        ToolFailed: hadolint is installed and failed.
         FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: an image cannot be read.
     """
     reasons = _reasons(allow)
     linter = _Linter(
         here=here,
-        environ=environ,
         platform=platform,
         troubles=image_lint.parse_troubles(toml_files.read(image_lint.PACKAGED_TROUBLES, error=SpecError)),
-        hadolint=hadolint.find(environ),
         table=compatibility.table(),
         today=today or dt.datetime.now(dt.timezone.utc).date(),
     )
     checked: list[LintedPath] = []
     findings: list[LintFinding] = []
-    generic_rules: dict[str, str] = {}
     for path in paths:
         kind, path_findings = _lint_path(path, linter)
         checked.append(LintedPath(path=path, kind=kind))
-        if kind in ("dockerfile", "definition"):
-            generic_rules[path] = _generic_rules(kind, path_findings, linter)
         findings += [replace(one, allowed=one.allowed or reasons.get(one.rule)) for one in path_findings]
     rejected = [one.severity for one in findings if one.allowed is None]
     return LintResult(
         checked=tuple(checked),
         findings=tuple(findings),
         counts={severity: rejected.count(severity) for severity in SEVERITIES},
-        generic_rules=generic_rules,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Linter:
-    """What every path is checked with; `hadolint` is the path of the program, None where it is not installed."""
+    """What every path is checked with."""
 
     here: Path
-    environ: Mapping[str, str]
     platform: Platform
     troubles: tuple[KnownTrouble, ...]
-    hadolint: str | None
     table: Compat
     today: dt.date
 
@@ -136,19 +117,11 @@ def _reasons(allow: Iterable[str]) -> dict[str, str]:
     reasons = {}
     for option in allow:
         rule, _, reason = option.partition("=")
-        if not image_lint.is_rule(rule):
+        if rule not in image_lint.RULES:
             rules = ", ".join(sorted(image_lint.RULES))
-            raise UsageError(f"there is no rule `{rule}`", why=f"the rules are {rules}, and hadolint:CODE")
+            raise UsageError(f"there is no rule `{rule}`", why=f"the rules are {rules}; hadolint checks its own")
         reasons[rule] = reason or "on the command line"
     return reasons
-
-
-def _generic_rules(kind: RecipeOrImage, findings: Sequence[LintFinding], linter: _Linter) -> str:
-    if kind == "definition":
-        return NO_DOCKERFILE
-    if linter.hadolint is None:
-        return NOT_INSTALLED
-    return UNREADABLE if hadolint.cannot_read(findings) else RUN
 
 
 def _lint_path(path: str, linter: _Linter) -> tuple[RecipeOrImage, tuple[LintFinding, ...]]:
@@ -170,21 +143,11 @@ def _lint_path(path: str, linter: _Linter) -> tuple[RecipeOrImage, tuple[LintFin
     text = _recipe_text(path, file)
     if path.endswith(".def") or re.search(r"^\s*bootstrap\s*:", text, re.IGNORECASE | re.MULTILINE):
         return "definition", recipe_lint.lint_definition(text, origin=path, troubles=linter.troubles)
-    return "dockerfile", _lint_dockerfile(path, text, linter)
+    return "dockerfile", recipe_lint.lint_dockerfile(text, origin=path, troubles=linter.troubles)
 
 
 def _lint_contents(contents: image_content.ImageContents, linter: _Linter) -> tuple[LintFinding, ...]:
     return image_content.lint_contents(contents, troubles=linter.troubles, table=linter.table, today=linter.today)
-
-
-def _lint_dockerfile(path: str, text: str, linter: _Linter) -> tuple[LintFinding, ...]:
-    own = recipe_lint.lint_dockerfile(text, origin=path, troubles=linter.troubles)
-    if linter.hadolint is None:
-        return own
-    generic = hadolint.lint_dockerfile(
-        linter.hadolint, text, origin=path, here=linter.here, environ=linter.environ, known=own
-    )
-    return image_lint.sorted_findings((*own, *generic))
 
 
 def _head(file: Path) -> bytes:

@@ -4,7 +4,7 @@ Runs on: LOGIN NODE.
 
 Both kinds of recipe are brought into one form (`RecipeStage`), and each rule of `recipes/image_lint.py` is one
 function over it. Shell commands are read as text and never run: the value of a variable or a substitution at build
-time is unknown, and no rule reports it. General rules for Dockerfiles are hadolint's (`recipes/hadolint.py`).
+time is unknown, and no rule reports it. General rules for Dockerfiles are left to hadolint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hpcenv.recipes import dockerfile, exposed
 from hpcenv.recipes.combination import has_cuda
 from hpcenv.recipes.image_lint import (
     ALLOW,
+    RULES,
     URL_WITH_PASSWORD,
     KnownTrouble,
     LintFinding,
     accept,
     finding,
-    is_rule,
     secret_file,
     secret_name,
     secrets_in,
@@ -541,7 +541,7 @@ def _unjustified(lines: Sequence[str], origin: str) -> Iterator[LintFinding]:
     """Find comments that accept an unknown rule, or give no reason."""
     for number, line in enumerate(lines, 1):
         match = ALLOW.fullmatch(line)
-        if match and not is_rule(match[1]):
+        if match and match[1] not in RULES:
             yield finding("allow-without-reason", origin, f"there is no rule `{match[1]}`", line=number)
         elif match and not match[2].strip():
             yield finding("allow-without-reason", origin, f"`{match[1]}` is allowed without a reason", line=number)

@@ -5,7 +5,6 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from hpcenv.cli.image import _conversion
 from hpcenv.errors import HpcenvError, LintFailed
 from hpcenv.image.reference import Platform
 from hpcenv.recipes.image_lint import LintFinding
-from hpcenv.recipes.lint import NOT_INSTALLED, RUN, LintResult, lint
+from hpcenv.recipes.lint import lint
 
 
 @click.command("lint")
@@ -39,11 +38,11 @@ def command(
     """Check Dockerfiles, definition files and finished images.
 
     PATH is a recipe, a SIF, a folder with an OCI layout, or oci:, oci-archive: or
-    docker-archive:. General rules for Dockerfiles are checked by hadolint, where it is
-    installed. A line `# hpcenv: allow RULE reason` above an instruction or command
-    accepts what RULE finds there.
+    docker-archive:. For general rules about Dockerfiles use hadolint. A line
+    `# hpcenv: allow RULE reason` above an instruction or command accepts what RULE
+    finds there.
     """
-    result = lint(paths, here=_render.cwd(), environ=os.environ, allow=allow, platform=platform)
+    result = lint(paths, here=_render.cwd(), allow=allow, platform=platform)
     problem = _problem(result.count_from(fail_on), fail_on)
     if as_json:
         _render.verdict_on("image lint", result, ok=problem is None, problem=problem)
@@ -51,7 +50,6 @@ def command(
     for finding in result.findings:
         if finding.allowed is None or show_all:
             _show(finding)
-    _show_generic_rules(result)
     counts = ", ".join(f"{count} {severity}" for severity, count in result.counts.items())
     accepted = sum(finding.allowed is not None for finding in result.findings)
     _render.say(f"{len(result.checked)} checked: {counts}" + (f", {accepted} allowed" if accepted else ""))
@@ -81,11 +79,3 @@ def _show(finding: LintFinding) -> None:
         _render.say(f"    why: {finding.why}")
     if finding.advice:
         _render.say(f"    do:  {finding.advice}")
-
-
-def _show_generic_rules(result: LintResult) -> None:
-    """Say which recipes hadolint did not check, one line per reason."""
-    for reason in sorted(set(result.generic_rules.values()) - {RUN}):
-        paths = [path for path, status in result.generic_rules.items() if status == reason]
-        which = "" if reason == NOT_INSTALLED else f" for {', '.join(paths)}"
-        _render.say(f"generic rules not run{which}: {reason}")

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from recipe_cases import DIGEST, choose, pin
+from recipe_cases import DIGEST, choose, hadolint, pin
 
 from hpcenv.errors import SpecError
 from hpcenv.image import recorded_files
@@ -57,9 +57,8 @@ def test_what_is_written_passes_lint(tmp_path, distribution, cuda):
     files = image_recipe.render(recipe(chosen, base_has_python=distribution == "trixie"))
     for name in ("Dockerfile", "image.def"):
         (tmp_path / name).write_text(files[name])
-    result = lint(["Dockerfile", "image.def"], here=tmp_path, environ={"PATH": "/usr/bin:/bin"})
-    assert result.generic_rules["Dockerfile"] == "run"
-    assert result.findings == ()
+    assert lint(["Dockerfile", "image.def"], here=tmp_path).findings == ()
+    assert hadolint(tmp_path / "Dockerfile") == ""
 
 
 def test_no_index_and_no_mirror_is_named():
