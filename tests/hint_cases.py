@@ -342,7 +342,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/verify.py: hpcenv image verify * --image *": "the reader names the image of a file from elsewhere",
     "locking/diff.py: git log --oneline -- *": "the project of these cases is not under git",
     "locking/definition_build.py: hpcenv image pull *": "it needs two registries, one with TLS",
-    "locking/formats/cyclonedx.py: pip install cyclonedx-python-lib": _NETWORK,
+    "locking/formats/cyclonedx.py: pip install hpcenv[sbom]": _NETWORK,
     "locking/formats/pylock.py: hpcenv export requirements": _NETWORK,
     "locking/formats/pylock.py: pip config list": _NETWORK,
     "locking/image_path.py: hpcenv image build --lock *": "it makes a SIF, which takes a minute: tests/unit/locking/test_lock_image.py runs it",

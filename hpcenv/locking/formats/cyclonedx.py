@@ -251,9 +251,9 @@ def _render(lockfile: Lockfile) -> Rendered:
         return cyclonedx(lockfile)
     except ImportError as error:
         raise ToolMissing(
-            "cyclonedx-python-lib is not installed",
-            why=str(error),
-            hint=Command("pip", "install", "cyclonedx-python-lib"),
+            "cyclonedx-python-lib, the library for bills of materials, is not installed",
+            why=f"only `hpcenv export cyclonedx` needs it ({error})",
+            hint=Command("pip", "install", "hpcenv[sbom]"),
         ) from error
 
 
