@@ -56,6 +56,7 @@ from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelPr
 from hpcenv.node.check import bare_image, bind_content, compare, facts, sif
 from hpcenv.node.check.compat.floors import driver_floor
 from hpcenv.node.check.compat.image_rules import requirements
+from hpcenv.node.check.probe import read_answer, read_image_network, run_probe
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
@@ -211,7 +212,7 @@ def lock(
             *_overlay_notes(environment, origins),
             *_conflict_notes(answer),
             *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
-            *fabric_notes.notes(locked, facts.read_image_network(answer)),
+            *fabric_notes.notes(locked, read_image_network(answer)),
             *driver_notes.notes(locked),
         ),
     )
@@ -408,7 +409,7 @@ def probe(
         EnvironmentUnreadable: it did not start or did not answer.
     """
     try:
-        return facts.run_probe(
+        return run_probe(
             environment,
             environ,
             probe=probe_source(),
@@ -693,7 +694,7 @@ def _compose(
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return which editable installs have no digest of their code, neither against a commit nor of its files."""
-    inside = facts.read_answer(answer)
+    inside = read_answer(answer)
     found = {}
     for package in answer["packages"]:
         name = f"packages.{package['name']}"
@@ -1111,7 +1112,7 @@ def _check_host(workspace: Workspace, locked: Lockfile, environ: Mapping[str, st
     differences = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")
     severities_here = lock_model.severities_of(locked)
     reasons = list(stale.from_differences([d for d in differences if severities_here.of(d.field) == "must"]))
-    inside = facts.read_answer(answer)
+    inside = read_answer(answer)
     here = Facts(
         schema=SCHEMA,
         run="lock",

@@ -58,7 +58,7 @@ STEPS = {
     "inside-judge": Step(f"{_STEPS}.inside", "judge_inside"),
     "smoke": Step(f"{_STEPS}.smoke", "smoke_test"),
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
-    "smoke-judge": Step(f"{_STEPS}.smoke", "smoke_judge"),
+    "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
     "outcome": Step(f"{_STEPS}.finish", "outcome", takes_status=True, lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes_status=True, lasting=True),

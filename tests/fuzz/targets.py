@@ -33,7 +33,7 @@ from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
 from hpcenv.node import this_node
-from hpcenv.node.check import decide, facts, sif, verdict_table
+from hpcenv.node.check import decide, probe, sif, verdict_table
 from hpcenv.node.check.compat import table_file
 from hpcenv.node.check.compat.drivers import check_driver
 from hpcenv.node.check.compat.image_rules import evaluate_require, parse_require
@@ -276,9 +276,9 @@ def read_settings(data: bytes) -> None:
 
 def read_a_probe(data: bytes) -> None:
     """The probe's answer, up to the point where facts are made of it."""
-    answer = facts.parse_probe(_text(data), level="full")
+    answer = probe.parse_probe(_text(data), level="full")
     for value in answer["values"].values():
-        facts._as_value(value)
+        probe._as_value(value)
 
 
 # -- words --------------------------------------------------------------------------------

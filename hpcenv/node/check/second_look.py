@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcenv.errors import HpcenvError
-from hpcenv.node.check.facts import read_look, run_probe
+from hpcenv.node.check.probe import read_look, run_probe
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest

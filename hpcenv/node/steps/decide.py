@@ -16,7 +16,7 @@ from hpcenv.errors import RecordInvalid
 from hpcenv.node.check import decide, verdict_table
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.network.rendezvous import Choice
-from hpcenv.node.steps import smoke
+from hpcenv.node.steps import smoke_judge
 from hpcenv.node.steps.this_step import SECONDS_FOR_FILES, exit_status, find_place, started_at
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
@@ -51,7 +51,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     if verdict.result == "match":
         _use_image(manifest.environment.sif)
     if manifest.smoke is not None and verdict.result == "match":
-        verdict = smoke.plan(manifest, run, verdict, reported, job_id=place.job_id)
+        verdict = smoke_judge.plan(manifest, run, verdict, reported, job_id=place.job_id)
     return exit_status(verdict)
 
 

@@ -1,4 +1,4 @@
-"""The smoke test, before the training: the steps on all nodes, and those on the batch node that judge.
+"""The smoke test, before the training: the steps on all nodes.
 
 Runs on: COMPUTE NODE.
 """
@@ -6,27 +6,13 @@ Runs on: COMPUTE NODE.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping
 
-from hpcenv.node.check import verdict_table
 from hpcenv.node.manifest import open_manifest
-from hpcenv.node.smoke import conclude
 from hpcenv.node.smoke import run as smoke
-from hpcenv.node.steps.this_step import REQUESTS, SECONDS_FOR_FILES, exit_status, find_place
-from hpcenv.records.facts import Facts
-from hpcenv.records.manifest import Manifest
+from hpcenv.node.steps.this_step import REQUESTS, find_place
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.smoke import SmokeReport
-from hpcenv.records.verdict import Verdict
-
-
-def plan(
-    manifest: Manifest, run: RunFolder, verdict: Verdict, reported: Mapping[str, Facts], *, job_id: str
-) -> Verdict:
-    """Plan the smoke test where none on these nodes holds still; return the verdict that holds now."""
-    planned = conclude.prepare(manifest, run, verdict, reported, job_id=job_id, now=time.time())
-    return _say_concluded(planned, manifest)
 
 
 def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -50,24 +36,3 @@ def _status_of(report: SmokeReport) -> int:
         return 0
     number = next((n for n in REQUESTS if report.problem.endswith(n.name)), signal.SIGTERM)
     return 128 + number
-
-
-def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Join what all nodes saw in the smoke test; a failure changes the verdict.
-
-    Returns 0 when training may start, or when pairs have to be tested first; 90 or 91 when it may not.
-    """
-    manifest = open_manifest(run, environ)
-    place = find_place(run, manifest, environ)
-    concluded = conclude.conclude(manifest, place, wait=SECONDS_FOR_FILES, now=time.time())
-    return exit_status(_say_concluded(concluded, manifest))
-
-
-def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:
-    """Print what the smoke test gave; return the verdict that holds now."""
-    for line in concluded.lines:
-        print(line, flush=True)
-    verdict = concluded.verdict or concluded.before
-    if verdict.result != concluded.before.result:
-        print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
-    return verdict

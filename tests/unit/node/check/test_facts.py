@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hpcenv.errors import ToolFailed
-from hpcenv.node.check import facts, sif_check
+from hpcenv.node.check import facts, probe, sif_check
 from hpcenv.node.check.facts import compare_packages
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.facts import Difference, Staged
@@ -459,4 +459,4 @@ def test_contents_are_not_compared_where_they_were_not_read():
 def test_locking_sees_the_tools_own_error(run):
     run.probe("echo broken >&2; exit 3")
     with pytest.raises(ToolFailed, match="`python` ended with status 3"):
-        facts.run_probe(run.manifest.environment, {"PATH": "/usr/bin:/bin"}, probe="", level="full", seconds=10)
+        probe.run_probe(run.manifest.environment, {"PATH": "/usr/bin:/bin"}, probe="", level="full", seconds=10)

@@ -13,7 +13,7 @@ import pytest
 from probe_world import Venv
 
 from hpcenv.node.check import second_look
-from hpcenv.node.check.facts import read_look, run_probe
+from hpcenv.node.check.probe import read_look, run_probe
 from hpcenv.node.check.probe_source import probe_source
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
