@@ -15,25 +15,25 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from hpcenv.api.environment import check_lock, init, lock
     from hpcenv.api.executor import AutoExecutor, Executor
-    from hpcenv.api.function_job import FunctionJob
-    from hpcenv.api.job import Job, cancel, open_job, report, status
+    from hpcenv.api.job import FunctionJob
+    from hpcenv.api.run import Job, cancel, open_job, report, status
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
 
 _WHERE = {
     "AutoExecutor": "hpcenv.api.executor",
     "Executor": "hpcenv.api.executor",
-    "FunctionJob": "hpcenv.api.function_job",
+    "FunctionJob": "hpcenv.api.job",
     "HpcenvError": "hpcenv.errors",
-    "Job": "hpcenv.api.job",
-    "cancel": "hpcenv.api.job",
+    "Job": "hpcenv.api.run",
+    "cancel": "hpcenv.api.run",
     "check_lock": "hpcenv.api.environment",
     "init": "hpcenv.api.environment",
     "lock": "hpcenv.api.environment",
-    "open_job": "hpcenv.api.job",
+    "open_job": "hpcenv.api.run",
     "plan_job": "hpcenv.api.submit",
-    "report": "hpcenv.api.job",
-    "status": "hpcenv.api.job",
+    "report": "hpcenv.api.run",
+    "status": "hpcenv.api.run",
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
 }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from submitit.core import utils
 
-from hpcenv.api.function_job import FunctionJob, remember_run
 from hpcenv.api.here import open_here, require_accepted
+from hpcenv.api.job import FunctionJob, remember_run
 from hpcenv.api.parameters import FunctionOptions
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv.api.here import open_here, require_accepted
-from hpcenv.api.job import Job
+from hpcenv.api.run import Job
 from hpcenv.project.option_types import SubmitKeywords
 from hpcenv.submission import plan_job as planning
 from hpcenv.submission.plan import Plan

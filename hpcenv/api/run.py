@@ -1,0 +1,138 @@
+"""Jobs of the Python API, and what is asked about a run. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.api.here import project_folder
+from hpcenv.records.files import read_file
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.cancel import cancel as cancel_run
+from hpcenv.runs.cancel import cancel_runs
+from hpcenv.runs.entries import Run, open_run
+from hpcenv.runs.find import find_run
+from hpcenv.runs.report import SweepReport
+from hpcenv.runs.report import report as report_of
+from hpcenv.runs.report_text import RunReport
+from hpcenv.runs.status import RunStatus, read_status
+from hpcenv.runs.wait import wait_for
+
+# More than a log that a person reads.
+_LONGEST_LOG = 1 << 30
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted run.
+
+    Attributes:
+        folder: its run folder; `hpcenv.open_job(folder)` opens it again.
+    """
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self._open().submission.run
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's job id, or `local-PID`."""
+        return self._open().submission.job_id
+
+    def status(self) -> RunStatus:
+        """Return what Slurm and the run folder say now."""
+        return read_status(self._open(), os.environ)
+
+    def state(self) -> str:
+        """Return Slurm's word for the state in lower case; `rejected` when a node differed from the lockfile."""
+        return self.status().state
+
+    def done(self) -> bool:
+        """Return whether the run has ended."""
+        return self.status().quiet
+
+    def wait(self, timeout: float | None = None) -> RunStatus:
+        """Wait until the run has ended, well or not.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Raises:
+            WaitTimeout: the time is over.
+        """
+        run = self._open()
+        return wait_for([run], environ=os.environ, pause=time.sleep, on_status=lambda _status: None, timeout=timeout)[0]
+
+    def cancel(self) -> RunStatus:
+        """End the run, and wait until it has ended.
+
+        Raises:
+            ToolFailed: it did not end, not even after KILL.
+        """
+        return cancel_runs([self._open()], environ=os.environ, pause=time.sleep)[0]
+
+    def report(self) -> RunReport:
+        """Return the report of the run: verdict, failures, the end of its log."""
+        result = report_of(self.folder, str(self.folder), environ=os.environ)
+        assert isinstance(result, RunReport)
+        return result
+
+    def log(self) -> str:
+        """Return its log so far."""
+        try:
+            content = read_file(RunFolder(self.folder).log, most=_LONGEST_LOG, follow=False)
+        except FileNotFoundError:
+            return ""
+        return content.decode("utf-8", errors="backslashreplace")
+
+    def _open(self) -> Run:
+        return open_run(self.folder)
+
+
+def open_job(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> Job:
+    """Open a run again.
+
+    Args:
+        run: its folder, name or job id; None for the latest one.
+        project: a folder of the project.
+        runs_dir: folder of runs, if it is not that of the project.
+
+    Raises:
+        RunNotFound: no run matches.
+    """
+    return Job(find_run(project_folder(project), _word(run), runs=runs_dir).folder.path)
+
+
+def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
+    """Return the state of a run: `hpcenv status`. Arguments and errors are those of `open_job`."""
+    return read_status(find_run(project_folder(project), _word(run), runs=runs_dir), os.environ)
+
+
+def report(
+    run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None, lines: int = 10
+) -> RunReport | SweepReport:
+    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `open_job`.
+
+    Args:
+        lines: how many lines of the log's end it holds.
+    """
+    return report_of(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, lines=lines)
+
+
+def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
+    """End a run, and wait until it has ended: `hpcenv cancel`. Arguments are those of `open_job`.
+
+    Raises:
+        RunNotFound: no run matches.
+        ToolFailed: it did not end, not even after KILL.
+    """
+    return cancel_run(project_folder(project), _word(run), environ=os.environ, pause=time.sleep, runs=runs_dir)
+
+
+def _word(run: str | Path | None) -> str | None:
+    return None if run is None else str(run)
