@@ -15,22 +15,21 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from hpcenv.api.environment import check_lock, init, lock
     from hpcenv.api.executor import AutoExecutor, Executor
-    from hpcenv.api.job import FunctionJob
-    from hpcenv.api.run import Job, cancel, open_job, report, status
+    from hpcenv.api.job import Job, open_job
+    from hpcenv.api.run import cancel, report, status
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
 
 _WHERE = {
     "AutoExecutor": "hpcenv.api.executor",
     "Executor": "hpcenv.api.executor",
-    "FunctionJob": "hpcenv.api.job",
     "HpcenvError": "hpcenv.errors",
-    "Job": "hpcenv.api.run",
+    "Job": "hpcenv.api.job",
     "cancel": "hpcenv.api.run",
     "check_lock": "hpcenv.api.environment",
     "init": "hpcenv.api.environment",
     "lock": "hpcenv.api.environment",
-    "open_job": "hpcenv.api.run",
+    "open_job": "hpcenv.api.job",
     "plan_job": "hpcenv.api.submit",
     "report": "hpcenv.api.run",
     "status": "hpcenv.api.run",
@@ -41,7 +40,6 @@ _WHERE = {
 __all__ = [
     "AutoExecutor",
     "Executor",
-    "FunctionJob",
     "HpcenvError",
     "Job",
     "__version__",

@@ -20,6 +20,7 @@ import submitit
 from submitit.core import utils
 
 from hpcenv.api.parameters import SUBMITIT, ParameterNames, translate
+from hpcenv.api.submitit_errors import WrongParameter, refused_as_in_submitit
 from hpcenv.errors import UsageError
 from hpcenv.project.options import in_place
 from hpcenv.submission.submitit_executor import ScriptExecutor
@@ -88,13 +89,16 @@ class Executor(ScriptExecutor):
         """Set parameters: submitit's generic ones, those of SlurmExecutor, and the keywords of `hpcenv.submit`.
 
         Raises:
-            UsageError: there is no such parameter, or two contradict each other.
+            WrongParameter: there is no such parameter, or two contradict each other.
         """
         generic = {name: kwargs.pop(name) for name in list(self._equivalence_dict()) if name in kwargs}
         # `nodes` and `cpus_per_task` have the same name in both.
         given = {**self._convert_parameters(generic), **kwargs}
         parameters = {**self.parameters, **given}
-        translate(parameters, KEYWORDS)
+        try:
+            translate(parameters, KEYWORDS)
+        except UsageError as error:
+            raise WrongParameter(error.what, why=error.why, hint=error.hint) from error
         # The same dictionary: AutoExecutor shares it.
         self.parameters.update(given)
 
@@ -106,7 +110,8 @@ class Executor(ScriptExecutor):
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[submitit.Job[Any]]:
         """Submit one job, or an array of jobs: for `submit`, `map_array` and `batch`."""
-        return self._submission(list(delayed_submissions)).submit()
+        with refused_as_in_submitit():
+            return list(self._submission(list(delayed_submissions)).submit())
 
     def _submission(self, submissions: list[utils.DelayedSubmission]) -> FunctionSubmission:
         # Loaded here: submitit loads this module for every AutoExecutor, also for one of another cluster.

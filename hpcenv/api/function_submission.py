@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from submitit.core import utils
 
 from hpcenv.api.here import open_here, require_accepted
-from hpcenv.api.job import FunctionJob, remember_run
+from hpcenv.api.job import Job, remember_run
 from hpcenv.api.parameters import FunctionOptions
 from hpcenv.errors import UsageError
 from hpcenv.project.context import Context
@@ -26,9 +26,6 @@ from hpcenv.submission import sweep_job
 from hpcenv.submission.plan import Call, Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions, detect_cluster, from_keywords
-
-if TYPE_CHECKING:
-    import submitit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,7 @@ class FunctionSubmission:
         options = replace(prepared.options, call=prepared.call, max_parallel=None)
         return plan_job(prepared.workspace, options, prepared.context)
 
-    def submit(self) -> list[submitit.Job[Any]]:
+    def submit(self) -> list[Job[Any]]:
         """Submit all functions: one array, or on this machine one job after the other."""
         if len(self.submissions) > 1 and self._is_local():
             return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
@@ -119,13 +116,13 @@ class FunctionSubmission:
             raise UsageError("the functions of an array are in one file", why=files, hint="submit one array for each")
         return calls[0]
 
-    def _submit_one(self, prepared: _Prepared) -> FunctionJob[Any]:
+    def _submit_one(self, prepared: _Prepared) -> Job[Any]:
         plan = self.plan()
         with self._pickled(plan, prepared.python) as pickles:
             result = submit_step.submit(plan, prepared.context)
             return self._job(result.job_id, result.run_folder, plan, pickles[0])
 
-    def _submit_array(self, prepared: _Prepared) -> list[submitit.Job[Any]]:
+    def _submit_array(self, prepared: _Prepared) -> list[Job[Any]]:
         sweep = sweep_job.plan_calls(
             prepared.workspace, prepared.options, prepared.context, prepared.call, len(self.submissions)
         )
@@ -161,7 +158,7 @@ class FunctionSubmission:
                 hint="pass paths of files, or set executor.max_pickle_size_gb",
             )
 
-    def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path) -> FunctionJob[Any]:
+    def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path) -> Job[Any]:
         """Give the files of a job their names, and return the job."""
         paths = utils.JobPaths(self.folder, job_id=job_id)
         remember_run(self.folder, job_id, run_folder)
@@ -170,4 +167,4 @@ class FunctionSubmission:
         with contextlib.suppress(FileExistsError):
             paths.submission_file.symlink_to(RunFolder(run_folder).script)
         count = plan.manifest.nodes * plan.manifest.nproc_per_node
-        return FunctionJob(folder=self.folder, job_id=job_id, tasks=list(range(count)))
+        return Job(folder=self.folder, job_id=job_id, tasks=list(range(count)))

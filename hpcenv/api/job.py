@@ -1,4 +1,8 @@
-"""The jobs of `hpcenv.Executor`: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE."""
+"""The jobs of hpcenv: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE.
+
+One class serves scripts and functions, so a list may mix both, also for `submitit.helpers.as_completed` and
+`monitor_jobs`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ import submitit
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from hpcenv.api.run import Job, open_job
+from hpcenv.api.run import RunHandle, find_here
+from hpcenv.api.submitit_errors import NoResult
 from hpcenv.errors import Command, HpcenvError, JobFailed, RunNotFound
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.state import RunState, read_states
+from hpcenv.runs.status import RunStatus
 from hpcenv.submission.function import read_result
 
 R_co = TypeVar("R_co", covariant=True)
@@ -24,11 +31,9 @@ R_co = TypeVar("R_co", covariant=True)
 # A result file that another node wrote may be seen late: nfs(5), attribute caching.
 _SECONDS_FOR_FILES = 15.0
 _SECONDS_FOR_FILES_OF_FAILED = 1.0
+# sacct may know the end of a job some seconds later than squeue forgets it.
+_SECONDS_AFTER_GONE = 10.0
 _NOT_SLURMS_WORDS = {"rejected": "FAILED", "not-queued": "FAILED"}
-
-
-class NoResult(JobFailed, utils.UncompletedJobError):
-    """A job ended without a result: it was rejected, cancelled, or killed."""
 
 
 def remember_run(folder: Path, job_id: str, run_folder: Path) -> None:
@@ -46,9 +51,15 @@ class RunWatcher(SlurmInfoWatcher):
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s)
         self._links: dict[str, Path] = {}
+        self._gone_since: dict[str, float] = {}
 
     def register_run(self, job_id: str, link: Path) -> None:
-        """Register a job; `link` is the symbolic link to its run folder."""
+        """Register a job; `link` is its run folder, or the symbolic link to it."""
+        if self._links.get(job_id) != link:
+            # Process ids, and so the ids of local jobs, come again.
+            self._finished.discard(job_id)
+            self._info_dict.pop(job_id, None)
+            self._gone_since.pop(job_id, None)
         self._links[job_id] = link
         if job_id not in self._registered:
             self.register_job(job_id)
@@ -61,8 +72,15 @@ class RunWatcher(SlurmInfoWatcher):
         runs = {job_id: run for job_id in job_ids if (run := self._run(job_id)) is not None}
         for job_id, state in zip(runs, read_states(list(runs.values()), os.environ), strict=True):
             self._info_dict[job_id] = _info(job_id, state)
-            if state.quiet:
+            if state.ended or self._is_lost(job_id, state):
                 self._finished.add(job_id)
+
+    def _is_lost(self, job_id: str, state: RunState) -> bool:
+        """Whether Slurm has not known the job for some time, and no record says how it ended."""
+        if not state.gone:
+            self._gone_since.pop(job_id, None)
+            return False
+        return time.monotonic() - self._gone_since.setdefault(job_id, time.monotonic()) > _SECONDS_AFTER_GONE
 
     def _run(self, job_id: str) -> Submitted | None:
         try:
@@ -87,26 +105,59 @@ def _info(job_id: str, state: RunState) -> dict[str, str]:
     return {"JobID": job_id, "State": word, "NodeList": ",".join(state.nodes), "ExitCode": status}
 
 
-class FunctionJob(submitit.SlurmJob[R_co]):
-    """The call of a function, in a job whose nodes are checked first.
+class ScriptPaths(utils.JobPaths):
+    """The files of a script's job: all its ranks write to the log of the run."""
 
-    It has the methods of `submitit.SlurmJob`. Another process opens it again with its folder and id:
-    `FunctionJob(folder, job_id, tasks)`.
+    @property
+    def folder(self) -> Path:
+        """The run folder. A `%` in its path is no placeholder."""
+        return self._folder
+
+    @property
+    def submission_file(self) -> Path:
+        """The batch script."""
+        return RunFolder(self._folder).script
+
+    @property
+    def stdout(self) -> Path:
+        """The log of the run, with both streams of all ranks."""
+        return RunFolder(self._folder).log
+
+    @property
+    def stderr(self) -> Path:
+        """As `stdout`."""
+        return self.stdout
+
+
+class Job(submitit.SlurmJob[R_co]):
+    """A job of hpcenv, whose nodes are checked before its script or function starts.
+
+    It has the methods of `submitit.SlurmJob`; what hpcenv knows besides is in `run`. The result of a function is its
+    value. The result of a script is the status of its run.
+
+    Args:
+        folder: the executor's folder; for a script, the run folder. Together with `job_id` it opens a job again.
+        job_id: Slurm's, or `local-PID`.
+        tasks: numbers of the processes that call the function.
     """
 
     watcher = RunWatcher()
 
     def __init__(self, folder: str | Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
-        self._run_link = _link(folder, job_id)
+        run = RunFolder(Path(folder).expanduser().absolute())
+        self._is_script = run.submission.exists()
+        self._run_link = run.path if self._is_script else _link(folder, job_id)
         super().__init__(folder, job_id, tasks)
+        if self._is_script:
+            self._paths = ScriptPaths(folder, job_id=job_id, task_id=self.task_id)
 
     @property
-    def run(self) -> Job:
+    def run(self) -> RunHandle:
         """The run of this job: its folder, status, verdict and report."""
         folder = Path(os.path.realpath(self._run_link))
         if not folder.is_dir():
             raise RunNotFound(f"job {self.job_id} has no run folder", why=f"looked for {folder}")
-        return open_job(folder)
+        return RunHandle(folder)
 
     def _register_in_watcher(self) -> None:
         self.watcher.register_run(self.job_id, self._run_link)
@@ -129,7 +180,7 @@ class FunctionJob(submitit.SlurmJob[R_co]):
         Args:
             check: raise an error where that fails.
         """
-        if not self.job_id.startswith("local-"):
+        if not self._is_script and not self.job_id.startswith("local-"):
             super().cancel(check)
             return
         try:
@@ -139,12 +190,13 @@ class FunctionJob(submitit.SlurmJob[R_co]):
                 raise
 
     def results(self) -> list[R_co]:
-        """Wait for all tasks, and return what the function returned in each.
+        """Wait, and return what the function returned in each task; for a script, the status of its run.
 
         Raises:
             FailedJobError: the function raised an exception; its text has the traceback. Of several tasks it is the
                 one that failed first.
-            NoResult: the job ended without a result, for example because a node differs from the lockfile.
+            NoResult: the job ended without a result, for example because a node differs from the lockfile; for a
+                script, it did not complete.
         """
         if self._sub_jobs:
             error = self.exception()
@@ -164,6 +216,8 @@ class FunctionJob(submitit.SlurmJob[R_co]):
         return first[1] if first else errors[0][1] if errors else None
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
+        if self._is_script:
+            return "success", self._completed()
         began = time.monotonic()
         while True:
             _refresh(self.paths.folder)
@@ -179,18 +233,30 @@ class FunctionJob(submitit.SlurmJob[R_co]):
                 raise self._no_result()
             time.sleep(0.2)
 
+    def _completed(self) -> RunStatus:
+        """Return the status of the run.
+
+        Raises:
+            NoResult: it did not complete with status 0.
+        """
+        status = self.run.status()
+        if (status.state, status.exit_status or 0) != ("completed", 0):
+            raise self._no_result()
+        return status
+
     def _no_result(self) -> NoResult:
         """Return why there is no result: the verdict, the first failure, and the end of the log."""
         try:
             report = self.run.report()
         except HpcenvError as error:
             return NoResult(f"job {self.job_id} ended without a result", why=str(error))
+        what = "did not complete" if self._is_script else "ended without a result"
         status = report.status
         how = status.state if status.exit_status is None else f"{status.state}, exit status {status.exit_status}"
         failure = () if report.failure is None else (report.failure.headline, report.failure.traceback)
         details = (report.table,) if status.state == "rejected" else (*failure, *report.last_lines)
         return NoResult(
-            f"job {self.job_id} (task {self.task_id}) ended without a result",
+            f"job {self.job_id} (task {self.task_id}) {what}",
             why="\n".join((how, *filter(None, details))),
             hint=Command("hpcenv", "report", report.status.run),
         )
@@ -200,3 +266,18 @@ def _refresh(folder: Path) -> None:
     """Let NFS look at a folder again: a change of its mode, also to the same one, ends what is cached of it."""
     with contextlib.suppress(OSError):
         folder.chmod(folder.stat().st_mode)
+
+
+def open_job(
+    run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None
+) -> Job[RunStatus]:
+    """Open the job of a run again. Its result is the status of the run, also where a function ran.
+
+    Arguments and errors are those of `status`.
+    """
+    return job_of(find_here(run, project, runs_dir))
+
+
+def job_of(run: Submitted) -> Job[RunStatus]:
+    """Return the job of a run; of a chain, its first job."""
+    return Job(run.folder.path, run.submission.job_id)

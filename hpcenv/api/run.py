@@ -1,4 +1,4 @@
-"""Jobs of the Python API, and what is asked about a run. Runs on: LOGIN NODE."""
+"""What is asked of a run, from Python. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcenv.records.files import read_file
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.cancel import cancel as cancel_run
 from hpcenv.runs.cancel import cancel_runs
-from hpcenv.runs.entries import Run, open_run
+from hpcenv.runs.entries import Run, Submitted, open_run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.report import SweepReport
 from hpcenv.runs.report import report as report_of
@@ -25,11 +25,11 @@ _LONGEST_LOG = 1 << 30
 
 
 @dataclass(frozen=True)
-class Job:
-    """A submitted run.
+class RunHandle:
+    """A submitted run: `hpcenv.submit(...).run`.
 
     Attributes:
-        folder: its run folder; `hpcenv.open_job(folder)` opens it again.
+        folder: its run folder; `hpcenv.open_job(folder).run` opens it again.
     """
 
     folder: Path
@@ -94,8 +94,8 @@ class Job:
         return open_run(self.folder)
 
 
-def open_job(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> Job:
-    """Open a run again.
+def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
+    """Return the state of a run: `hpcenv status`.
 
     Args:
         run: its folder, name or job id; None for the latest one.
@@ -105,18 +105,13 @@ def open_job(run: str | Path | None = None, *, project: str | Path = ".", runs_d
     Raises:
         RunNotFound: no run matches.
     """
-    return Job(find_run(project_folder(project), _word(run), runs=runs_dir).folder.path)
-
-
-def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
-    """Return the state of a run: `hpcenv status`. Arguments and errors are those of `open_job`."""
-    return read_status(find_run(project_folder(project), _word(run), runs=runs_dir), os.environ)
+    return read_status(find_here(run, project, runs_dir), os.environ)
 
 
 def report(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None, lines: int = 10
 ) -> RunReport | SweepReport:
-    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `open_job`.
+    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `status`.
 
     Args:
         lines: how many lines of the log's end it holds.
@@ -125,13 +120,18 @@ def report(
 
 
 def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
-    """End a run, and wait until it has ended: `hpcenv cancel`. Arguments are those of `open_job`.
+    """End a run, and wait until it has ended: `hpcenv cancel`. Arguments are those of `status`.
 
     Raises:
         RunNotFound: no run matches.
         ToolFailed: it did not end, not even after KILL.
     """
     return cancel_run(project_folder(project), _word(run), environ=os.environ, pause=time.sleep, runs=runs_dir)
+
+
+def find_here(run: str | Path | None, project: str | Path, runs_dir: str | None) -> Submitted:
+    """Return the run that the arguments of `status` name."""
+    return find_run(project_folder(project), _word(run), runs=runs_dir)
 
 
 def _word(run: str | Path | None) -> str | None:

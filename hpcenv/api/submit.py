@@ -1,8 +1,7 @@
 """Submit a script from Python: `hpcenv submit` and `hpcenv submit --sweep`. Runs on: LOGIN NODE.
 
 job = hpcenv.submit("train.py", ["--lr", "3e-4"], nodes=2, gpus=8, time="4:00:00")
-job.wait()
-print(job.report().status.exit_status)
+print(job.result().exit_status)
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv.api.here import open_here, require_accepted
-from hpcenv.api.run import Job
+from hpcenv.api.job import Job, job_of
+from hpcenv.api.submitit_errors import refused_as_in_submitit
 from hpcenv.project.option_types import SubmitKeywords
+from hpcenv.runs.entries import open_run
+from hpcenv.runs.status import RunStatus
 from hpcenv.submission import plan_job as planning
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import command_of, from_keywords
@@ -51,7 +53,7 @@ def submit(
     project: str | Path = ".",
     accept: str | None = None,
     **options: Unpack[SubmitKeywords],
-) -> Job:
+) -> Job[RunStatus]:
     """Submit a script that torchrun starts on every node, in the locked environment: `hpcenv submit`.
 
     Arguments and errors are those of `plan_job`.
@@ -61,12 +63,14 @@ def submit(
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.
-        SubmitRejected, ToolMissing: nothing is queued, and no run folder is left.
+        NotSubmitted, ToolMissing: nothing is queued, and no run folder is left.
     """
-    given = from_keywords(str(script), args, options)
-    workspace, context = open_here(project, command_of(given))
-    require_accepted(workspace, accept)
-    return Job(submit_plan(planning.plan_job(workspace, given, context), context).run_folder)
+    with refused_as_in_submitit():
+        given = from_keywords(str(script), args, options)
+        workspace, context = open_here(project, command_of(given))
+        require_accepted(workspace, accept)
+        result = submit_plan(planning.plan_job(workspace, given, context), context)
+    return Job(result.run_folder, result.job_id)
 
 
 def sweep(
@@ -78,7 +82,7 @@ def sweep(
     project: str | Path = ".",
     accept: str | None = None,
     **options: Unpack[SubmitKeywords],
-) -> tuple[Job, ...]:
+) -> list[Job[RunStatus]]:
     r"""Submit a run for every combination of values, as one job array: `hpcenv submit --sweep`.
 
     Args:
@@ -91,8 +95,9 @@ def sweep(
         One job for each element, in the order of their indices.
     """
     axes = tuple(f"{name}=" + ",".join(str(value).replace(",", r"\,") for value in over[name]) for name in over)
-    given = replace(from_keywords(str(script), args, options), sweep=axes, max_parallel=max_parallel)
-    workspace, context = open_here(project, command_of(given))
-    require_accepted(workspace, accept)
-    result = submit_sweep(plan_sweep(workspace, given, context), context)
-    return tuple(Job(result.run_folder / element.folder) for element in result.elements)
+    with refused_as_in_submitit():
+        given = replace(from_keywords(str(script), args, options), sweep=axes, max_parallel=max_parallel)
+        workspace, context = open_here(project, command_of(given))
+        require_accepted(workspace, accept)
+        result = submit_sweep(plan_sweep(workspace, given, context), context)
+    return [job_of(open_run(result.run_folder / one.folder)) for one in result.elements]

@@ -66,7 +66,7 @@ def make_call(
         "call": per,
         "stderr_to_stdout": stderr_to_stdout,
     }
-    word = re.sub(r"[^A-Za-z0-9_-]+", "-", named.__qualname__.rpartition(".")[2]).strip("-") or "call"
+    word = re.sub(r"[^A-Za-z0-9_-]+", "-", named.__qualname__.rpartition(".")[2]).strip("-_") or "call"
     return Call(
         name=name or word,
         script=_SCRIPT,
@@ -130,7 +130,8 @@ def _named(function: Any) -> Any:
     """Return what has a name and a module: the function, that in a `partial`, or the class of an object."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function if hasattr(function, "__qualname__") and function.__module__ else type(function)
+    has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)
+    return function if has_name else type(function)
 
 
 def _file_of(module: str) -> Path | None:

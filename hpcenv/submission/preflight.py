@@ -128,6 +128,8 @@ def places_of_nodes(
         places["the overlay"] = Path(environment.overlay.source).parent
     if options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
+    if options.call is not None and options.call.folder is not None:
+        places["the folder of the executor"] = options.call.folder
     if checkpoint is not None:
         places["the folder of the checkpoint"] = checkpoint.parent
     return places

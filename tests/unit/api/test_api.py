@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import submitit
+from submitit.core import utils
 
 import hpcenv as api
 from hpcenv.errors import RunNotFound, UsageError
@@ -14,20 +17,64 @@ def test_submit_wait_report_cancel(project: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     job = api.submit("train.py", ["a b", 1], nproc=1, cluster="local", name="a")
-    assert job.wait(60).state == "completed"
-    assert (job.name, job.done()) == ("a", True)
-    assert job.report().ok
-    assert "TRAINS ['a b', '1']" in job.log()
-    assert job.cancel().state == "completed", "what has ended stays as it ended"
-    assert api.open_job() == api.open_job("a") == api.open_job(job.folder) == job
+    assert job.run.wait(60).state == "completed"
+    assert (job.run.name, job.run.job_id, job.done()) == ("a", job.job_id, True)
+    assert job.run.report().ok
+    assert "TRAINS ['a b', '1']" in job.run.log()
+    assert job.run.cancel().state == "completed", "what has ended stays as it ended"
+    again = [api.open_job(), api.open_job("a"), api.open_job(job.run.folder), api.Job(job.run.folder, job.job_id)]
+    assert {one.run for one in again} == {job.run}
     (project / "long.py").write_text("import time\ntime.sleep(100)\n")
     other = api.submit("long.py", nproc=1, cluster="local", name="b", runs_dir="elsewhere")
-    assert other.folder == project / "elsewhere" / "b"
+    assert other.run.folder == project / "elsewhere" / "b"
     assert api.cancel("b", runs_dir="elsewhere").state == "cancelled", "also before its process has set up anything"
     assert api.status("a").state == "completed"
     assert api.report("a", project=project).ok
     with pytest.raises(RunNotFound):
         api.status("b")
+
+
+def test_the_job_of_a_script_is_submitits(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (project / "fails.py").write_text("raise SystemExit('the loss is nan')\n")
+    good = api.submit("train.py", nproc=1, cluster="local", name="good")
+    bad = api.submit("fails.py", nproc=1, cluster="local", name="bad")
+    assert all(type(job) is api.Job and isinstance(job, submitit.SlurmJob) for job in (good, bad))
+    assert {job.job_id for job in submitit.helpers.as_completed([good, bad], timeout=60)} == {good.job_id, bad.job_id}
+    [status] = good.results()
+    assert (status.run, status.exit_status, good.exception(), good.state) == ("good", 0, None, "COMPLETED")
+    assert good.paths.stdout == good.run.folder / "job.log"
+    assert good.paths.submission_file.parent == good.run.folder
+    assert "TRAINS" in str(good.stdout())
+    assert not list(good.run.folder.glob("*.pkl")), "nothing is pickled for a script"
+    with pytest.raises(utils.UncompletedJobError, match="the loss is nan") as caught:
+        bad.result()
+    assert "failed, exit status 1" in str(caught.value)
+    assert bad.get_info()["State"] == bad.state == "FAILED"
+
+
+def test_a_run_that_was_cancelled_has_no_result(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (project / "long.py").write_text("import time\ntime.sleep(100)\n")
+    job = api.submit("long.py", nproc=1, cluster="local")
+    job.cancel()
+    assert isinstance(job.exception(), utils.UncompletedJobError)
+    assert "cancelled" in str(job.exception())
+
+
+def test_what_slurm_refuses_is_an_error_of_submitit_too(
+    project: Path, fake_slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "FAKE_SLURM"):
+        monkeypatch.setenv(name, fake_slurm.environ[name])
+    with (project / "hpcenv.toml").open("a") as spec:
+        spec.write("[submit]\nassume-shared = true\n")
+    options = {"cluster": "slurm", "partition": "nope", "nproc": 1, "time": "5"}
+    with pytest.raises(utils.FailedJobError, match="no partition `nope`"):
+        api.submit("train.py", project=project, **options)  # type: ignore[arg-type]
+    assert not list(project.glob("runs/*"))
 
 
 def test_a_plan_writes_nothing(project: Path) -> None:

@@ -36,6 +36,12 @@ def test_a_parameter_that_does_not_exist_is_refused_at_once(tmp_path):
     assert "`nodes`" in str(raised.value.hint)
 
 
+@pytest.mark.parametrize("raised", [UsageError, ValueError, NameError], ids=lambda kind: str(kind.__name__))
+def test_its_error_is_also_what_submitit_raises(tmp_path: Path, raised: type[Exception]) -> None:
+    with pytest.raises(raised):
+        api.Executor(tmp_path / "jobs", node=2)
+
+
 def program(project: Path, text: str, *, timeout: float = 180) -> str:
     """Run a user's program in the project; return what it printed."""
     path = project / "mine.py"
@@ -80,7 +86,7 @@ def test_functions_run_after_the_check_and_their_results_come_back(project: Path
             executor.update_parameters(ntasks_per_node=1, stderr_to_stdout=True)
             job = executor.submit(lambda: print("err", file=sys.stderr) or OFFSET)
             print(job.result(), "err" in job.stdout(), job.stderr())
-            again = hpcenv.FunctionJob("jobs", job.job_id)
+            again = hpcenv.Job("jobs", job.job_id)
             print(again.result(), again.run == job.run)
         """,
     )
@@ -183,7 +189,7 @@ def test_an_array_is_of_our_class_and_every_call_has_a_run(project: Path, slurm:
     assert "#SBATCH --array=0-2%2" in call.script
     assert [job.job_id for job in jobs] == ["4242_0", "4242_1", "4242_2"]
     assert [job.run.folder.name for job in jobs] == ["0000", "0001", "0002"]
-    assert all(type(job) is api.FunctionJob for job in jobs) or batch
+    assert all(type(job) is api.Job for job in jobs) or batch
     folder = jobs[0].run.folder.parent
     assert folder.name.startswith("m-")
     assert os.path.samefile(folder / "function" / "packages", jobs[2].run.folder / "function" / "packages"), "once"
@@ -224,6 +230,20 @@ def test_the_batch_script_is_that_of_a_script_with_the_same_options(project: Pat
     assert job.paths.submission_file.read_text() == slurm.calls("sbatch")[-1].script
     with pytest.raises(UsageError, match="without its check"):
         executor._make_submission_file_text("echo", "0")
+
+
+def test_a_function_of_any_name_has_a_run(project: Path, slurm: Any) -> None:
+    def _train() -> None:
+        pass
+
+    class _Net:
+        def __call__(self) -> None:
+            pass
+
+    executor = api.Executor(project / "jobs", project=project, allow_dirty=True)
+    for number, target in enumerate([_train, functools.partial(_train), _Net(), _Net.__call__, _Net, int.__add__]):
+        slurm.answers("sbatch", out=f"Submitted batch job {4300 + number}\n")
+        assert re.match("[A-Za-z0-9]", executor.submit(target).run.name), target
 
 
 def test_a_job_that_was_submitted_again_finds_its_function(project: Path, slurm: Any) -> None:

@@ -13,6 +13,7 @@ from hpcenv.project.site_profile import Profile, profile
 from hpcenv.project.site_when import RunFacts
 from hpcenv.records.manifest import Environment, Overlay
 from hpcenv.submission.locked_container import program_of, with_wrapper
+from hpcenv.submission.plan import Call
 from hpcenv.submission.preflight import places_of_nodes
 from hpcenv.submission.request import SubmitOptions
 
@@ -77,3 +78,10 @@ def test_every_node_must_see_the_overlay(tmp_path: Path) -> None:
     with_it = dataclasses.replace(SIF, overlay=Overlay(source="/s/x.sqsh", use="packages", target="/opt/x"))
     assert places_of_nodes(tmp_path, options, context, with_it, None)["the overlay"] == Path("/s")
     assert "the overlay" not in places_of_nodes(tmp_path, options, context, SIF, None)
+
+
+def test_the_folder_of_an_executor_is_a_place_that_nodes_must_see(tmp_path: Path) -> None:
+    context = Context(environ={}, cwd=tmp_path, now=time.localtime(), token="", command=())
+    call = Call(name="c", script="s", files={}, spec={}, folder=Path("/tmp/jobs"))
+    places = places_of_nodes(tmp_path, SubmitOptions(script=None, call=call), context, SIF, None)
+    assert places["the folder of the executor"] == Path("/tmp/jobs")

@@ -1,0 +1,38 @@
+"""Errors that are hpcenv's and submitit's: programs that were written for submitit catch its classes.
+
+Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` where sbatch fails, ValueError for an unknown parameter of
+`SlurmExecutor`, and NameError for one of `AutoExecutor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from submitit.core import utils
+
+from hpcenv.errors import JobFailed, SubmitRejected, UsageError
+
+
+class NoResult(JobFailed, utils.UncompletedJobError):
+    """A job ended without a result: it was rejected, cancelled, or killed."""
+
+
+class NotSubmitted(SubmitRejected, utils.FailedJobError):
+    """Slurm refused the job: a program that was written for submitit catches its `FailedJobError`."""
+
+
+class WrongParameter(UsageError, ValueError, NameError):
+    """A parameter does not exist, or has a wrong value: submitit raises ValueError, and AutoExecutor NameError."""
+
+
+@contextlib.contextmanager
+def refused_as_in_submitit() -> Iterator[None]:
+    """Raise `NotSubmitted` where Slurm refuses a job."""
+    try:
+        yield
+    except SubmitRejected as error:
+        # An uncertain submission keeps its class: the job may be queued.
+        if type(error) is not SubmitRejected:
+            raise
+        raise NotSubmitted(error.what, why=error.why, hint=error.hint) from error
