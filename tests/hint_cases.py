@@ -313,7 +313,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/registry/manifests.py: hpcenv image pull * --platform *": _DAMAGED_IMAGE,
     "submission/locked_command.py: hpcenv report *": "a node must differ: tests/unit/cli/test_run.py types it",
     "runs/network.py: hpcenv net explain --from *": "the run was decided by an older hpcenv, or was refused",
-    "api/function_job.py: hpcenv report *": "it is raised in a program of the user, not on a command line",
+    "api/job.py: hpcenv report *": "it is raised in a program of the user, not on a command line",
     "cli/_render.py: * * *": "it adds --store to a command of another place",
     "cli/_sweep.py: hpcenv cancel *": _KEYS,
     "cli/submit.py: hpcenv cancel *": _KEYS,

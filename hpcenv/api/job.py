@@ -132,7 +132,7 @@ class ScriptPaths(utils.JobPaths):
 class Job(submitit.SlurmJob[R_co]):
     """A job of hpcenv, whose nodes are checked before its script or function starts.
 
-    It has the methods of `submitit.SlurmJob`; what hpcenv knows besides is in `run`. The result of a function is its
+    It has the methods of `submitit.SlurmJob`; what else hpcenv knows is in `run`. The result of a function is its
     value. The result of a script is the status of its run.
 
     Args:
