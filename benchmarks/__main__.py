@@ -77,11 +77,18 @@ def environment() -> str:
     python = folder / "bin" / "python"
     probe = [python, "-c", "import hpcenv, torch"]
     if not python.exists() or subprocess.run(probe, check=False, capture_output=True).returncode != 0:
+        lock = ROOT / "tests" / "packages" / f"python{sys.version_info.major}.{sys.version_info.minor}.txt"
+        if not lock.exists():
+            raise SystemExit(
+                f"no packages are locked for this Python: {lock} is missing\nhint: python3.11 -m benchmarks"
+            )
         progress(f"makes a virtual environment in {folder}; torch is large")
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        # The version of the test command: scripts/test.sh.
-        subprocess.run([*pip, "-e", f"{ROOT}[dev]", "torch==2.13.0", "numpy"], check=True)
+        # As in scripts/test.sh: what it locks; torch, whose build depends on the index; this checkout.
+        subprocess.run([*pip, "--require-hashes", "-r", lock], check=True)
+        subprocess.run([*pip, "torch==2.13.0"], check=True)
+        subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True)
     return str(python)
 
 

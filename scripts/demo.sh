@@ -35,7 +35,14 @@ say "an environment with hpcenv and $torch in $folder"
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 [ -x "$folder/venv/bin/python" ] || "$python" -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check "$here" "$torch" numpy
+# The versions of hpcenv's own tests, where they are locked for this Python. Without the hashes: torch is not locked,
+# because its build depends on the index, and with them pip would refuse it.
+versions=$folder/versions.txt
+locked=$here/tests/packages/python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+if [ -e "$locked" ]; then sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' "$locked"; fi >"$versions"
+# The second variable is for what a build needs; pip before 25.3 takes the first one for it, too.
+PIP_CONSTRAINT=$versions PIP_BUILD_CONSTRAINT=$versions \
+  "$folder/venv/bin/pip" install --quiet --disable-pip-version-check "$here" "$torch" numpy
 PATH=$folder/venv/bin:$PATH
 export VIRTUAL_ENV=$folder/venv
 
