@@ -17,11 +17,11 @@ from hpcenv.reproduce import plot, report_html, report_markdown
 from hpcenv.reproduce.compare import compare
 from hpcenv.reproduce.measured import read_measured
 from hpcenv.reproduce.record import read_record
-from hpcenv.reproduce.record_schema import record_schema
 from hpcenv.reproduce.run_page import RunPage, make_page
 from tests import measured_runs
 
 RECORDED = Path(__file__).parents[2] / "recorded_runs"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "record.schema.json"
 
 
 def page_of(folder: Path, reference: Path | None = None) -> RunPage:
@@ -144,7 +144,7 @@ def test_the_command_writes_the_files(hpcenv, tmp_path):
     assert done.status == 0, done.stderr
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "r.md").read_text().startswith("# table-1-rung-3 against table-1")
-    jsonschema.validate(json.loads((tmp_path / "record.json").read_text()), record_schema())
+    jsonschema.validate(json.loads((tmp_path / "record.json").read_text()), json.loads(SCHEMA.read_text()))
     assert hpcenv("report", "x", "--against", "y", cwd=tmp_path).status == 2
 
 
