@@ -3,8 +3,7 @@
 Runs on: LOGIN NODE. This decides what stays out of copies that other people read, where git does not say it. It is a
 guess by names and forms: it can miss one, and it can suspect a value that is none.
 
-The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are no
-credentials. The keyword detector of detect-secrets 1.5.0 suspects each of them, which is why it is not used.
+Which names stand for credentials is in hpcenv/records/variables.py.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+
+from hpcenv.records.variables import names_credential
 
 # Files that usually hold credentials, in lower case. Python cannot import them.
 _FILES = (
@@ -51,23 +52,9 @@ _FORMS = tuple(
     )
 )
 
-# What stands before `key` and `token` in the name of a credential. Alone, both mean something else in a training.
-_OF_KEY = r"api|access|account|auth|client|consumer|deploy|encryption|private|secret|service|signing|ssh|storage|wandb"
-_PROVIDERS = (
-    r"access|api|auth|bearer|bot|ci|clearml|comet|deploy|gh|git|github|gitlab|hf|hub|hugging_?face|id|job|jwt|mlflow|"
-    r"neptune|npm|oauth|personal|private|pypi|refresh|registry|sas|secret|session|slack|user|vault|wandb"
-)
-# The last word of a name decides: `hf_token` and `--db-password`, not `password_length`.
-_NAME = re.compile(
-    rf"(?:.*[^a-z])?(?:(?:{_OF_KEY})[_-]?keys?|(?:{_PROVIDERS})[_-]?tokens?|secrets?|passwords?|passwd|passphrase|pwd|"
-    r"credentials?|creds)",
-    re.IGNORECASE,
-)
 # `token` and `key` alone say it only of a value that looks drawn at random.
 _WEAK_NAME = re.compile(r"(?:.*[^a-z])?(?:tokens?|keys?|auth)", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,}={0,2}")
-# `secretKey` is read as `secret_Key`.
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 # Where such a name may end, in text in lower case: NAME = VALUE and NAME: VALUE, with or without quotes around NAME.
 _ENDS = re.compile(
@@ -143,12 +130,7 @@ def is_pair(name: str, value: str) -> bool:
         or _VARIABLE.fullmatch(value) is not None
     ):
         return False
-    return is_name(name) or (_WEAK_NAME.fullmatch(name) is not None and _RANDOM.fullmatch(value) is not None)
-
-
-def is_name(name: str) -> bool:
-    """Return whether the name of an option, key or variable says that its value is a credential."""
-    return _NAME.fullmatch(_CAMEL.sub("_", name)) is not None
+    return names_credential(name) or (_WEAK_NAME.fullmatch(name) is not None and _RANDOM.fullmatch(value) is not None)
 
 
 def arguments(words: Sequence[str]) -> tuple[str, ...]:

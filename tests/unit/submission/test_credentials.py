@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from hpcenv.submission.credentials import arguments, is_name, is_named_like_one, line_of
+from hpcenv.records.variables import names_credential
+from hpcenv.submission.credentials import arguments, is_named_like_one, line_of
 
 # Made up, in parts, so that no scanner takes this file for a leak.
 HF, GITHUB, AWS = "hf_" + string.ascii_letters[:34], "ghp_" + "a1" * 18, "AKIA" + "ABCDEFGH234567QR"
@@ -120,5 +121,7 @@ def test_arguments_are_named_and_their_values_never() -> None:
 
 
 def test_the_last_word_of_a_name_decides() -> None:
-    assert is_name("client.secretKey") and is_name("HF_TOKEN") and is_name("db-password")
-    assert not is_name("password_length") and not is_name("compass") and not is_name("monkey")
+    assert names_credential("client.secretKey") and names_credential("HF_TOKEN") and names_credential("db-password")
+    assert (
+        not names_credential("password_length") and not names_credential("compass") and not names_credential("monkey")
+    )
