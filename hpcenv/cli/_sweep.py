@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._wait import Wait
-from hpcenv.errors import Command, Interrupted, RunEndUnknown, Status
+from hpcenv.errors import Command, Interrupted, RunEndUnknown
 from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
@@ -158,16 +158,6 @@ def follow(result: SweepResult, word: str, wait: Wait, *, as_json: bool, verb: s
         source = f"{status.run}/{status.failed[0].element}" if status.failed else status.run
         _render.tell(f"exit status {code}: from run {source}")
     return code
-
-
-def report(status: SweepStatus, *, command: str, as_json: bool) -> int:
-    """Print the state of a sweep, for `status` and `report`; return 0 unless an element failed or cannot be read."""
-    code = status.exit_status or 0
-    if as_json:
-        _render.verdict_on(command, _as_data(status), ok=code == 0)
-    else:
-        show(status)
-    return Status.SWEEP_FAILED if code else 0
 
 
 def _as_data(status: SweepStatus) -> dict[str, Any]:

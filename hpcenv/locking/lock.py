@@ -14,8 +14,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -71,6 +72,7 @@ from hpcenv.records.manifest import Environment
 from hpcenv.version import VERSION
 
 Report = Callable[[str], None]
+Kept = TypeVar("Kept", BuiltPackage, KnownFile)
 
 # The probe reads every installed file once: this takes minutes on a cold parallel file
 # system, seconds on a warm one.
@@ -181,7 +183,7 @@ def lock(
     origins = _origins(environment, answer, base)
     binds = _lock_binds(workspace, environment, environ)
     image = None if container is None else Path(environment.sif)
-    built = () if image is None else _built_here(image, report)
+    built = () if image is None else _report_in(image, BUILT, parse_built, report)
     conda = installed_conda(answer)
     pinned = () if pin_file is None else pins_of(pin_file, environment=marker_environment(answer["values"]))
     proofs: dict[str, WheelProof] = {}
@@ -492,7 +494,7 @@ def _wheel_proofs(
 
 def _named_in_image(image: Path | None, built: Sequence[BuiltPackage], report: Report) -> tuple[KnownFile, ...]:
     """Return the wheels that an image names itself: reports of pip, and packages that were compiled in it."""
-    reported = _reported_wheels(image, report) if image is not None else ()
+    reported = _report_in(image, REPORT, partial(parse_report, origin=REPORT), report) if image is not None else ()
     return (*(one.file for one in built), *reported)
 
 
@@ -588,15 +590,15 @@ def _unsure(difference: PinDifference) -> str:
     return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
-def _built_here(image: Path, report: Report) -> tuple[BuiltPackage, ...]:
-    """Return the packages that were compiled in an image: recipes of `image init --build` keep a report."""
+def _report_in(image: Path, name: str, parse: Callable[[bytes], Sequence[Kept]], report: Report) -> tuple[Kept, ...]:
+    """Return what a recipe of `hpcenv image init` left in its image about the packages: pip's report, or its own."""
     try:
         part = sif.read_header(image).runs
-        text = squashfs_reader.read_file(image, BUILT.lstrip("/").encode(), offset=part.offset, size=part.size)
+        text = squashfs_reader.read_file(image, name.lstrip("/").encode(), offset=part.offset, size=part.size)
     except HpcenvError:
         return ()  # most images have none
     try:
-        return parse_built(text)
+        return tuple(parse(text))
     except LockfileInvalid as error:
         report(f"  {error.what}: {error.why}")
         return ()
@@ -618,20 +620,6 @@ def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]
         )
         for name, proof in proofs.items()
     }
-
-
-def _reported_wheels(image: Path, report: Report) -> tuple[KnownFile, ...]:
-    """Return what pip's report in an image names: recipes of `image init` keep it."""
-    try:
-        part = sif.read_header(image).runs
-        text = squashfs_reader.read_file(image, REPORT.lstrip("/").encode(), offset=part.offset, size=part.size)
-    except HpcenvError:
-        return ()  # most images have none
-    try:
-        return tuple(parse_report(text, origin=REPORT))
-    except LockfileInvalid as error:
-        report(f"  {error.what}: {error.why}")
-        return ()
 
 
 def _compose(

@@ -170,7 +170,7 @@ def read_pinned(name: str) -> Callable[[bytes], None]:
 
 
 def read_a_report(data: bytes) -> None:
-    install_report.read_report(_file("report.json", data))
+    install_report.parse_report(data, origin="report.json")
 
 
 # -- SIF ----------------------------------------------------------------------------------

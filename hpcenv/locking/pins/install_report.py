@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.pin import Pin, basename, describe_error
-from hpcenv.locking.pins.text_file import read_text
 from hpcenv.locking.wheels.proof import KnownFile
 
 
@@ -25,16 +23,6 @@ def known_files(pins: Iterable[Pin]) -> tuple[KnownFile, ...]:
         for filename, sha256 in pin.files
         if filename.endswith(".whl")
     )
-
-
-def read_report(path: Path) -> tuple[KnownFile, ...]:
-    """Return the wheels that a report of `pip install --report` names, for `find_wheels`.
-
-    Raises:
-        FileUnusable: it cannot be read.
-        LockfileInvalid: it is not such a report.
-    """
-    return parse_report(read_text(path), origin=str(path))
 
 
 def parse_report(text: str | bytes, *, origin: str) -> tuple[KnownFile, ...]:

@@ -6,7 +6,6 @@ Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour.
 from __future__ import annotations
 
 import textwrap
-import time
 
 from hpcenv.node.check.verdict_table import WIDTH, visible
 from hpcenv.node.preflight.table import CHECKS
@@ -36,11 +35,6 @@ def headline(result: SmokeResult) -> str:
     if result.result == "match":
         return f"match: {nodes} in {took}" + (f"; warning: {bad}" if bad else "")
     return f"{'MISMATCH' if result.result == 'mismatch' else 'UNKNOWN'}: {bad}; {nodes} in {took}"
-
-
-def when(seconds: float) -> str:
-    """Return a time as text, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _wrap(text: str, *, indent: int = 2) -> str:
