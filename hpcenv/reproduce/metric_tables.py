@@ -16,7 +16,6 @@ from pathlib import Path
 from hpcenv.records.files import read_file
 from hpcenv.reproduce.series import PRINTED, Series, by_step
 
-MOST_BYTES = 64 << 20
 _MOST_ROWS = 1_000_000
 _MOST_NAMES = 200
 _LONGEST_NAME = 200
@@ -43,7 +42,7 @@ def read_csv(path: Path, *, name: str) -> tuple[Series, ...]:
     Raises:
         OSError: it cannot be read, or is too large.
     """
-    text = read_file(path, most=MOST_BYTES, follow=False).decode("utf-8", errors="replace").replace("\0", "")
+    text = read_file(path, follow=False).decode("utf-8", errors="replace").replace("\0", "")
     rows = csv.DictReader(text.splitlines(), strict=True)
     try:
         header = rows.fieldnames or ()
@@ -69,7 +68,7 @@ def read_jsonl(path: Path, *, name: str) -> tuple[Series, ...]:
     Raises:
         OSError: it cannot be read, or is too large.
     """
-    text = read_file(path, most=MOST_BYTES, follow=False).decode("utf-8", errors="replace")
+    text = read_file(path, follow=False).decode("utf-8", errors="replace")
     return _series(_objects(text), source="jsonl", name=name)
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from hpcenv.records.files import read_file
 
-# Bytes of one file; a scalar needs about 50, so this is a million of them.
-MOST_BYTES = 64 << 20
 # Longer records hold images or graphs, no scalar.
 _LONGEST_EVENT = 64 << 10
 _LONGEST_TAG = 200
@@ -54,7 +52,7 @@ def read_events(path: Path) -> EventFile:
     Raises:
         OSError: it cannot be read, or is too large.
     """
-    content = read_file(path, most=MOST_BYTES, follow=False)
+    content = read_file(path, follow=False)
     found: list[Scalar] = []
     tags: set[str] = set()
     try:

@@ -107,7 +107,7 @@ def _nodes(status: RunStatus) -> tuple[str, ...]:
 def _python(run: Run) -> str:
     """Return the Python that the batch script uses for its steps. The nodes have it."""
     try:
-        script = read_file(run.folder.script, most=1 << 20, follow=False).decode("utf-8")
+        script = read_file(run.folder.script, follow=False).decode("utf-8")
         match = re.search(r"^python=(.+)$", script, re.MULTILINE)
         argv = shlex.split(match[1]) if match else []
     except (OSError, ValueError):

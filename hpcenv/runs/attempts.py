@@ -19,9 +19,6 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.entries import Submitted
 
-# Limit for records that are read as a whole; hpcenv writes no longer ones.
-_MAX_BYTES = 16 * 1024 * 1024
-
 
 def read_finished(folder: RunFolder) -> Mapping[str, Any]:
     """Return the record of how an attempt's batch script ended; empty if it cannot be read."""
@@ -103,7 +100,7 @@ def read_exits(folder: RunFolder) -> tuple[NodeExit, ...]:
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return a small JSON record; None if it is missing, too long or damaged."""
     try:
-        data = read_json(path, most=_MAX_BYTES)
+        data = read_json(path)
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
