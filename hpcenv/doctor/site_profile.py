@@ -83,9 +83,7 @@ def render(found: Diagnosis, context: Context) -> str:
         '# value = "ib0"',
         '# reason = "the other interfaces do not reach all nodes"',
         "",
-        "# What was found.",
-        "[slurm]",
-        *_slurm(found),
+        "# The partitions. `hpcenv doctor` tells more about them, and about Slurm.",
     ]
     for part in found.partitions:
         lines += ["", *_partition(part)]
@@ -109,11 +107,6 @@ def _optional(key: str, value: str | None, found: Diagnosis, fact: str) -> list[
 
 def _yes_no(value: str) -> str | None:
     return {"yes": "true", "no": "false", "1": "true", "0": "false"}.get(value.lower())
-
-
-def _number(value: str) -> str | None:
-    match = re.match(r"([0-9]{1,9})(?: s(?:ec)?)?$", value)
-    return None if match is None else match[1]
 
 
 def _word(value: str) -> str | None:
@@ -143,48 +136,10 @@ def _submit(found: Diagnosis) -> list[str]:
     return lines
 
 
-# Key of [slurm] -> the fact, and how its value is written.
-_KEYS = (
-    ("version", "version", _word),
-    ("select", "selection", _word),
-    ("proctrack", "process tracking", _word),
-    ("task", "task plugin", _word),
-    ("kill-on-bad-exit", "kill on bad exit", _yes_no),
-    ("send-user-signal", "signal before preemption", _yes_no),
-    ("signal-children", "signals to children", _yes_no),
-    ("cred-expire", "credential lifetime", _number),
-    ("kill-wait", "wait before kill", _number),
-    ("job-requeue", "requeue", _yes_no),
-    ("max-array-size", "largest array", _number),
-    ("preempt-type", "preemption", _word),
-    ("preempt-mode", "preempt mode", _word),
-    ("enforce-part-limits", "partition limits enforced", _word),
-)
-
-
-def _slurm(found: Diagnosis) -> list[str]:
-    lines: list[str] = []
-    for key, fact, form in _KEYS:
-        lines += _optional(key, form(found.value(fact)), found, fact)
-    gres = [word for word in map(_word, found.gres) if word is not None]
-    lines += _optional("gres", f"[{', '.join(gres)}]" if gres else None, found, "GRES")
-    return lines
-
-
-_WORDS = ("state", "max-time", "default-time", "max-nodes")
-
-
 def _partition(part: PartitionFacts) -> list[str]:
     if _word(part.name) is None:
         return [f"# partition {part.name}: left out, its name cannot be asked for"]
     lines = ["[[slurm.partition]] # sinfo, scontrol show partition", f"name = {_text(part.name)}"]
     if part.default:
         lines.append("default = true")
-    words = (
-        *(("state", part.state), ("cpus", part.cpus), ("memory", part.memory), ("gpus", part.gpus)),
-        *(("max-time", part.max_time), ("default-time", part.default_time), ("max-nodes", part.max_nodes)),
-        ("preempt-mode", part.preempt_mode),
-    )
-    lines.append(f"nodes = {part.nodes}")
-    lines += [f"{key} = {_text(value)}" for key, value in words if value and (key not in _WORDS or _word(value))]
-    return lines if part.grace_time is None else [*lines, f"grace-time = {part.grace_time}"]
+    return lines

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from hpcenv.project import native_options
 from hpcenv.project.document import Document
-from hpcenv.project.option_values import Count, CountOrNone, SbatchTable, SrunTable, Text, Word
+from hpcenv.project.option_values import Count, SbatchTable, SrunTable, Text, Word
 from hpcenv.project.site_option_types import SiteSubmitTable
 from hpcenv.project.site_when import WhenTable
 
@@ -281,49 +281,19 @@ class BaseImageTable(SourcedTable):
 
 
 class PartitionTable(Document):
-    """[[slurm.partition]]: what `doctor` reports about a partition. Times as Slurm writes them."""
+    """[[slurm.partition]]: a partition, as `doctor` found it.
+
+    Attributes:
+        default: jobs that name no partition get this one.
+    """
 
     name: Word
     default: bool = False
-    state: Word | None = None
-    nodes: CountOrNone | None = None
-    cpus: Text | None = None
-    memory: Text | None = None
-    gpus: Text | None = None
-    max_time: Word | None = None
-    default_time: Word | None = None
-    max_nodes: Word | None = None
-    preempt_mode: Text | None = None
-    grace_time: CountOrNone | None = None
 
 
 class SlurmTable(Document):
-    """[slurm]: what `doctor` found; a key that is not there is unknown.
+    """[slurm]: what hpcenv uses of the cluster's configuration. `hpcenv doctor` tells the rest."""
 
-    Attributes:
-        kill_on_bad_exit: whether the site's default ends a step with its first bad task.
-        send_user_signal: whether a preempted job gets its `--signal` before it must end.
-        cred_expire: seconds; a requeued job waits as long before it can start again.
-        kill_wait: seconds between TERM and KILL at the time limit.
-        grace_time: the same of preempted jobs, see `partition`.
-        preempt_mode: of the cluster.
-    """
-
-    version: Word | None = None
-    select: Word | None = None
-    proctrack: Word | None = None
-    task: Text | None = None
-    kill_on_bad_exit: bool | None = None
-    send_user_signal: bool | None = None
-    signal_children: bool | None = None
-    cred_expire: CountOrNone | None = None
-    kill_wait: CountOrNone | None = None
-    job_requeue: bool | None = None
-    max_array_size: CountOrNone | None = None
-    preempt_type: Word | None = None
-    preempt_mode: Text | None = None
-    enforce_part_limits: Word | None = None
-    gres: tuple[Word, ...] = ()
     partition: tuple[PartitionTable, ...] = ()
 
 

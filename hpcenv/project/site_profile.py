@@ -15,7 +15,6 @@ from hpcenv.project.site import (
     OptionTable,
     SiteBindTable,
     SiteFile,
-    SlurmTable,
     SourcedTable,
     SourceTable,
     VariableTable,
@@ -73,7 +72,6 @@ class Profile:
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty for none.
         accounting: whether sacct answers here; None if unknown.
-        slurm: what `doctor` found.
         used: all values with their sources, after `for_run`.
         left_out: values whose condition cannot be judged, or which are too old: a sentence each.
     """
@@ -93,7 +91,6 @@ class Profile:
     rendezvous_host: str = ""
     entry_wrapper: tuple[str, ...] = ()
     accounting: bool | None = None
-    slurm: SlurmTable | None = None
     used: tuple[UsedValue, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -148,7 +145,6 @@ def profile(site: SiteFile, path: str) -> Profile:
         program=_program(site),
         no_runtime=_why_no_runtime(site),
         accounting=site.accounting,
-        slurm=site.slurm,
     )
 
 

@@ -63,16 +63,7 @@ def test_what_a_release_says(fake_slurm: Any, tmp_path: Path, version: str, full
     assert refusal is None
     assert (site.name, site.match and site.match.cluster, site.accounting) == ("testbed", "testbed", True)
     assert document.plain(site.submit, defaults=False) == {"gpu-request": "gpus-per-node"}
-    slurm = site.slurm
-    assert (slurm.version, slurm.send_user_signal, slurm.kill_on_bad_exit, slurm.job_requeue) == (
-        full,
-        True,
-        False,
-        True,
-    )
-    assert (slurm.cred_expire, slurm.kill_wait, slurm.max_array_size, slurm.gres) == (20, 30, 1001, ("gpu",))
-    assert {part.name for part in slurm.partition} == {part.name for part in found.partitions}
-    assert f'# sbatch --version\nversion = "{full}"' in path.read_text()
+    assert {part.name for part in site.slurm.partition} == {part.name for part in found.partitions}
 
 
 def test_accounting_that_is_off_is_known_to_be_off(fake_slurm: Any, tmp_path: Path) -> None:
@@ -96,9 +87,10 @@ def test_a_silent_slurmctld_makes_values_unknown_with_the_reason(fake_slurm: Any
         assert found.value(name) == UNKNOWN
     assert "Unable to contact slurm controller" in found.how("process tracking")
     text = write(found, context, path=str(tmp_path / "x.toml"), force=False).read_text()
-    assert "# proctrack: unknown (`scontrol` ended with status 1: slurm_load_ctl_conf error: Unable" in text
+    assert "# gpu-request: unknown (" in text
+    assert "# partition: unknown (`sinfo` ended with status 1: slurm_load_ctl_conf error: Unable" in text
     site, _ = site_files.read(tmp_path / "x.toml")
-    assert (site.accounting, site.slurm.proctrack, site.submit.gpu_request) == (None, None, None)
+    assert (site.accounting, site.submit.gpu_request) == (None, None)
 
 
 def test_without_slurm_that_is_the_first_trouble_and_there_is_no_profile(fake_slurm: Any, tmp_path: Path) -> None:
@@ -130,12 +122,7 @@ def test_what_slurm_says_cannot_write_keys_or_reach_the_terminal(fake_slurm: Any
     found, context = looking(fake_slurm, tmp_path)
     assert all(fact.value.isprintable() and fact.how.isprintable() for fact in found.facts)
     site, _ = site_files.read(write(found, context, path=str(tmp_path), force=False))
-    assert (site.slurm.proctrack, site.slurm.select, site.slurm.gres, site.slurm.partition) == (
-        None,
-        None,
-        ("gpu",),
-        (),
-    )
+    assert site.slurm.partition == ()
 
 
 def test_preemption_without_warning_is_told(fake_slurm: Any, tmp_path: Path) -> None:

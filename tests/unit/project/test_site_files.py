@@ -49,10 +49,9 @@ reason = "homes are small"
 command = ["/host/adapt.sh", "--quiet"]
 reason = "the host's fabric"
 when = { nodes = ">=2" }
-[slurm]
-version = "24.11.5"
 [[slurm.partition]]
 name = "gpu"
+default = true
 """
 
 
@@ -84,7 +83,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     (setting,) = two.settings
     assert (setting.name, setting.value, setting.origin) == ("NCCL_NET", "IB", "site profile jura")
     assert setting.reason == "no silent TCP (ticket 4, of 2026-11-20)"
-    assert found.slurm is not None and found.slurm.partition[0].name == "gpu"
+    assert found.default_partition == "gpu"
 
 
 @pytest.mark.parametrize(
