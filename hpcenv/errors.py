@@ -44,7 +44,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
-28 and 46 were of commands that are gone: no new error gets these numbers.
+27, 28 and 46 were of what is gone: no new error gets these numbers.
 
 90 to 94 are numbers that training scripts are unlikely to use. So the job's own exit status tells
 whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
@@ -66,9 +66,6 @@ class Status:
 
     DIFFERENT = 26
     """`hpcenv diff`: the two sides differ in a field that must match."""
-
-    SWEEP_FAILED = 27
-    """`hpcenv status` and `report` of a sweep: at least one run failed or cannot be read."""
 
     NO_CAUSE_FOUND = 30
     """`hpcenv diagnose`: the logs name no cause, or not for every run; also if no run has failed."""
