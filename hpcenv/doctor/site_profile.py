@@ -64,7 +64,6 @@ def render(found: Diagnosis, context: Context) -> str:
         "",
         "# Environment modules that every job loads, in this order.",
         "# modules = []",
-        *_optional("accounting", _yes_no(found.value("accounting")), found, "accounting"),
         *_runtime(found),
         "",
         "[match]",
@@ -99,16 +98,6 @@ def _value(key: str, value: str, how: str) -> list[str]:
     return [f"# {how}", f"{key} = {value}"]
 
 
-def _optional(key: str, value: str | None, found: Diagnosis, fact: str) -> list[str]:
-    if value is None:
-        return [f"# {key}: {found.value(fact)} ({found.how(fact)})"]
-    return _value(key, value, found.how(fact))
-
-
-def _yes_no(value: str) -> str | None:
-    return {"yes": "true", "no": "false", "1": "true", "0": "false"}.get(value.lower())
-
-
 def _word(value: str) -> str | None:
     usable = value not in (UNKNOWN, "") and re.fullmatch(r"[^\s\"'\\]+", value)
     return _text(value) if usable else None
@@ -124,10 +113,9 @@ def _runtime(found: Diagnosis) -> list[str]:
 
 
 def _submit(found: Diagnosis) -> list[str]:
-    request = found.value("GPU request")
-    lines = _optional(
-        "gpu-request", _text(request) if request in ("gpus-per-node", "gres") else None, found, "GPU request"
-    )
+    request, how = found.value("GPU request"), found.how("GPU request")
+    known = request in ("gpus-per-node", "gres")
+    lines = _value("gpu-request", _text(request), how) if known else [f"# gpu-request: {request} ({how})"]
     types = found.value("GPU types")
     lines += [f"# gpu-type: {types} ({found.how('GPU types')})"]
     names = ", ".join(part.name + (" (default)" if part.default else "") for part in found.partitions)

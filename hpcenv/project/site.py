@@ -304,7 +304,6 @@ class SiteFile(Document):
         notes: what a user of the system should know first: what does not work, where sources contradict each other.
         modules: environment modules that the batch script loads, in this order.
         module_use: folders of modules that `module use` adds before.
-        accounting: whether sacct answers here.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -313,7 +312,6 @@ class SiteFile(Document):
     store: StoreTable | None = None
     modules: tuple[Annotated[str, AfterValidator(_module)], ...] = ()
     module_use: tuple[AbsolutePath, ...] = ()
-    accounting: bool | None = None
     match: MatchTable | None = None
     submit: SiteSubmitTable = SiteSubmitTable()
     sbatch: SbatchTable = {}

@@ -71,7 +71,6 @@ class Profile:
         no_runtime: why hpcenv cannot start containers there; empty where it can, or where that is not known.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty for none.
-        accounting: whether sacct answers here; None if unknown.
         used: all values with their sources, after `for_run`.
         left_out: values whose condition cannot be judged, or which are too old: a sentence each.
     """
@@ -90,7 +89,6 @@ class Profile:
     no_runtime: str = ""
     rendezvous_host: str = ""
     entry_wrapper: tuple[str, ...] = ()
-    accounting: bool | None = None
     used: tuple[UsedValue, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -144,7 +142,6 @@ def profile(site: SiteFile, path: str) -> Profile:
         modules=site.modules,
         program=_program(site),
         no_runtime=_why_no_runtime(site),
-        accounting=site.accounting,
     )
 
 

@@ -21,7 +21,6 @@ from hpcenv.project.site_when import RunFacts
 FULL = """\
 name = "jura"
 modules = ["gcc/13", "apptainer@1.4"]
-accounting = false
 [match]
 cluster = "Jura"
 [submit]
@@ -68,11 +67,7 @@ def test_a_profile_is_read_whole(tmp_path: Path) -> None:
     assert refusal is None
     found = profile(site, "x")
     assert found.defaults == {"gpu_request": "gres", "gpu_type": "h100", "cpus": 16, "time": "1:00:00"}
-    assert (found.modules, found.program, found.accounting) == (
-        ("gcc/13", "apptainer@1.4"),
-        "/opt/ce/singularity",
-        False,
-    )
+    assert (found.modules, found.program) == (("gcc/13", "apptainer@1.4"), "/opt/ce/singularity")
     one, two = (found.for_run(RunFacts(nodes=nodes)) for nodes in (1, 2))
     assert [(b.source, b.target, b.read_only, b.origin) for b in one.binds] == [
         ("/scratch", "/scratch", True, "site profile jura")
