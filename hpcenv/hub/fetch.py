@@ -10,7 +10,6 @@ by rename when it is complete.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -33,12 +32,11 @@ from hpcenv.hub.tree import HubTree, TreeFile, TreeRecord
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
-from hpcenv.records.files import save_record
+from hpcenv.records.files import open_regular, save_record, sha256_of
 
 if TYPE_CHECKING:
     from hpcenv.hub.client import HubClient
 
-_CHUNK = 4 << 20
 _SECONDS_ABANDONED = 86400.0
 # A partial download that no call has continued for so long is removed.
 _SECONDS_KEPT = 7 * 86400.0
@@ -330,16 +328,8 @@ def _link(blob: Path, target: Path) -> None:
 def _recorded(file: HubFile, path: Path) -> TreeFile:
     algorithm, _, digest = file.digest.partition(":")
     if algorithm != "sha256":
-        digest = _sha256(path)
+        digest = sha256_of(open_regular(path))
     return TreeFile(path=file.path, size=file.size, sha256=digest, blob=file.digest)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as opened:
-        while chunk := opened.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _make_folder(path: Path, store: Store) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -21,6 +22,8 @@ from hpcenv.records.codec import Record, decode_record, encode_record
 LONGEST = 64 << 20
 # A verdict lists every difference of every node, and a rank may record each step of a long training.
 LONGEST_RECORD = 512 << 20
+# Of a file that is hashed.
+_PIECE = 1 << 20
 
 
 def open_regular(path: Path, *, follow: bool = False) -> int:
@@ -71,6 +74,19 @@ def read_file(path: Path, *, most: int = LONGEST, follow: bool = True) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", os.fspath(path))
     return content
+
+
+def sha256_of(descriptor: int) -> str:
+    """Return the sha256 of an open file, in hexadecimal: it is read in pieces to its end, and closed.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(descriptor, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

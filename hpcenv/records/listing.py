@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hpcenv.records.files import sha256_of
+
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
 
 # Never copied: Python writes it again.
 BYTECODE = "__pycache__"
-
-_CHUNK = 1 << 20
 
 
 # What is known of a file that git does not track: `--include` names it; git ignores it; its name or a line of it looks
@@ -78,11 +78,7 @@ def content_of(path: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    digest = hashlib.sha256()
-    with open(descriptor, "rb", buffering=0) as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(descriptor)
 
 
 def is_importable(name: str) -> bool:

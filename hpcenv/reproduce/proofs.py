@@ -6,7 +6,6 @@ Runs on: LOGIN NODE, or any laptop. A proof has three results: `proved`, `differ
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.stale import edited_content
 from hpcenv.project.workspace import notes_on, read_lockfile
 from hpcenv.records.facts import Facts
-from hpcenv.records.files import load_record, open_regular, read_json
+from hpcenv.records.files import load_record, open_regular, read_json, sha256_of
 from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
@@ -28,7 +27,6 @@ from hpcenv.reproduce.measured import OF_RANKS, Measured
 
 ProofOutcome = Literal["proved", "differs", "unknown"]
 
-_CHUNK = 1 << 20
 # Bytes of copied code that are hashed; a larger copy is not code alone.
 _MOST_CODE = 4 << 30
 _NAMED = 3
@@ -182,11 +180,7 @@ def file_sha256(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    digest = hashlib.sha256()
-    with open(open_regular(path), "rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(open_regular(path))
 
 
 def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:

@@ -27,6 +27,7 @@ from pathlib import Path
 from hpcenv import size
 from hpcenv.errors import UsageError
 from hpcenv.project.code_listing import LOCKFILE_SUFFIX
+from hpcenv.records.files import sha256_of
 from hpcenv.records.listing import BYTECODE, LINK, Untracked, is_importable
 from hpcenv.submission import credentials
 
@@ -489,12 +490,7 @@ def _text(place: str) -> bytes | None:
 
 
 def _sha256(place: str) -> str:
-    digest = hashlib.sha256()
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _length(place: str, *, follow: bool = True) -> int:

@@ -14,6 +14,8 @@ import os
 import stat
 from collections.abc import Iterator
 
+from hpcenv.records.files import sha256_of
+
 # What hides files of an image is code or a library. Data belongs to a path that the image does not have.
 LIMIT_BYTES = 2 << 30
 LIMIT_FILES = 50_000
@@ -75,9 +77,5 @@ def _too_large(source: str) -> str:
 
 
 def _file_digest(path: str | bytes) -> str:
-    digest = hashlib.sha256()
     # O_NONBLOCK: a FIFO that took the place of the file must not block.
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

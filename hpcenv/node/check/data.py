@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from hpcenv.records.files import sha256_of
 from hpcenv.records.manifest import DataCompare
 
-_CHUNK = 4 << 20
 # Reading is waited for, not computed: a parallel file system answers several readers at once.
 _READERS = 8
 
@@ -117,9 +117,4 @@ def _files(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING
 from hpcenv import filesystem
 from hpcenv.errors import BundleInvalid, FileUnusable, WouldOverwrite
 from hpcenv.progress import Event, OnEvent, Phase
+from hpcenv.records.files import open_regular, sha256_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,7 +122,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         with open(handle, "wb") as file:
             _write(file, folder, sorted(members, key=lambda member: member.name), step)
         os.chmod(aside, 0o644)
-        digest = _sha256_of(Path(aside))
+        digest = sha256_of(open_regular(Path(aside)))
         os.link(aside, target)
     except FileExistsError as error:
         raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one") from error
@@ -165,14 +166,6 @@ def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: Step
                 digest.update(chunk)
                 target.write(chunk)
                 step(len(chunk))
-    return digest.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
     return digest.hexdigest()
 
 
