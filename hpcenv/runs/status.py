@@ -27,7 +27,23 @@ from hpcenv.runs.attempts import (
     stopped_before_training,
 )
 from hpcenv.runs.entries import Run, Submitted
+from hpcenv.runs.find import find_run
 from hpcenv.runs.state import ResolvedState, RunState, is_from_previous_job, resolve_states
+
+
+def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None) -> RunStatus:
+    """Return the status of a run.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        word: run folder, run name or job id; None for the latest run.
+        environ: environment variables, for the Slurm commands.
+        runs: folder of runs, if not the project's.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
+    """
+    return read_status(find_run(start, word, runs=runs), environ)
 
 
 @dataclass(frozen=True, kw_only=True)

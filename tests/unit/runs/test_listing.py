@@ -149,7 +149,7 @@ SAVED = {"status": 0, "stopped": "time-limit", "saved": True, "unfinished": True
 def test_a_chain_stands_where_its_jobs_stand(
     tmp_path: Path, fake_slurm: Any, squeue: str, done: dict[str, Any] | None, state: str, job: str
 ) -> None:
-    from hpcenv.runs.status import read_status
+    from hpcenv.runs.status import status
     from hpcenv.runs.wait import exit_status_of
 
     run = folders.make_run(tmp_path / "runs", "a", "7", chain=("7", "8", "9"))
@@ -157,7 +157,7 @@ def test_a_chain_stands_where_its_jobs_stand(
     if done is not None:
         folders.write(run.finished, time=1.0, **done)
     fake_slurm.answers("squeue", squeue)
-    found = read_status(find_run(tmp_path, "a", runs="runs"), fake_slurm.environ)
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
     assert (found.state, found.job_id) == (state, job)
     assert found.quiet is (state in ("completed", "failed", "cancelled", "unknown"))
     if found.quiet:
