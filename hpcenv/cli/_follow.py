@@ -9,8 +9,9 @@ from hpcenv.cli import _render
 from hpcenv.cli._wait import Wait
 from hpcenv.cli.logs import LogPrinter
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
-from hpcenv.runs.entries import open_run
+from hpcenv.runs.entries import Run, open_run
 from hpcenv.runs.logs import LogTail
+from hpcenv.runs.rank_gpus import cpu_lines, report_gpus
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of, wait_for
 from hpcenv.submission.submit import SubmitResult
@@ -54,5 +55,7 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
         say_failure(run, status)
         _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", word)))
     if not as_json:
+        for line in cpu_lines(report_gpus(run.folder, run.manifest)) if isinstance(run, Run) else ():
+            _render.tell(f"GPUs: {line}")
         tell_exit_status(status)
     return code

@@ -5,7 +5,7 @@ node/container/start_gate.py is the other side, and says why there is a gate.
 
 The folder has a file and two FIFOs.
 
-    load.json   what to load: {"torch", "libraries"}, written before the agent starts
+    load.json   what to load and to try: {"torch", "libraries", "gpus"}, written before the agent starts
     reports     agent -> launch step: one line of JSON, what was loaded
     answers     launch step -> agent: `start`; any other line, or the end, ends the agent
 """
@@ -42,7 +42,7 @@ def may_start(folder: str) -> bool:
 
 
 def _load(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """Import torchrun, and report which libraries the loader has mapped."""
+    """Import torchrun; report which libraries the loader has mapped, and whether torch can use the GPUs."""
     if not wanted.get("torch"):
         return {}
     try:
@@ -52,8 +52,13 @@ def _load(wanted: Dict[str, Any]) -> Dict[str, Any]:
         # An old torch may lack one of them. What torchrun needs, it imports again, and fails with its own message.
         if "torch" not in sys.modules:
             return {"problem": "torch cannot be imported: %s: %s" % (type(error).__name__, error)}
-    if not wanted.get("libraries"):
-        return {}
+    report = _mapped(wanted["libraries"]) if wanted.get("libraries") else {}
+    # Last: its child needs the driver, which the libraries above are not.
+    return {**report, "gpus": beside("gpu_start").read(wanted["gpus"])} if wanted.get("gpus") else report
+
+
+def _mapped(libraries: Dict[str, Any]) -> Dict[str, Any]:
+    """Return which files the loader has mapped for these libraries."""
     started = time.monotonic()
     elf = beside("probe/elf")
 
@@ -64,7 +69,7 @@ def _load(wanted: Dict[str, Any]) -> Dict[str, Any]:
         finally:
             os.close(descriptor)
 
-    report = dict(beside("mapped_libraries").read(wanted["libraries"], build_id))
+    report = dict(beside("mapped_libraries").read(libraries, build_id))
     return {**report, "seconds": round(time.monotonic() - started, 4)}
 
 

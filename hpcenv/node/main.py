@@ -56,6 +56,8 @@ STEPS = {
     "decide": Step(f"{_STEPS}.decide", "decide_run"),
     "inside": Step(f"{_STEPS}.inside", "check_inside"),
     "inside-judge": Step(f"{_STEPS}.inside", "judge_inside"),
+    "gpus": Step(f"{_STEPS}.inside", "try_gpus"),
+    "gpus-judge": Step(f"{_STEPS}.inside", "judge_gpus"),
     "smoke": Step(f"{_STEPS}.smoke", "smoke_test"),
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),

@@ -1410,7 +1410,9 @@ FIELDS: tuple[Field, ...] = (
             check.severity,
             "hardware" if check.owner == "node" else "setting",
             what=check.measures,
-            source=f"a preflight check of level {check.level}",
+            source="a check of every start with GPUs"
+            if check.place == "start"
+            else f"a preflight check of level {check.level}",
             why=check.why,
             remedy=check.remedy,
             judged_by=("rule",),

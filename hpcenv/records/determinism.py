@@ -86,6 +86,9 @@ class RankDeterminism:
         versions: of python, torch and numpy, as far as they were loaded.
         without_deterministic_kernel: operations of which torch warned (profile `seeded`).
         cpus: that the rank may use, as Linux writes lists of CPUs; empty if it was not bound to any.
+        node: in a run with GPUs; else empty.
+        device: of the first backward pass, as torch names it; empty without one, and in a run without GPUs.
+        gpu_model, gpu_uuid, gpu_bus: that device; empty where it is no GPU, or not known.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
@@ -107,6 +110,11 @@ class RankDeterminism:
     switches: tuple[SwitchReading, ...] = ()
     without_deterministic_kernel: tuple[OperationCount, ...] = ()
     cpus: str = ""
+    node: str = ""
+    device: str = ""
+    gpu_model: str = ""
+    gpu_uuid: str = ""
+    gpu_bus: str = ""
     problems: tuple[str, ...] = ()
     steps: int = 0
     stopped_after: int = 0

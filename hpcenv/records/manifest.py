@@ -264,10 +264,12 @@ class PreflightOptions:
         level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;
             `off`: none.
         skipped: ids of checks that do not run.
+        allow_cpu_torch: the GPUs are for something else than torch: `cuda.start` does not run.
     """
 
     level: PreflightLevel = "off"
     skipped: tuple[str, ...] = ()
+    allow_cpu_torch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,6 +267,10 @@ class RunFolder:
         """What a rank leaves when it has saved itself after a request to stop (`hpcenv.training`)."""
         return self.stopping / f"saved-{node}"
 
+    def gpus_of(self, node: str, local_rank: int | None) -> Path:
+        """What torch saw before the first rank; with `--launcher srun` of each task."""
+        return self.ranks / node / ("gpus.json" if local_rank is None else f"gpus.{local_rank}.json")
+
     def metrics_of(self, attempt: int, rank: int) -> Path:
         return self.metrics / f"attempt-{attempt}" / f"rank-{rank}.jsonl"
 

@@ -24,6 +24,7 @@ from hpcenv.runs.fingerprint import read_fingerprint
 from hpcenv.runs.listing import RunLine, lines_of
 from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
+from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
 from hpcenv.runs.status import RunStatus, read_status, read_statuses
 
@@ -93,6 +94,7 @@ def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunRe
         metrics=(metric,) if metric else (),
         outputs=read_outputs(run.folder),
         determinism=None if manifest is None or status.state == "pending" else report_determinism(run.folder, manifest),
+        gpus=None if manifest is None else report_gpus(run.folder, manifest),
         diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
     )
 

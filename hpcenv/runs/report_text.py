@@ -12,11 +12,12 @@ from hpcenv.node.launch.first_failure import FirstFailure, visible
 from hpcenv.node.network import port_errors
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
-from hpcenv.runs import determinism
+from hpcenv.runs import determinism, rank_gpus
 from hpcenv.runs.determinism import DeterminismReport
 from hpcenv.runs.diagnose.diagnose import FailureDiagnosis
 from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
+from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
 
 # Characters of one line of the log. `hpcenv logs` prints lines in full.
@@ -57,6 +58,7 @@ class RunReport:
         metrics: the last line of the log with a metric, as far as its end shows one; else empty.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
         determinism: what the ranks read back from their switches; None if nothing was to be read.
+        gpus: what the ranks used; None for a run without GPUs, and where nothing is recorded.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
     """
 
@@ -72,6 +74,7 @@ class RunReport:
     metrics: tuple[str, ...] = ()
     outputs: Outputs | None = None
     determinism: DeterminismReport | None = None
+    gpus: GpuReport | None = None
     diagnosis: FailureDiagnosis | None = None
 
     def __str__(self) -> str:
@@ -152,6 +155,8 @@ def _end_lines(report: RunReport) -> Iterator[str]:
         yield f"  metrics   {visible(line)[:_MAX_LINE]}"
     if report.determinism is not None:
         yield from determinism.lines(report.determinism)
+    if report.gpus is not None:
+        yield from rank_gpus.lines(report.gpus)
     if report.outputs is not None:
         yield from _output_lines(report.outputs)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import UsageError
+from hpcenv.node.check import gpu_start
 from hpcenv.node.preflight.table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
@@ -223,7 +224,9 @@ def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
     if manifest.stage is not None:
         parts["stage"] = _stage_options(manifest, request)
     if at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("container",)):
-        parts["inside"] = _inside_options(manifest, request)
+        parts["inside"] = _inside_options(manifest, request, "inside")
+    if not manifest.launches and gpu_start.wanted(manifest, None):
+        parts["gpus"] = _inside_options(manifest, request, "gpus")
     if manifest.smoke is not None:
         parts["smoke"] = _smoke_options(manifest, request, manifest.smoke)
     if manifest.launches:
@@ -345,7 +348,7 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
     ]
 
 
-def _inside_options(manifest: Manifest, request: Request) -> list[str]:
+def _inside_options(manifest: Manifest, request: Request, name: str) -> list[str]:
     minutes = -(-manifest.check_seconds // 60) + 10
     return [
         f"--nodes={request.nodes}",
@@ -355,7 +358,7 @@ def _inside_options(manifest: Manifest, request: Request) -> list[str]:
         *_cpus(request),
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
-        "--job-name=inside",
+        f"--job-name={name}",
         # As for the launch step: the cores that a rank gets are checked.
         *native_options.options_of(request.srun),
     ]

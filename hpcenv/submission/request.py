@@ -411,7 +411,11 @@ def preflight_options(options: SubmitOptions) -> PreflightOptions:
             close = difflib.get_close_matches(name, CHECKS_BY_ID, n=1)
             hint = f"did you mean `{close[0]}`?" if close else "docs/reference/checks.md lists the checks"
             raise UsageError(f"there is no check `{name}`", why="--skip-check, or skip-check in a file", hint=hint)
-    return PreflightOptions(level=options.preflight or "quick", skipped=tuple(dict.fromkeys(options.skip_check)))
+    return PreflightOptions(
+        level=options.preflight or "quick",
+        skipped=tuple(dict.fromkeys(options.skip_check)),
+        allow_cpu_torch=options.allow_cpu_torch,
+    )
 
 
 def secrets(workspace: Workspace, options: SubmitOptions) -> tuple[Secret, ...]:

@@ -102,7 +102,8 @@ def verify(
     environment, absent = _environment(workspace, locked, sif, environ, profile, gpus=count)
     manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), count, profile)
     manifest = site_values.complete(manifest, None, environ)
-    manifest = replace(manifest, imported=(*manifest.imported, *_without_modules(profile)))
+    untried = ["GPUs: not tried (hpcenv verify --nodes N does)"] if count else []
+    manifest = replace(manifest, imported=(*manifest.imported, *_without_modules(profile), *untried))
     place = ThisNode(node=socket.gethostname(), nodes=(socket.gethostname(),), attempt=0, job_id="verify")
     found = facts.gather(manifest, place, environ, probe=probe_source())
     other = found.sif if locked.container is not None else None

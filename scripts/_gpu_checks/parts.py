@@ -25,6 +25,7 @@ print(json.dumps([seen.values, seen.unknown]))
 # Statuses of `verify` that come with a verdict: match, a must differs, a must is unknown.
 _JUDGED = (0, 90, 91)
 _NOT_ACCEPTED = 29
+_REJECTED = 90
 _FLOOR = "host.driver-version"
 _DRIVER = """
 import json, sys
@@ -116,6 +117,13 @@ def all_parts(workshop: Workshop) -> tuple[Part, ...]:
             what="hpcenv submit examples/train.py --cluster local",
             seconds=100,
             run=lambda d: _train(workshop, d, "first"),
+        ),
+        Part(
+            name="GPUs at the start",
+            what="that run tried the GPU before its rank, and says the seconds; where a variable hides it: 90",
+            seconds=60,
+            needs_gpu=True,
+            run=lambda d: _start(workshop, d),
         ),
         Part(
             name="repeat",
@@ -223,6 +231,24 @@ def _train(workshop: Workshop, deadline: Deadline, name: str) -> Sequence[str]:
     if workshop.gpus and not any("device cuda" in line for line in lines):
         raise PartError("the training did not use the GPU")
     return [_without_names(line) for line in lines]
+
+
+def _start(workshop: Workshop, deadline: Deadline) -> Sequence[str]:
+    starts = list((workshop.project / "runs" / "first" / "ranks").glob("*/gpus.json"))
+    if not starts:
+        raise NotRunError("the first run recorded no GPU")
+    found: Any = json.loads(starts[0].read_text())
+    gpu = found["gpus"][0]
+    if found["seen"] != workshop.gpus or gpu["problem"]:
+        raise PartError(f"torch sees {found['seen']} of {workshop.gpus} GPUs: {gpu['problem']}")
+    shape = ["--cluster", "local", "--nodes", "1", "--gpus", str(workshop.gpus), "--nproc", "1", "--cpus", "1"]
+    words = ["submit", "examples/train.py", *shape, "--time", "5", "--name", "hidden", "--wait"]
+    hidden = workshop.hpcenv(*words, "--env", "CUDA_VISIBLE_DEVICES=-1")
+    done = deadline.command(hidden, cwd=workshop.project, env=workshop.env)
+    if done.status != _REJECTED or "torch sees 0 of" not in done.output:
+        raise PartError(f"a run whose GPU is hidden ended with {done.status}: {done.end}")
+    where = ", ".join(gpu[name] or f"{name} unknown" for name in ("model", "uuid", "bus"))
+    return [f"{where}: {found['seconds']:.2f} s of the start", "hidden by CUDA_VISIBLE_DEVICES=-1: 90"]
 
 
 def _without_names(line: str) -> str:

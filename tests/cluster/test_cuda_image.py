@@ -1,8 +1,9 @@
-"""A CUDA image as a user makes it, its lock with proved wheels, and the line of the README on it: 16 ranks on two nodes.
+"""A CUDA image as a user makes it, its lock with proved wheels, and the line of the README on it: no rank starts.
 
 `image init` resolves the packages on this machine, from the index that its pip is configured for. The testbed's nodes
 have no network: the wheels lie in a folder that alice's pip takes for its index. Her GPUs are the testbed's stand-ins,
-which NVML lists and which compute nothing, so the script trains with Gloo.
+which NVML lists and which compute nothing: the job ends before the first rank. With --allow-cpu-torch the same line trains on
+16 ranks with Gloo.
 """
 
 from __future__ import annotations
@@ -120,9 +121,19 @@ def test_each_wheel_of_a_cuda_image_is_proved(project: Project, locked: dict) ->
     project.must("lock", "--check", "--require-hashes", timeout=600)
 
 
-def test_the_line_of_the_readme_trains_on_16_ranks(project: Project, locked: dict) -> None:
+@pytest.mark.parametrize("level", [(), ("--preflight", "off")], ids=["default", "off"])
+def test_the_line_of_the_readme_ends_with_90_where_torch_sees_no_gpu(
+    project: Project, locked: dict, level: tuple[str, ...]
+) -> None:
     assert LINE in (ROOT / "README.md").read_text()
-    done = project.cluster.run(*LINE.split(), cwd=project.folder, timeout=300)
+    done = project.cluster.run(*LINE.split(), "--wait", *level, cwd=project.folder, timeout=1500)
+    assert done.status == 90, done.text
+    assert "torch sees 0 of 8 GPUs in the container on n" in done.text
+    assert "final loss" not in done.text
+
+
+def test_the_line_trains_on_16_ranks_where_a_cpu_is_allowed(project: Project, locked: dict) -> None:
+    done = project.cluster.run(*LINE.split(), "--allow-cpu-torch", cwd=project.folder, timeout=300)
     assert done.status == 0, done.text
     assert "2 nodes x 8 GPUs = 16 ranks" in done.text
     run = re.search(r"submitted (\S+):", done.text)[1]
@@ -131,6 +142,7 @@ def test_the_line_of_the_readme_trains_on_16_ranks(project: Project, locked: dic
     assert waited.status == 0, waited.text + log[-4000:]
 
     assert "hpcenv verdict: match: 2 nodes" in log
+    assert "GPUs: not tried (--allow-cpu-torch)" in log
     verdict = project.record(run, "verdict.json")
     assert [row for row in verdict["findings"] if row["severity"] == "must"] == []
     facts = project.record(run, "facts/n2.json")["values"]

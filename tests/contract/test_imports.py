@@ -69,6 +69,7 @@ NOT_AT_THE_TOP = {
     ("hub/fetch.py", "hpcenv.hub.client"): _HUB,
     ("image/registry/resolve.py", "hpcenv.image.registry.client"): _REQUESTS,
     ("image/registry/source.py", "hpcenv.image.registry.client"): _REQUESTS,
+    ("incontainer/start_hook/session.py", "device"): _HOOK,
     ("incontainer/start_hook/session.py", "parameters"): _HOOK,
     ("incontainer/start_hook/session.py", "steps"): _HOOK,
     ("incontainer/start_hook/session.py", "trace"): _HOOK,

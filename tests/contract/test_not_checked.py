@@ -23,6 +23,9 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "files of a host environment between the check and the end": (
         ("tests/unit/node/check/test_second_look.py", "test_a_changed_file_is_named_and_one_written_again_is_not"),
     ),
+    "whether a script uses its GPUs": (
+        ("tests/unit/runs/test_rank_gpus.py", "test_ranks_whose_first_backward_pass_ran_on_the_cpu_are_a_line"),
+    ),
     "compiled files in `__pycache__`": ((CORPUS, "not-checked-compiled-file-that-fits-its-source"),),
     "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),
     "libraries that code opens by itself": ((CORPUS, "not-checked-library-that-code-opens-by-itself"),),

@@ -40,6 +40,7 @@ class Options:
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
         cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
+        gpus: the run has GPUs: the device of the first backward pass is recorded.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -53,6 +54,7 @@ class Options:
         self.trace = (int(first), int(last)) if last else None
         self.errors = data.get("errors") or ""
         self.cpus = list(data.get("cpus") or ())
+        self.gpus = bool(data.get("gpus"))
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
 
@@ -96,7 +98,8 @@ def begin(environ: Any) -> None:
     bound = _bind(options.cpus, Place(environ))
     if options.errors:
         _keep_error(options.errors, Place(environ))
-    if options.profile == "off" and not options.record and not options.stop_after and not options.trace:
+    watches = options.record or options.stop_after or options.trace or options.gpus
+    if options.profile == "off" and not watches:
         return
     _current = Session(options, Place(environ), bound)
     _current.start()
@@ -185,6 +188,7 @@ class Session:
         self._stopped_after = 0
         self._ended = False
         self._writer = None  # type: Any
+        self._device = {"node": os.environ.get("HPCENV_NODE", "")} if options.gpus else {}  # type: Dict[str, str]
 
     def is_rank(self) -> bool:
         """Whether this is the rank itself: a forked worker has this object too."""
@@ -256,6 +260,10 @@ class Session:
                 self._problems.append(str(error))
                 if self.options.stop_after:
                     raise
+        if self.options.gpus:
+            from .device import watch  # every process of a rank loads this module
+
+            watch(torch, self._found_device)
         if self._profile != "off":
             self._watch_setters(torch)
         # After those of torch: it runs before them.
@@ -264,6 +272,14 @@ class Session:
         self._read("at_start")
         self._save("started")
         self._begin_trace(torch)
+
+    def _found_device(self, found: Dict[str, str]) -> None:
+        """Record on which device the first backward pass runs; not in a process that this rank forked."""
+        if self.is_rank():
+            problem = found.pop("problem", "")
+            self._problems += [problem] if problem else []
+            self._device.update(found)
+            self._save("started")
 
     def _begin_trace(self, torch: Any) -> None:
         """Begin the trace, if one is wanted: last, so that it does not see what the hook itself does."""
@@ -503,6 +519,7 @@ class Session:
                 for name in sorted(self._without_kernel)[:100]
             ],
             "cpus": self._cpus,
+            **self._device,
             "problems": [text[:500] for text in self._problems[:20]],
             "steps": 0 if self.watch is None else self.watch.steps,
             "stopped_after": self._stopped_after,

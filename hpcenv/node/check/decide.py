@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.errors import NodeRejected
-from hpcenv.node.check import gpu_rules, library_rules, rank_cpus
+from hpcenv.node.check import gpu_rules, gpu_start, library_rules, rank_cpus
 from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
 from hpcenv.node.check.verdict_table import overlay_in_words, sif_in_words
 from hpcenv.node.container.job_variables import changes_results
@@ -343,7 +343,9 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
     environment = manifest.environment
     overlay = [] if environment.overlay is None else [overlay_in_words(environment.overlay)]
     through = f"programs in the container start through {' '.join(environment.wrapper)}: {environment.wrapper_origin}"
-    return (*data, *code, *overlay, *([through] if environment.wrapper else []), *manifest.imported)
+    reason = gpu_start.why_not_tried(manifest)
+    gpus = [f"GPUs: not tried ({reason})"] if reason else []
+    return (*data, *code, *overlay, *([through] if environment.wrapper else []), *manifest.imported, *gpus)
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:

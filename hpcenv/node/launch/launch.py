@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from hpcenv import process
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
-from hpcenv.node.check import loaded, second_look, sif_check
+from hpcenv.node.check import gpu_start, loaded, second_look, sif_check
 from hpcenv.node.container import secret
 from hpcenv.node.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.node.container.start_gate import StartGate, is_unchanged
@@ -37,10 +37,11 @@ from hpcenv.node.preflight.table import active
 from hpcenv.node.stage.staged import data_binds, staged_here
 from hpcenv.node.this_node import ThisNode, find_local_rank
 from hpcenv.records.checked_sif import CheckedSif
+from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.codec import SCHEMA, encode_record
 from hpcenv.records.facts import Difference, Facts, Staged
-from hpcenv.records.files import load_record
-from hpcenv.records.manifest import Bind, Manifest
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import NodeSettings, Verdict
@@ -124,11 +125,12 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
     stop = Stop(manifest, this_node, node.environ, asks=node.local_rank in (None, 0))
     started = time.time()
     killed_before = rank_errors.count_oom_kills(rank_errors.own_cgroup())
-    libraries = _Libraries(node)
+    at_gate = _AtGate(node)
     try:
         settings, nodes = _opened_by_gate(manifest, run, this_node)
         asked = signals.asked_to_end is not None
-        begun = None if asked else _begin(node, settings, nodes, stack, judge=libraries.are_locked)
+        at_gate.settings = settings.settings
+        begun = None if asked else _begin(node, settings, nodes, stack, judge=at_gate.may_start)
     except HpcenvError as error:
         # Without this record, the report would name a failure of another node as the first one.
         status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
@@ -145,7 +147,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
     if killed:
         say(f"hpcenv: node {this_node.node}: killed {killed} processes that the training left running")
     gate = begun.gate
-    refusal: HpcenvError | None = libraries.error() if libraries.blocking else None
+    refusal: HpcenvError | None = at_gate.error() if at_gate.blocking else None
     changed: tuple[Difference, ...] = ()
     if gate.refused or (status != 0 and not gate.is_open and not gate.is_same()):
         changed = _changed_overlay(node)
@@ -160,7 +162,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         **_grown(node, counters),
     )
     if refusal is not None:
-        refused = replace(ended, detail=refusal.what, refused=True, differences=libraries.blocking or changed)
+        refused = replace(ended, detail=refusal.what, refused=True, differences=at_gate.blocking or changed)
         _record(node, refused)
         raise refusal
     _record_end(node, ended, signals, stop)
@@ -233,40 +235,49 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
     return settings, len(verdict.launched or this_node.nodes)
 
 
-def _what_to_load(manifest: Manifest) -> dict[str, object]:
+def _what_to_load(node: _Node) -> dict[str, object]:
     """Return what the agent loads before it starts anything, and what it reports then."""
-    if manifest.launch.launcher == "torchrun":
-        return {"torch": True, "libraries": loaded.wanted(manifest)}
-    # Torch is loaded only to see which libraries the loader takes.
+    manifest = node.manifest
+    # Ranks in another folder are those of the smoke test.
+    gpus = gpu_start.wanted(manifest, node.local_rank) if node.ranks is None else {}
     libraries = {} if manifest.launch.launcher == "tasks" else loaded.wanted(manifest)
-    return {"torch": bool(libraries), "libraries": libraries}
+    # Without torchrun, torch is loaded only to see which libraries the loader takes, and to try the GPUs.
+    torch = manifest.launch.launcher == "torchrun" or bool(libraries) or bool(gpus)
+    return {"torch": torch, "libraries": libraries, "gpus": gpus}
 
 
-class _Libraries:
-    """Judges the libraries that the agent of this node has loaded.
+class _AtGate:
+    """Judges what the agent of this node reports at its start gate: the loaded libraries, and the GPUs.
 
     Attributes:
+        settings: the variables of the ranks.
         blocking: the differences with which no rank may start.
     """
 
     def __init__(self, node: _Node) -> None:
+        self.settings: tuple[Setting, ...] = ()
         self.blocking: tuple[Difference, ...] = ()
         self._node = node
 
-    def are_locked(self, report: Mapping[str, object]) -> bool:
+    def may_start(self, report: Mapping[str, object]) -> bool:
         """Return whether the ranks may start with what the agent reports; differences are said in the log."""
         manifest = self._node.manifest
-        if manifest.launch.launcher == "tasks":
-            return True
-        found = loaded.compare(manifest, report)
-        for line in loaded.in_words(found, self._node.this_node.node):
-            self._node.say(line)
-        self.blocking = loaded.blocking(found)
+        if manifest.launch.launcher != "tasks":
+            found = loaded.compare(manifest, report)
+            for line in loaded.in_words(found, self._node.this_node.node):
+                self._node.say(line)
+            self.blocking = loaded.blocking(found)
+        if gpu_start.wanted(manifest, self._node.local_rank) and not self.blocking:
+            answer = _judge_gpus(self._node, self.settings, report)
+            self.blocking = () if answer.difference is None else (answer.difference,)
         return not self.blocking
 
     def error(self) -> NodeRejected | NodesUnknown:
         """Return why no rank started."""
-        node = self._node.this_node.node
+        node, first = self._node.this_node.node, self.blocking[0]
+        if first.field == gpu_start.NAME:
+            kind = NodesUnknown if first.unknown else NodeRejected
+            return kind(first.found, why=first.note, hint=gpu_start.hint(self._node.manifest, first))
         fields = ", ".join(difference.field for difference in self.blocking)
         if all(difference.unknown for difference in self.blocking):
             return NodesUnknown(
@@ -279,6 +290,59 @@ class _Libraries:
             why="; ".join(f"{d.found} in place of {d.locked}" for d in self.blocking if not d.unknown),
             hint="look at LD_LIBRARY_PATH, LD_PRELOAD, sitecustomize and what the site brings into containers",
         )
+
+
+def _judge_gpus(node: _Node, settings: tuple[Setting, ...], report: Mapping[str, object]) -> gpu_start.GpuAnswer:
+    """Judge whether torch can use the GPUs, and record it; what hides GPUs is said in the log."""
+    this_node = node.this_node
+    place = gpu_start.AskedNode(
+        node=this_node.node,
+        attempt=this_node.attempt,
+        local_rank=node.local_rank,
+        environ=node.environ,
+        settings=settings,
+        facts=_facts(node.run, this_node),
+    )
+    answer = gpu_start.judge(node.manifest, place, report)
+    for note in answer.notes:
+        node.say(f"hpcenv: node {this_node.node}: {note}")
+    try:
+        path = node.run.gpus_of(this_node.node, node.local_rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_record(answer.record, path)
+    except OSError as error:
+        node.say(f"hpcenv: node {this_node.node}: cannot record the GPUs: {error}")
+    return answer
+
+
+def try_gpus(
+    manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> CheckOutcome:
+    """Return whether torch can use the GPUs of this node: the agent is started as for a training, and starts no rank.
+
+    Args:
+        manifest, this_node, environ, say: as of `launch`.
+
+    Raises:
+        NodeRejected, NodesUnknown, FileUnusable, ToolMissing: the agent cannot be started.
+    """
+    node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say)
+    settings, nodes = _opened_by_gate(manifest, node.run, this_node)
+    reports: list[Mapping[str, object]] = []
+
+    def refuse(report: Mapping[str, object]) -> bool:
+        reports.append(report)
+        return False
+
+    with caught_signals() as signals, ExitStack() as stack:
+        processes.adopt_orphans()
+        begun = _begin(node, settings, nodes, stack, judge=refuse)
+        status = supervise(begun.child, signals, gate=begun.gate, watch=AttemptWatch(node.run, this_node))
+        processes.end_rest(begun.before)
+    ended = {"problem": f"the agent ended with status {status} before it reported"}
+    answer = _judge_gpus(node, settings.settings, reports[0] if reports else ended)
+    found = f"{answer.what}: {answer.why}" if answer.why else answer.what
+    return CheckOutcome(id=gpu_start.NAME, state=answer.state, found=found, seconds=answer.record.seconds)
 
 
 def begin(
@@ -386,7 +450,7 @@ def _make_gate(
         outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
         tmp = stack.enter_context(_tmp(node))
         overlay = None if sif is None else _checked_overlay(node)
-        gate = StartGate(Path(outside), sif, overlay, load=_what_to_load(node.manifest), judge=judge)
+        gate = StartGate(Path(outside), sif, overlay, load=_what_to_load(node), judge=judge)
     except OSError as error:
         raise FileUnusable(
             f"node {this_node.node} cannot make the container's folders",

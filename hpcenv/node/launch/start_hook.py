@@ -23,7 +23,8 @@ def is_needed(manifest: Manifest) -> bool:
     """Return whether the ranks of a run have something to apply, to record or to count."""
     recording = manifest.recording
     records = recording.metrics or recording.stop_after_steps > 0 or recording.trace_last > 0
-    return records or manifest.determinism.profile != "off" or manifest.launch.launcher == "none"
+    watches = records or manifest.gpus_per_node > 0
+    return watches or manifest.determinism.profile != "off" or manifest.launch.launcher == "none"
 
 
 def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dict[str, str]:
@@ -46,6 +47,8 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dic
     }
     if manifest.recording.trace_last:
         options["trace_steps"] = [manifest.recording.trace_first, manifest.recording.trace_last]
+    if manifest.gpus_per_node:
+        options["gpus"] = True
     if any(cpus):
         options["cpus"] = list(cpus)
     if manifest.launch.launcher == "none":

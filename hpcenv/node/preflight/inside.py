@@ -126,15 +126,16 @@ def _parse(text: str) -> Iterator[CheckOutcome]:
             continue
 
 
-def reports(manifest: Manifest, nodes: Sequence[str], *, wait: float) -> tuple[CheckReport, ...]:
+def reports(manifest: Manifest, nodes: Sequence[str], family: str, *, wait: float) -> tuple[CheckReport, ...]:
     """Return what the nodes reported; wait a little for files that another node has written just now.
 
     Args:
+        family: of the checks.
         wait: seconds.
     """
     folder = RunFolder(Path(manifest.run_folder))
     until = time.monotonic() + wait
-    paths = [folder.checks_of(FAMILY, node) for node in nodes]
+    paths = [folder.checks_of(family, node) for node in nodes]
     while not all(map(os.path.exists, paths)) and time.monotonic() < until:
         time.sleep(0.2)
     found = []

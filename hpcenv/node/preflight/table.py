@@ -23,8 +23,9 @@ Owner = Literal["node", "user"]
 #   nodes      on the batch node, from what all nodes reported
 #   container  on every node after the verdict, inside the environment
 #   smoke      on all nodes together after the verdict, started as the training will be
+#   start      in the environment of every node, by the process that then starts the ranks; also with --preflight off
 #   run        on every node, from the start to the end of the ranks; told in report and diagnosis
-CheckPlace = Literal["host", "nodes", "container", "smoke", "run"]
+CheckPlace = Literal["host", "nodes", "container", "smoke", "start", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Check:
         why: what goes wrong otherwise.
         severity: of a failure, before any [policy]: `must` stops the job.
         owner: who can remove the cause: `node` is the hardware or a service of the node, `user` is the job.
-        level: from which level on it runs.
+        level: from which level on it runs; `off` for one that belongs to every start.
         place: where it runs.
         cost: what it costs, as text.
         seconds: time limit; after it the result is unknown, or a failure where the limit is what is measured.
@@ -596,17 +597,21 @@ CHECKS: tuple[Check, ...] = (
         source="PrimeIntellect-ai/prime-rl#1599, pytorch#111424 (2026-11)",
         remedy="install libibverbs1 and ibverbs-providers in the image: hpcenv image lint names the line",
     ),
-    _inside(
-        "cuda.start",
-        "must",
-        "node",
-        measures="whether torch starts CUDA and sees the GPUs",
-        limit="as many GPUs as requested, within the time limit",
-        why="no rank can use its GPU",
+    Check(
+        id="cuda.start",
+        measures="whether torch starts CUDA or HIP, sees the GPUs and makes a context on each, in a child that ends "
+        "before the ranks start",
+        limit="as many GPUs as Slurm and CUDA_, HIP_ and ROCR_VISIBLE_DEVICES give, within the time limit",
+        why="a script that finds no GPU trains on the CPU to its end, and others fail later with a text of torch",
+        severity="must",
+        owner="node",
+        level="off",
+        place="start",
+        cost="what CUDA needs to start on all GPUs: some seconds; `hpcenv report` has the time",
+        seconds=120.0,
         source="imbue cluster-health; microsoft/superbenchmark (2026-11)",
         remedy="`hpcenv diagnose RUN` knows the messages of CUDA; on one node only: " + _EXCLUDE,
-        seconds=120.0,
-        cost="some seconds",
+        gpus=True,
     ),
     _inside(
         "cuda.matmul",

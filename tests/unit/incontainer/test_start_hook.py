@@ -549,3 +549,32 @@ def test_a_rank_without_a_binding_keeps_its_cpus_and_one_without_records_is_boun
     assert rank.start(SHOWS_CPUS, cpus=["", f"{own[0]}"]).stdout.startswith(f"{own} ")
     done = rank.start(SHOWS_CPUS, cpus=[f"{own[0]}"], record=False)
     assert done.stdout.startswith(f"[{own[0]}] ")
+
+
+# -- the device ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_the_device_of_the_first_backward_pass_is_recorded_once(rank: Rank, record: bool) -> None:
+    script = HEAD + "model, optimizer = made()\nfor _ in range(2): loss_of(model).backward(); optimizer.step()\n"
+    done = rank.start(script, gpus=True, record=record, environ={"HPCENV_NODE": "n1"})
+    assert done.returncode == 0, done.stderr
+    found = rank.read_back()
+    assert (found.node, found.device, found.gpu_uuid, found.problems) == ("n1", "cpu", "", ())
+
+
+def test_without_gpus_or_without_a_backward_pass_no_device_is_recorded(rank: Rank) -> None:
+    assert rank.start(HEAD, gpus=True, record=False, environ={"HPCENV_NODE": "n1"}).returncode == 0
+    assert (rank.read_back().node, rank.read_back().device) == ("n1", "")
+    rank.run("model, optimizer = made(); loss_of(model).backward(); optimizer.step()")
+    assert (rank.read_back().node, rank.read_back().device) == ("", "")
+
+
+def test_the_gpu_of_a_tensor_is_described(tmp_path: Path) -> None:
+    from types import SimpleNamespace as Names
+
+    from hpcenv.incontainer.start_hook import device
+
+    properties = Names(name="NVIDIA H100", uuid="a-b", pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+    assert device.identity(properties) == {"model": "NVIDIA H100", "uuid": "GPU-a-b", "bus": "0000:1b:00.0"}
+    assert device.identity(Names(name="AMD", uuid="6e0a")) == {"model": "AMD", "uuid": "6e0a", "bus": ""}

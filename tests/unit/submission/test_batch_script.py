@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
+from hpcenv.project.severities import resolve
 from hpcenv.records.manifest import Environment, Manifest, PreflightOptions, SmokeOptions, StageRequest
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, render_script
@@ -34,6 +35,7 @@ def manifest(run_folder: str, **words: Any) -> Manifest:
         "environment": Environment(kind="host", python="/venv/bin/python"), "script": "/home/alice/train.py",
         "script_sha256": "00", "args": (), "workdir": "/home/alice", "settings": (), "expectations": (), "packages": (),
         "probe_level": "full", "lockfile": "lockfiles/default.lock.toml", "lockfile_sha256": "00", "hpcenv_version": "0.1.0",
+        "severities": resolve({}),
     }  # fmt: skip
     return Manifest(**{**values, **words})
 

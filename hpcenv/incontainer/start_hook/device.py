@@ -1,0 +1,52 @@
+"""On which device the first backward pass of a rank ran: a script that finds no GPU trains on the CPU, and says nothing.
+
+`torch.autograd.backward` is wrapped until its first call (torch 1.10 to 2.15). Not seen: what DeepSpeed or Megatron's
+pipeline do below torch's Python functions.
+"""
+
+import functools
+from typing import Any, Callable, Dict, List
+
+
+def watch(torch: Any, found: Callable[[Dict[str, str]], None]) -> None:
+    """Call `found` once, before the first backward pass, with its device and what is known of the GPU."""
+    autograd = torch.autograd
+    original = autograd.backward
+    seen = []
+
+    def look(tensors: Any) -> None:
+        seen.append(True)
+        try:
+            found(_describe(torch, tensors if isinstance(tensors, torch.Tensor) else tensors[0]))
+        except Exception as error:  # a record must not end a training
+            found({"problem": "the device of the first backward pass: %s: %s" % (type(error).__name__, error)})
+
+    look_outside = getattr(torch, "_disable_dynamo", lambda one: one)(look)  # type: Callable[[Any], None]
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not seen:
+            look_outside(tensors)
+        return original(tensors, *args, **kwargs)
+
+    autograd.backward = backward
+
+
+def _describe(torch: Any, tensor: Any) -> Dict[str, str]:
+    device = {"device": str(tensor.device)}
+    if not tensor.is_cuda:
+        return device
+    found = identity(torch.cuda.get_device_properties(tensor.device))
+    return {**device, **{"gpu_" + name: value for name, value in found.items()}}
+
+
+def identity(properties: Any) -> Dict[str, str]:
+    """Return model, UUID and PCI address; empty what this torch does not tell."""
+    numbers = [getattr(properties, "pci_%s_id" % part, None) for part in ("domain", "bus", "device")]  # type: List[Any]
+    uuid = str(getattr(properties, "uuid", ""))
+    return {
+        "model": str(properties.name),
+        # torch leaves out the word in front that NVML has; AMD has none.
+        "uuid": "GPU-" + uuid if "-" in uuid and uuid[:4] not in ("GPU-", "MIG-") else uuid,
+        "bus": "" if None in numbers else "%04x:%02x:%02x.0" % tuple(numbers),
+    }
