@@ -60,18 +60,68 @@ def compare_clocks(
     if manifest.cluster == "local" or len(facts) < 2:
         why = "all nodes are this machine" if manifest.cluster == "local" else "there is one node"
         return {node: CheckOutcome(id=name, state="not-run", found=why) for node in facts}
-    offsets = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
-    # The lower median.
-    usual = sorted(offsets.values())[(len(offsets) - 1) // 2] if offsets else 0.0
+    skews, decided = _skews(facts, window)
     outcomes = {}
     for node, one in facts.items():
-        by_files = abs(offsets.get(node, usual) - usual)
-        by_batch = 0.0 if window is None else max(window[0] - one.written, one.written - window[1], 0.0)
-        skew = max(by_files, by_batch)
-        measured = node in offsets or window is not None
-        state: CheckState = "failed" if skew > _SKEW_SECONDS else "fine" if measured else "unknown"
-        outcomes[node] = CheckOutcome(id=name, state=state, found=f"{skew:.1f} s" if measured else "no time is known")
+        measured = window is not None or (one.checks is not None and one.checks.clock is not None)
+        late = abs(skews[node]) > _SKEW_SECONDS
+        state: CheckState = "failed" if late else "fine" if measured else "unknown"
+        found = f"{abs(skews[node]):.1f} s"
+        if late:
+            found += " behind" if skews[node] < 0 else " ahead"
+        outcomes[node] = CheckOutcome(
+            id=name,
+            state=state,
+            found=found if measured else "no time is known",
+            note=_UNDECIDED if late and not decided else "",
+        )
     return outcomes
+
+
+_UNDECIDED = "whether this clock is wrong, or those that it is compared with, cannot be told from so few"
+
+
+def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tuple[dict[str, float], bool]:
+    """Return by how many seconds each node's clock is ahead, and whether more than half of all known clocks agree.
+
+    The clock of the file server is one of the clocks, so that of two nodes the wrong one is known. Where it says
+    nothing, because the nodes themselves stamp the files, the clocks are compared with that of the batch node.
+    """
+    by_files = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
+    clocks = [0.0, *by_files.values()]
+    usual = _middle(clocks)
+    of_files = {node: by_files.get(node, usual) - usual for node in facts}
+    by_batch = {node: _outside(one.written, window) for node, one in facts.items()}
+    # The batch node is the first one. Its own clock may be the wrong one: then all others are outside of its window.
+    batch = next(iter(facts))
+    shift = of_files[batch] if by_batch[batch] == 0.0 else 0.0
+    of_batch = {node: seconds + shift for node, seconds in by_batch.items()}
+    if _differ(of_files.values()) or not _differ(of_batch.values()):
+        skews = {node: of_files[node] if node in by_files else seconds for node, seconds in of_batch.items()}
+        return skews, _agree(clocks, usual)
+    usual = _middle(list(of_batch.values()))
+    return {node: seconds - usual for node, seconds in of_batch.items()}, _agree(list(of_batch.values()), usual)
+
+
+def _outside(moment: float, window: tuple[float, float] | None) -> float:
+    """Return by how many seconds a moment is after a window; negative before it, 0 within it or without one."""
+    if window is None:
+        return 0.0
+    return max(moment - window[1], 0.0) + min(moment - window[0], 0.0)
+
+
+def _middle(seconds: Sequence[float]) -> float:
+    """Return the median; of two in the middle that which is nearer to 0, the clock that others are compared with."""
+    ordered = sorted(seconds)
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
+
+
+def _differ(seconds: Iterable[float]) -> bool:
+    return any(abs(one) > _SKEW_SECONDS for one in seconds)
+
+
+def _agree(seconds: Sequence[float], usual: float) -> bool:
+    return sum(abs(one - usual) <= _SKEW_SECONDS for one in seconds) > len(seconds) / 2
 
 
 def add_reports(

@@ -485,6 +485,37 @@ def test_clocks_of_nodes_that_differ(make_manifest, make_facts):
     assert_failed(by_batch["n2"], "8899")
 
 
+HOUR = 3600.0
+# What the clocks of n1 (the batch node), n2 ... are ahead; what the file server's clock is ahead, None where the nodes
+# stamp the files themselves -> the nodes that are named, and whether it is certain.
+CLOCKS = {
+    "n2 is behind": ((0.0, -HOUR), 0.0, {"n2": "behind"}, True),
+    "n2 is ahead": ((0.0, HOUR), 0.0, {"n2": "ahead"}, True),
+    "the batch node is behind": ((-HOUR, 0.0), 0.0, {"n1": "behind"}, True),
+    "the file server": ((0.0, 0.0), HOUR, {}, True),
+    "n2 by the batch node's clock alone": ((0.0, -HOUR), None, {"n2": "behind"}, False),
+    "one of two, and the batch node is the measure": ((-HOUR, 0.0), None, {"n2": "ahead"}, False),
+    "three clocks and three times": ((-HOUR, HOUR), 0.0, {"n1": "behind", "n2": "ahead"}, False),
+    "the batch node against two": ((HOUR, 0.0, 0.0), None, {"n1": "ahead"}, True),
+    "the last of three": ((0.0, 0.0, -HOUR), None, {"n3": "behind"}, True),
+    "two of four": ((0.0, 0.0, HOUR, HOUR), 0.0, {"n3": "ahead", "n4": "ahead"}, True),
+}
+
+
+@pytest.mark.parametrize("case", CLOCKS)
+def test_the_node_whose_clock_is_wrong_is_named_and_no_other(make_manifest, make_facts, case):
+    ahead, server, named, certain = CLOCKS[case]
+    facts = {}
+    for number, seconds in enumerate(ahead, 1):
+        own = NodeChecks(clock=0.0 if server is None else seconds - server)
+        facts[f"n{number}"] = make_facts(f"n{number}", checks=own, written=1000.0 + seconds)
+    window = (1000.0 + ahead[0], 1000.0 + ahead[0])
+    found = judge.compare_clocks(make_manifest(preflight=QUICK), facts, window)
+    failed = {node: one for node, one in found.items() if one.state == "failed"}
+    assert {node: one.found for node, one in failed.items()} == {node: f"3600.0 s {way}" for node, way in named.items()}
+    assert all(("cannot be told" in one.note) is not certain for one in failed.values())
+
+
 # -- network ----------------------------------------------------------------------------------
 
 
