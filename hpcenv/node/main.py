@@ -28,6 +28,7 @@ class Step:
         module: its module. Every step is a separate process, and the job waits for it: only this module is loaded.
         function: takes the run folder, the environment and perhaps a status; returns the exit status.
         takes_status: it has one more argument, an exit status.
+        takes_command: its further arguments are a command to start.
         lasting: it records how a job ended, and the job's end must not end it: Slurm sends TERM to every
             process of the batch script, and KILL only seconds later (KillWait).
     """
@@ -35,6 +36,7 @@ class Step:
     module: str
     function: str
     takes_status: bool = False
+    takes_command: bool = False
     lasting: bool = False
 
     def load(self) -> Callable[..., int]:
@@ -62,7 +64,7 @@ STEPS = {
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
-    "outcome": Step(f"{_STEPS}.finish", "outcome", takes_status=True, lasting=True),
+    "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes_command=True, lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes_status=True, lasting=True),
     "local": Step("hpcenv.node.local", "run_here"),
 }
@@ -104,10 +106,14 @@ def _run_step(arguments: list[str]) -> int:
         secrets, *command = arguments[2:]
         return attach.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")
     step = STEPS.get(arguments[0]) if arguments else None
-    if step is None or len(arguments) != (3 if step.takes_status else 2):
+    fits = step is not None and (
+        len(arguments) > 2 if step.takes_command else len(arguments) == (3 if step.takes_status else 2)
+    )
+    if step is None or not fits:
         words = ", ".join(STEPS)
         raise UsageError(
-            f"step.py takes one of {words} and a run folder; `stopped`, `outcome` and `finish` also take a status"
+            f"step.py takes one of {words} and a run folder; "
+            "`stopped` and `finish` also take a status, and `run-tasks` a command"
         )
     if step.lasting:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

@@ -86,6 +86,13 @@ def nodes_started(started: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(str(node) for node in value) if isinstance(value, list) else ()
 
 
+def nodes_without_facts(folder: RunFolder) -> tuple[str, ...]:
+    """Return the nodes of an attempt whose check has not ended, where others gave facts and no verdict was reached."""
+    nodes = nodes_started(read_record(folder.started))
+    silent = tuple(node for node in nodes if not os.path.lexists(folder.facts_of(node)))
+    return () if len(silent) == len(nodes) or os.path.lexists(folder.verdict) else silent
+
+
 def read_exits(folder: RunFolder) -> tuple[NodeExit, ...]:
     """Return the exit records of an attempt's nodes; skip records that cannot be read."""
     exits = []

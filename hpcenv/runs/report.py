@@ -15,7 +15,13 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
-from hpcenv.runs.attempts import describe_chain_link, read_down_nodes, read_finished, stopped_before_training
+from hpcenv.runs.attempts import (
+    describe_chain_link,
+    nodes_without_facts,
+    read_down_nodes,
+    read_finished,
+    stopped_before_training,
+)
 from hpcenv.runs.determinism import report_determinism
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
@@ -160,7 +166,8 @@ def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
     """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not kept."""
     stopped = stopped_before_training(read_finished(attempt))
     if stopped:
-        return first_failure((), nodes=(), nproc=manifest.nproc_per_node, stopped=stopped)
+        silent = nodes_without_facts(attempt)
+        return first_failure((), nodes=(), nproc=manifest.nproc_per_node, stopped=stopped, silent=silent)
     verdict = _read(Verdict, attempt.verdict)
     if verdict is None or verdict.result != "match" or not manifest.launches:
         return None

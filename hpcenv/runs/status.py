@@ -21,6 +21,7 @@ from hpcenv.runs.attempts import (
     describe_earlier_attempts,
     describe_unfinished,
     down_nodes,
+    nodes_without_facts,
     read_exits,
     read_record,
     read_verdict,
@@ -157,6 +158,7 @@ def _first_failure(
         down=down_nodes(resolved.finished),
         stopped=stopped_before_training(resolved.finished) if state.quiet else "",
         unfinished=unfinished,
+        silent=nodes_without_facts(run.folder) if state.quiet else (),
     )
     if first is None or first.headline != unfinished:
         return first

@@ -13,6 +13,7 @@ from typing import Literal
 from hpcenv.errors import UsageError
 from hpcenv.node.check import gpu_start
 from hpcenv.node.preflight.table import at_level
+from hpcenv.node.steps.run_tasks import SECONDS_FOR_SLOWER_NODES
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
@@ -318,13 +319,6 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
     ]
 
 
-# A node that failed ends the step at once (--kill-on-bad-exit). This is for nodes that still work after another one
-# ended well, for example one that writes the last checkpoint; torchrun itself waits 300 s for them (torch 2.13,
-# exit_barrier_timeout). After this time a node that hangs no longer holds the others. With 0, srun prints a warning
-# after 60 s.
-_SECONDS_FOR_SLOWER_NODES = 1800
-
-
 def tasks_per_node(manifest: Manifest) -> int:
     """Return how many Slurm tasks the launch step has on each node."""
     return manifest.nproc_per_node if manifest.launch.launcher == "srun" and manifest.launches else 1
@@ -340,8 +334,10 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         # A file with the nodes that the decide step chose: srun reads a file if the value has a slash.
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
+        # A node that failed ends the step at once.
         "--kill-on-bad-exit=1",
-        f"--wait={_SECONDS_FOR_SLOWER_NODES}",
+        # After this time a node that hangs no longer holds the others. With 0, srun prints a warning after 60 s.
+        f"--wait={SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
         *native_options.options_of(request.srun),

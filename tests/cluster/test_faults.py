@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from .conftest import Cluster, Done, Project
+from .conftest import Cluster, Done, Project, before_step
 
 pytestmark = pytest.mark.cluster
 
@@ -33,6 +33,8 @@ SECONDS_TO_LOSE_A_NODE = SLURMD_TIMEOUT * 4 / 3 + KILL_WAIT + 30
 # Until slurmctld has heard the node again and ends there what it had given up, the srun that waits there among it: 55 s
 # seen, and 160 s on a loaded machine, then KillWait. The ranks have ended long before.
 SECONDS_TO_COME_BACK = 240 + KILL_WAIT
+# The batch node ends a step at most two minutes after a node's recorded failure (node/steps/run_tasks.py).
+SECONDS_TO_END_A_STEP = 120 + 30
 # Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (node/launch/current_attempt.py, node/launch/supervise.py).
 SECONDS_TO_GIVE_UP = 10 + 25 + 10
 
@@ -335,3 +337,44 @@ def test_a_submission_that_slurmctld_does_not_answer_is_known_once_it_runs_or_wa
         assert not faulty.exists(run, "")
     again = faulty.project.hpcenv(*words[:-1], f"{run}-again", "--wait", "--", "3", "0", timeout=200)
     assert again.status == 0, again.text
+
+
+@pytest.mark.long
+def test_a_node_that_loses_power_and_is_back_at_once_does_not_hold_the_run_until_the_time_limit(faulty: Faulty) -> None:
+    """srun waits for the tasks of the node, which has forgotten them; Slurm does not notice, because the node answers."""
+    run = faulty.start(steps=600, words=("--time", "20"))
+    faulty.until_it_trains(run)
+    steps, checkpoints = faulty.steps(run)[:-1], faulty.checkpoints(run)
+    faulty.fault("kill", "n2")
+    time.sleep(1)
+    faulty.fault("heal", "n2")
+
+    ends(faulty, run, seconds=SECONDS_TO_END_A_STEP)
+    faulty.until_nothing_is_left(run, seconds=10)
+    faulty.until_no_allocation(run)
+    faulty.must_have_kept(run, steps, checkpoints)
+    says = "first failure: node n2 left no record of how the training ended"
+    assert faulty.first_words(run).startswith(says), faulty.first_words(run)
+    cause = faulty.project.json("diagnose", run)["data"]["diagnoses"][0]["cause"]
+    assert (cause["pattern"], cause["node"]) == ("node-no-record", "n2"), cause
+
+
+@pytest.mark.long
+def test_a_node_that_hangs_in_the_check_is_named_and_not_the_time_limit(faulty: Faulty) -> None:
+    """The time limit of the job comes before those of the check: there is no verdict that could name the node."""
+    run = f"faults-{uuid.uuid4().hex[:6]}"
+    does = 'if [ "$SLURMD_NODENAME" = n1 ]; then exec sleep 600; fi'
+    site = before_step(faulty.project, "check", does)
+    faulty.project.must("submit", "faults.py", *SHAPE, "--name", run, *site, "--", "3", "0")
+    until("n2 gave its facts", lambda: faulty.exists(run, "facts/n2.json"), seconds=60)
+    faulty.cluster.must("scontrol", "update", f"JobId={faulty.job(run)}", "EndTime=now+5seconds")
+
+    done = faulty.project.hpcenv("wait", run, "--timeout", "150s", timeout=200)
+    assert done.status not in (0, 124), done.text
+    assert not faulty.exists(run, "verdict.json")
+    begins = "first failure: node n1 gave no facts, and others did, until the time limit"
+    assert faulty.first_words(run).startswith(begins), faulty.first_words(run)
+    cause = faulty.project.json("diagnose", run)["data"]["diagnoses"][0]["cause"]
+    assert (cause["pattern"], cause["node"]) == ("node-no-facts", "n1"), cause
+    faulty.until_nothing_is_left(run)
+    faulty.until_no_allocation(run)

@@ -117,6 +117,29 @@ def test_a_sif_that_was_changed_between_check_and_launch_is_refused(
     assert sif_project.record(name, "verdict.json")["result"] == "mismatch"
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_one_node_that_refuses_at_the_start_ends_the_job_with_90_after_one_attempt(
+    sif_project: Project, cluster: Cluster, guarded: str, submit: Callable[..., Done], rounds: int
+) -> None:
+    """n1 has begun, and waits for n2. srun ends it because n2 has refused: that is no request to stop."""
+    does = f'if [ "$SLURMD_NODENAME" = n2 ]; then sleep 8; {damage("one byte in place", guarded)}; fi'
+    statuses = []
+    for number in range(rounds):
+        name = f"alone-{rounds}-{number}"
+        done = submit(name, "--nodes", "2", "--requeue", "always", before="task", does=does)
+        statuses.append(done.status)
+        assert done.status == 90, done.text
+        assert "TRAINED" not in done.stdout
+        assert "error[node-rejected]: the SIF changed on node n2 after it was checked" in done.stdout
+        finished = sif_project.record(name, "finished.json")
+        assert (finished["status"], finished["again"], finished["before_training"]) == (90, False, False)
+        assert sif_project.record(name, "exits/n1.json")["asked_to_end"] == "SIGTERM"
+        assert [one["result"] for one in sif_project.record(name, "verdict.json")["nodes"]] == ["match", "mismatch"]
+        assert cluster.run("test", "-e", f"{sif_project.folder}/runs/{name}/attempts").status == 1
+        cluster.must("cp", "-pf", f"{guarded}.kept", guarded)
+    print(f"{statuses.count(90)} of {rounds}: 90 after one attempt")
+
+
 @pytest.mark.long
 def test_a_second_attempt_proves_the_sif_again(sif_project: Project, guarded: str, submit: Callable[..., Done]) -> None:
     """The first attempt matched; while the job is queued again the SIF becomes another."""

@@ -21,7 +21,7 @@ from hpcenv.records.outcome import NodeExit, RankExit
 
 Cause = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
-    "asked-to-end", "disk-full",
+    "asked-to-end", "disk-full", "no-facts",
 ]  # fmt: skip
 
 # Seconds by which clocks of nodes may differ, and within which a rank may notice that a peer ended.
@@ -126,6 +126,7 @@ def first_failure(
     stopped: str = "",
     unfinished: str = "",
     waited: bool = False,
+    silent: Sequence[str] = (),
 ) -> FirstFailure | None:
     """Return the first failure of one attempt; None if no failure is known.
 
@@ -139,7 +140,10 @@ def first_failure(
         stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; else empty.
         unfinished: description of a training that was stopped and will not continue; else empty.
         waited: the job ended while it waited in the queue to continue an earlier attempt.
+        silent: nodes whose check had not ended when the job did, where that of others had.
     """
+    if silent and (stopped == "time-limit" or state == "timeout"):
+        return FirstFailure(headline=no_facts(silent), cause="no-facts", node=visible(silent[0]))
     if stopped:
         return _of_slurm((), (), nproc, "", (), stopped=stopped)
     lost = {node: reason for node, reason in (down or {}).items() if node in nodes}
@@ -158,7 +162,8 @@ def first_failure(
         return _of_candidate(first, exits, nproc, state, notes)
     if lost:
         return _of_lost(lost, exits, nproc, notes)
-    if missing and (state not in _BY_SLURM or state == "node-fail"):
+    # A failure that only a lost node explains goes before the time limit, until which srun waited for that node.
+    if missing and (first is not None or state not in _BY_SLURM or state == "node-fail"):
         return _of_missing(missing, first, exits, nproc, state, notes)
     if unfinished:
         return _of_unfinished(exits, nproc, unfinished, notes)
@@ -175,6 +180,10 @@ def first_status(exits: Sequence[NodeExit]) -> int | None:
 
 
 def _first(exits: Sequence[NodeExit], *, margin: float) -> _FailureCandidate | None:
+    refused = sorted((record for record in exits if record.refused), key=lambda record: (record.status, record.ended))
+    if refused:
+        # Whatever happened on other nodes: a training without this node could not begin. 90 goes before 91.
+        return _FailureCandidate(record=refused[0], rank=None, time=refused[0].ended)
     candidates = sorted(_candidates(exits, margin), key=lambda candidate: candidate.time)
     if not candidates:
         return None
@@ -206,6 +215,8 @@ def _is_explained_by_node(
     first: _FailureCandidate, missing: Sequence[str], state: str, lost: Mapping[str, str]
 ) -> bool:
     """Whether a rank or torchrun failed only because a node was lost, or could not write its record."""
+    if first.record.refused:
+        return False
     if lost and (first.is_lost_connection or first.rank is None):
         return True
     return bool(missing) and (state == "node-fail" or first.is_lost_connection)
@@ -362,6 +373,11 @@ def _ended(status: int | None, signal: str) -> str:
     if signal:
         return signal
     return "exit status unknown" if status is None else f"exit {status}"
+
+
+def no_facts(nodes: Sequence[str]) -> str:
+    """Return in words which nodes hang in the check."""
+    return f"{_names(nodes)} gave no facts, and others did, until the time limit, before the training started"
 
 
 def _names(nodes: Sequence[str]) -> str:

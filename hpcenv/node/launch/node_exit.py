@@ -1,4 +1,4 @@
-"""The exit record of a node whose ranks are tasks of srun: each task writes its own, and the node's is made of them.
+"""The exit records of nodes. Where the ranks are tasks of srun, the node's record is made of those of its tasks.
 
 Runs on: COMPUTE NODE. Standard library only.
 
@@ -51,6 +51,19 @@ def write(record: NodeExit, run: RunFolder, this_node: ThisNode, local_rank: int
     return len(found) == count
 
 
+def read_all(run: RunFolder, this_node: ThisNode) -> tuple[NodeExit, ...]:
+    """Return the records of this attempt's nodes that are there."""
+    found = []
+    for node in this_node.nodes:
+        try:
+            record = load_record(NodeExit, run.exit_of(node))
+        except HpcenvError:
+            continue
+        if record.attempt == this_node.attempt:
+            found.append(record)
+    return tuple(found)
+
+
 def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[NodeExit, ...]:
     """Return the records of this attempt's tasks on this node that are there."""
     found = []
@@ -67,11 +80,13 @@ def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[Node
 def merge(records: Sequence[NodeExit]) -> NodeExit:
     """Return the record of a node from those of its tasks. Pure.
 
-    The node ended as the task that failed first by itself. A task that was asked to end ended because of another one.
+    The node ended as a task that refused to start, or else as the task that failed first by itself. A task that was
+    asked to end ended because of another one.
     """
     failed = sorted((record for record in records if record.status != 0), key=_failed_at)
     by_itself = [record for record in failed if not record.asked_to_end]
-    base = (by_itself or failed or list(records))[0]
+    refused = [record for record in failed if record.refused]
+    base = (refused or by_itself or failed or list(records))[0]
     ordered = [base, *(record for record in (*by_itself, *failed) if record is not base)]
     kills = [record.oom_kills for record in records]
     return replace(

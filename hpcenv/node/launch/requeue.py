@@ -14,6 +14,7 @@ from typing import Literal
 
 from hpcenv import process
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, Status
+from hpcenv.node.launch import first_failure
 from hpcenv.node.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, read_json, write_text
@@ -96,7 +97,9 @@ def judge(
     # One node may know the reason, while another one got no answer from Slurm.
     stopped: Stopped = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
-    if not stopped and saved and any(record.asked_to_end for record in exits):
+    # Where a node failed, srun asked the others to end: then nobody asked the job.
+    asked = any(record.asked_to_end for record in exits) and first_failure.first_status(exits) is None
+    if not stopped and saved and asked:
         # `scontrol requeue` or `scancel` by hand: the script ends with 0, but its training is not finished.
         return Ending(saved=True, unfinished=True, not_again=_BY_HAND, why=f"{_BY_HAND}; the script saved its state")
     if not stopped:

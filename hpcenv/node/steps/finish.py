@@ -1,4 +1,4 @@
-"""The steps `outcome` and `finish`: how the attempt ended, and what follows it.
+"""The step `finish`: how the attempt ended, and what follows it.
 
 Runs on: COMPUTE NODE.
 """
@@ -17,7 +17,7 @@ from typing import Literal
 from hpcenv.errors import HpcenvError, RecordInvalid, Status
 from hpcenv.node.check import code, decide
 from hpcenv.node.container import secret
-from hpcenv.node.launch import current_attempt, first_failure, requeue, reserve, stopping
+from hpcenv.node.launch import current_attempt, first_failure, node_exit, requeue, reserve, stopping
 from hpcenv.node.manifest import open_manifest
 from hpcenv.node.steps.this_step import REQUESTS, find_place, read_status, say, started_at
 from hpcenv.node.this_node import LOCAL_CANCELLED, ThisNode
@@ -28,29 +28,6 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Verdict
-
-# Signals that Slurm sends to srun. A status of 1 is that of a task, not of SIGHUP.
-_ENDED_SRUN = (signal.SIGTERM, signal.SIGKILL)
-
-
-def outcome(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
-    """Return the launch step's own exit status: that of the rank which failed first.
-
-    srun returns the highest status of all tasks. With --kill-on-bad-exit srun ends the other nodes,
-    and their status (143, 135 ...) is higher than that of the failure.
-    """
-    place = find_place(run, open_manifest(run, environ), environ)
-    found = [_exit_of(run, node) for node in place.nodes]
-    records = [record for record in found if record is not None and record.attempt == place.attempt]
-    first = first_failure.first_status(records)
-    if first is None:
-        # Asked to stop, nothing failed; but what a script then ends with is its own to say.
-        ended = [r for r in records if r.stopped and r.status != 0 and not r.asked_to_end]
-        first = min(ended, key=lambda record: record.ended).status if ended else read_status(status)
-        if not records and first in _ENDED_SRUN:
-            # srun ends with the bare number of a signal if it was ended itself, for example because the disk is full.
-            first += 128
-    return first
 
 
 def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
@@ -82,6 +59,9 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     _record_copy(run, manifest)
     if ending.why:
         say(f"hpcenv: {ending.why}")
+    silent = [node for node in place.nodes if not os.path.lexists(run.facts_of(node))]
+    if ending.before and ending.stopped == "time-limit" and 0 < len(silent) < len(place.nodes):
+        say(f"hpcenv: {first_failure.no_facts(silent)}")
     if ending.again and not by_slurm:
         refused = _queue_again(run, manifest, place, ending, environ)
         if refused is not None:
@@ -103,13 +83,6 @@ def _record_copy(run: RunFolder, manifest: Manifest) -> None:
             save_record(after, run.listing_after)
 
 
-def _exit_of(run: RunFolder, node: str) -> NodeExit | None:
-    try:
-        return load_record(NodeExit, run.exit_of(node))
-    except RecordInvalid:
-        return None
-
-
 def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending) -> bool:
     """Whether no attempt can follow this one.
 
@@ -118,14 +91,14 @@ def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeu
     """
     if ending.again or ending.cancelled or ending.stopped not in ("", "time-limit"):
         return False
-    exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
+    exits = node_exit.read_all(run, place)
     asked = any(record.asked_to_end for record in exits) and not ending.stopped
     return not asked and not requeue.has_next_link(run, manifest, place.job_id)
 
 
 def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> None:
     """Write the verdict anew where a node refused to start after it, for example because the SIF was replaced."""
-    exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
+    exits = node_exit.read_all(run, place)
     refused = [record for record in exits if record.refused]
     try:
         verdict = load_record(Verdict, run.verdict) if refused else None
@@ -162,7 +135,7 @@ def _ending(
 ) -> requeue.Ending:
     if manifest.cluster == "local":
         return requeue.Ending(cancelled=bool(environ.get(LOCAL_CANCELLED)))
-    exits = [record for node in place.nodes if (record := _exit_of(run, node)) and record.attempt == place.attempt]
+    exits = node_exit.read_all(run, place)
     try:
         verdict: Verdict | None = load_record(Verdict, run.verdict)
     except RecordInvalid:
@@ -188,9 +161,13 @@ def _stopped_before(
     environ: Mapping[str, str],
 ) -> stopping.Reason | Literal[""]:
     """Return why this attempt was asked to end before its training began; empty when it was not."""
+    if exits:
+        # The launch has begun, and its records say whether it was stopped. A request that a node has noted since may be
+        # srun's own: it ends the other nodes when one has refused to start.
+        return ""
     if verdict is None or verdict.result != "match":
         return stopping.noted_before_training(manifest, place) or ""
-    if status == 0 or exits or os.path.lexists(RunFolder(Path(manifest.run_folder)).ranks):
+    if status == 0 or os.path.lexists(RunFolder(Path(manifest.run_folder)).ranks):
         return ""
     # The signal came before the launch step handled it, or Slurm did not start the step any more.
     number = status - 128 if status - 128 in REQUESTS else signal.SIGTERM
@@ -201,8 +178,8 @@ def _down(run: RunFolder, manifest: Manifest, place: ThisNode, environ: Mapping[
     """Return the nodes that Slurm has lost, where a node did not end by itself."""
     if manifest.cluster != "slurm":
         return {}
-    exits = [_exit_of(run, node) for node in place.nodes]
-    if all(record is not None and not record.asked_to_end for record in exits):
+    exits = node_exit.read_all(run, place)
+    if len(exits) == len(place.nodes) and not any(record.asked_to_end for record in exits):
         return {}
     return current_attempt.down_nodes(place.nodes, environ)
 

@@ -20,6 +20,8 @@ ANY_EXCEPTION = "python-exception"
 _FAILED = frozenset(
     {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
 )
+# Written by the last step of the job, which the time limit has ended: a node hung before it.
+_HUNG = "node-no-facts"
 # HUP, INT, USR1, USR2 and TERM, as a shell and as torchrun write them.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
 # A program may handle an exception, print it and go on. It ended the program if no more lines than these follow.
@@ -94,10 +96,15 @@ def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
 def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
     """Whether the log says before this line that a rank or a task had failed, and not because it was asked to end."""
     return any(
-        other.pattern.id in _FAILED
-        and other.file == one.file
-        and other.found.line < one.found.line
-        and not _ASKED_TO_END.search(other.found.text)
+        other.file == one.file
+        and (
+            other.pattern.id == _HUNG
+            or (
+                other.pattern.id in _FAILED
+                and other.found.line < one.found.line
+                and not _ASKED_TO_END.search(other.found.text)
+            )
+        )
         for other in seen
     )
 

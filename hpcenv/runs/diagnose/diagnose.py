@@ -52,6 +52,8 @@ _BY_RECORDS: dict[Cause, tuple[str, ...]] = {
     "node-failure": ("slurm-node-failure",),
     "cancelled": ("slurm-cancelled",),
     "disk-full": ("disk-full", "disk-quota"),
+    "no-record": ("node-no-record",),
+    "no-facts": ("node-no-facts",),
 }
 
 

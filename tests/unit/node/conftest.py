@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpcenv.node.launch import processes
+from hpcenv.node.this_node import ThisNode
 from hpcenv.process import below
 from hpcenv.project.severities import resolve
 from hpcenv.records.facts import Facts, Interface, Network, Route
@@ -157,6 +158,11 @@ class HandMadeRun:
 
     def torchrun(self, program: str) -> None:
         (self.bin / "torchrun.sh").write_text(program + "\n")
+
+    def place(self, *, attempt: int = 0) -> ThisNode:
+        """The batch node, in this attempt."""
+        nodes = ("n1", "n2")[: self.manifest.nodes]
+        return ThisNode(node="n1", nodes=nodes, attempt=attempt, job_id="77", restarts=attempt)
 
     def environ(self, node: str = "n1", **more: str) -> dict[str, str]:
         return {

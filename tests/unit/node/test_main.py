@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from hpcenv.node.steps import run_tasks
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Setting, StopOptions
-from hpcenv.records.outcome import NodeExit
+from hpcenv.records.outcome import NodeExit, StopRequest
 from hpcenv.records.verdict import NodeSettings, Verdict
 
 
@@ -386,13 +388,13 @@ def node_exit(node, status, ended, *, asked="", attempt=0):
 def test_the_runs_status_is_that_of_the_node_which_failed_first(run_of_two, records, status):
     for record in records:
         save_record(record, run_of_two.folder.exit_of(record.node))
-    assert run_of_two.step("outcome", "143").returncode == status
+    assert run_of_two.step("run-tasks", "sh", "-c", "exit 143").returncode == status
 
 
 @pytest.mark.parametrize(("said", "status"), [("9", 137), ("15", 143), ("1", 1), ("2", 2)])
 def test_the_bare_number_of_a_signal_is_one_only_where_slurm_sends_it_to_srun(run_of_two, said, status):
     """Seen on a full disk: no record, and srun ends with 15. A status of 1 is that of a task."""
-    assert run_of_two.step("outcome", said).returncode == status
+    assert run_of_two.step("run-tasks", "sh", "-c", f"exit {said}").returncode == status
 
 
 # -- a stop before the training -----------------------------------------------------------
@@ -481,6 +483,31 @@ def test_a_job_whose_training_was_cut_off_does_not_end_as_completed(run, requeue
     assert done.returncode == (101 if status else 0)
 
 
+@pytest.mark.parametrize(("status", "result"), [(90, "mismatch"), (91, "unknown")])
+@pytest.mark.parametrize("line", ["JobId=77 JobState=RUNNING PreemptTime=None EndTime=Unknown", PREEMPTED])
+def test_a_node_that_refuses_to_start_ends_the_job_although_srun_asked_the_other_one_to_end(
+    run_of_two, line, status, result
+):
+    """srun sends TERM to n1 because n2 has ended, and n1 writes down that it was asked: nobody asked the job to stop."""
+    tools = scontrol_says(run_of_two, line)
+    assert run_of_two.step("begin").returncode == 0
+    run_of_two.open_gate()
+    asked = dataclasses.replace(
+        node_exit("n1", 143, 4.0, asked="SIGTERM"), stopped="preemption" if line == PREEMPTED else ""
+    )
+    refused = dataclasses.replace(node_exit("n2", status, 9.0), refused=True, detail="the SIF changed on node n2")
+    request = StopRequest(schema=1, run="r1", node="n1", attempt=0, signal="SIGTERM", reason="unknown", asked=3.0)
+    save_record(request, run_of_two.folder.stop_of("n1"))
+    for record in (asked, refused):
+        save_record(record, run_of_two.folder.exit_of(record.node))
+    assert run_of_two.step("run-tasks", "sh", "-c", "exit 143", **tools).returncode == status
+    assert run_of_two.step("finish", str(status), **tools).returncode == 0
+    finished = json.loads(run_of_two.folder.finished.read_text())
+    found = {name: finished[name] for name in ("status", "again", "before_training", "stopped", "unfinished")}
+    assert found == {"status": status, "again": False, "before_training": False, "stopped": "", "unfinished": False}
+    assert json.loads(run_of_two.folder.verdict.read_text())["result"] == result
+
+
 def test_a_note_of_an_earlier_attempt_says_nothing_of_this_one(run):
     tools = scontrol_says(run, PREEMPTED)
     run.step("begin")
@@ -493,13 +520,15 @@ def test_a_note_of_an_earlier_attempt_says_nothing_of_this_one(run):
     assert json.loads(run.folder.finished.read_text())["before_training"] is False
 
 
-@pytest.mark.parametrize("words", [[], ["begin"], ["dance", "/x"], ["begin", "/x", "more"], ["finish", "/x"]])
+@pytest.mark.parametrize(
+    "words", [[], ["begin"], ["dance", "/x"], ["begin", "/x", "more"], ["finish", "/x"], ["run-tasks", "/x"]]
+)
 def test_wrong_words_are_told_what_is_right(run, words):
     done = subprocess.run([sys.executable, "-I", str(run.folder.step), *words], capture_output=True, text=True)
     assert done.returncode == 91
     assert done.stderr == (
-        "error[usage]: step.py takes one of begin, former, modules, stage-look, stage-send, stage-keep, check, stopped, decide, inside, inside-judge, gpus, gpus-judge, smoke, smoke-pairs, smoke-judge, task, outcome, finish, local and a run folder; "
-        "`stopped`, `outcome` and `finish` also take a status\n"
+        "error[usage]: step.py takes one of begin, former, modules, stage-look, stage-send, stage-keep, check, stopped, decide, inside, inside-judge, gpus, gpus-judge, smoke, smoke-pairs, smoke-judge, task, run-tasks, finish, local and a run folder; "
+        "`stopped` and `finish` also take a status, and `run-tasks` a command\n"
     )
 
 
@@ -515,6 +544,62 @@ def test_a_status_that_is_none_is_refused(run, status):
     done = run.step("finish", status)
     assert (done.returncode, errors(done)) == (91, [f"error[usage]: `{status}` is not an exit status"])
     assert not run.folder.finished.exists()
+
+
+# -- srun that waits for a lost node -------------------------------------------------------
+
+
+def test_a_signal_that_reaches_all_processes_of_the_batch_script_ends_srun_and_not_the_step_that_waits(run_of_two):
+    """The step ignores it, and srun does not inherit that."""
+    argv = [*run_of_two.argv("run-tasks"), "sh", "-c", "echo began; exec sleep 60"]
+    with subprocess.Popen(argv, env=run_of_two.environ(), stdout=subprocess.PIPE) as step:
+        assert step.stdout.readline() == b"began\n"
+        for path in Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text().split():
+            os.kill(step.pid, signal.SIGTERM)
+            os.kill(int(path), signal.SIGTERM)
+        assert step.wait(timeout=30) == 143
+
+
+def test_a_node_without_a_record_is_waited_for_a_minute_after_another_one_failed(run_of_two):
+    ends = run_tasks.Ends(run_of_two.folder, run_of_two.place())
+    assert ends.late(0.0) == ""
+    save_record(node_exit("n1", 1, 5.0), run_of_two.folder.exit_of("n1"))
+    assert (ends.late(10.0), ends.late(69.0)) == ("", "")
+    says = "node n2 left no record of how the training ended, long after another node has failed"
+    assert ends.late(71.0) == says
+    save_record(node_exit("n2", 0, 5.0), run_of_two.folder.exit_of("n2"))
+    assert ends.late(71.0) == "all nodes have ended"
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(1850, False), (1870, True)])
+def test_a_node_that_works_longer_than_one_that_ended_well_has_the_half_hour_of_srun(run_of_two, seconds, late):
+    ends = run_tasks.Ends(run_of_two.folder, run_of_two.place())
+    save_record(node_exit("n1", 0, 5.0), run_of_two.folder.exit_of("n1"))
+    save_record(node_exit("n2", 1, 5.0, attempt=3), run_of_two.folder.exit_of("n2"))
+    assert ends.late(0.0) == ""
+    assert bool(ends.late(float(seconds))) is late
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "reason", "ends", "until"),
+    [
+        ("SIGUSR2", "unknown", None, 160.0),
+        ("SIGUSR2", "time-limit", 200.0, 200.0),
+        ("SIGTERM", "preemption", 300.0, 300.0),
+        # srun's own, after another node has failed; and a cancel: nobody saves anything.
+        ("SIGTERM", "unknown", None, 0.0),
+        ("SIGTERM", "cancelled", None, 0.0),
+    ],
+)
+def test_who_was_asked_to_stop_may_save_until_the_end_of_the_grace_period(run_of_two, signal_name, reason, ends, until):
+    request = StopRequest(
+        schema=1, run="r1", node="n2", attempt=0, signal=signal_name, reason=reason, asked=100.0, ends=ends
+    )
+    save_record(request, run_of_two.folder.stop_of("n2"))
+    run_of_two.save(stop=StopOptions(grace=60))
+    folder, manifest = run_of_two.folder, run_of_two.manifest
+    assert run_tasks.saving_until(folder, manifest, run_of_two.place()) == until
+    assert run_tasks.saving_until(folder, manifest, run_of_two.place(attempt=1)) == 0.0
 
 
 def test_a_fault_of_hpcenv_itself_does_not_look_like_one_of_the_training(run):

@@ -269,7 +269,7 @@ STEP = """#!/bin/bash
 [ "$3" = -c ] && exit 0 # whether this Python starts
 name=$3
 echo "$name ${5:-}" >> "$CALLS"
-[ "$name" = outcome ] && exit "$5"
+[ "$name" = run-tasks ] && exec "${@:5}"
 [ "$name" = decide ] && [ -n "${PLAN:-}" ] && mkdir -p "$4/smoke" && touch "$4/smoke/plan.json"
 [ "$name" = smoke-judge ] && [ -n "${PAIRS:-}" ] && mkdir -p "$4/smoke/pairs"
 variable=END_${name//-/_}
@@ -279,20 +279,20 @@ exit "${!variable:-0}"
 # Starts the step, and sends what SIGNAL says to the batch script while the step AT runs.
 SRUN = """#!/bin/bash
 while [ "$1" != "$PYTHON" ]; do shift; done
-[ "$4" = "${AT:-}" ] && kill "-$SIGNAL" $PPID
+[ "$4" = "${AT:-}" ] && kill "-$SIGNAL" "$BATCH"
 exec "$@"
 """
 CODE = ROOT / "hpcenv" / "node" / "setup.sh"
 CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
-TRAINED = [*CHECKED, "decide", "task"]
+TRAINED = [*CHECKED, "decide", "run-tasks srun", "task"]
 
 
 @pytest.mark.parametrize(
     ("said", "status", "steps"),
     [
-        ({}, 0, [*TRAINED, "outcome 0", "finish 0"]),
-        ({"task": 7}, 7, [*TRAINED, "outcome 7", "finish 7"]),
-        ({"check": 1}, 0, [*TRAINED, "outcome 0", "finish 0"]),
+        ({}, 0, [*TRAINED, "finish 0"]),
+        ({"task": 7}, 7, [*TRAINED, "finish 7"]),
+        ({"check": 1}, 0, [*TRAINED, "finish 0"]),
         ({"decide": 90}, 90, [*CHECKED, "decide", "finish 90"]),
         ({"decide": 137}, 91, [*CHECKED, "decide", "finish 91"]),
         # A step that was asked to stop, in whatever part: why is noted, and the script ends.
@@ -309,7 +309,7 @@ TRAINED = [*CHECKED, "decide", "task"]
         ({"AT": "stage-look", "SIGNAL": "USR1"}, 91, [*CHECKED[:2], "stopped 138", "finish 91"]),
         ({"AT": "check", "SIGNAL": "TERM", "stopped": 143}, 143, [*CHECKED, "stopped 143", "finish 143"]),
         # Of what trains the launch step takes care.
-        ({"AT": "task", "SIGNAL": "USR2"}, 0, [*TRAINED, "outcome 0", "finish 0"]),
+        ({"AT": "task", "SIGNAL": "USR2"}, 0, [*TRAINED, "finish 0"]),
         ({"begin": 100, "former": 0}, 0, ["begin", "former"]),
     ],
 )
@@ -327,7 +327,7 @@ def run_script(tmp_path: Path, script: str, said: dict[str, Any]) -> tuple[subpr
     for path, text in ((python, STEP), (tmp_path / "srun", SRUN)):
         path.write_text(text)
         path.chmod(0o755)
-    script = re.sub(r"(?m)^run=.*", f"run={run}", script)
+    script = re.sub(r"(?m)^run=.*", f"run={run}; export BATCH=$$", script)
     script = re.sub(r"(?m)^python=.*", f"python={python}", script)
     ends = {f"END_{name.replace('-', '_')}": str(value) for name, value in ({"stopped": 91} | said).items()}
     words = {name: value for name, value in said.items() if name.isupper()}
@@ -348,7 +348,7 @@ _JUDGED = [*_SMOKED, "smoke-judge"]
 @pytest.mark.parametrize(
     ("said", "status", "steps"),
     [
-        ({}, 0, [*_JUDGED, "task", "outcome 0", "finish 0"]),
+        ({}, 0, [*_JUDGED, "run-tasks srun", "task", "finish 0"]),
         ({"smoke-judge": 90}, 90, [*_JUDGED, "finish 90"]),
         ({"smoke-judge": 137}, 91, [*_JUDGED, "finish 91"]),
         ({"PAIRS": "1", "smoke-judge-later": 90}, 90, [*_JUDGED, "smoke-pairs", "smoke-judge", "finish 90"]),
@@ -356,7 +356,11 @@ _JUDGED = [*_SMOKED, "smoke-judge"]
         ({"smoke": 140}, 91, [*_SMOKED, "stopped 140", "finish 91"]),
         ({"PAIRS": "1", "smoke-pairs": 140}, 91, [*_JUDGED, "smoke-pairs", "stopped 140", "finish 91"]),
         # The reason of TERM is unknown: the result is judged.
-        ({"smoke": 143, "stopped": 0}, 0, [*_SMOKED, "stopped 143", "smoke-judge", "task", "outcome 0", "finish 0"]),
+        (
+            {"smoke": 143, "stopped": 0},
+            0,
+            [*_SMOKED, "stopped 143", "smoke-judge", "run-tasks srun", "task", "finish 0"],
+        ),
     ],
 )
 def test_the_result_of_the_smoke_test_decides_whether_the_training_starts(
@@ -377,7 +381,7 @@ def test_the_lines_of_setup_run_once_before_the_check_in_the_shell_of_the_script
     lines = ('export A="a b"', "B=$A-$UNSET; export B", f'echo "setup $B" >> {tmp_path}/calls', "ulimit -c 0")
     done, calls = with_setup(tmp_path, *lines)
     assert (done.returncode, done.stderr) == (0, "")
-    assert calls == ["begin", "setup a b-", "check", "decide", "task", "outcome 0", "finish 0"]
+    assert calls == ["begin", "setup a b-", "check", "decide", "run-tasks srun", "task", "finish 0"]
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,39 @@ def test_a_node_that_left_nothing_is_named_with_what_slurm_says():
     assert found.headline.startswith("node n2 left no record of how the training ended; then rank 0 on node n1")
 
 
+@pytest.mark.parametrize("state", ["timeout", "cancelled"])
+def test_a_node_that_was_lost_goes_before_the_end_that_others_waited_for(state):
+    """n2 loses power: srun waits for it until the time limit, or until somebody cancels the job."""
+    says = "node n2 left no record of how the training ended; then rank 0 on node n1 lost its peer"
+    assert told(node("n1", raised(0, LOST)), state=state) == says
+    # Nothing failed before it: Slurm killed n2 before its record was written.
+    asked = node("n1", rank(0, 143, signal="SIGTERM"), status=143, asked_to_end="SIGTERM", asked_at=99.9)
+    assert told(asked, state="timeout").startswith("the job reached its time limit")
+
+
+@pytest.mark.parametrize("silent", [(), ("n1",)])
+@pytest.mark.parametrize("slurm", [{"state": "timeout"}, {"stopped": "time-limit"}])
+def test_a_node_that_hangs_in_the_check_until_the_time_limit_is_named(silent, slurm):
+    found = first_failure((), nodes=(), nproc=2, silent=silent, **slurm)
+    if silent:
+        assert found.headline.startswith("node n1 gave no facts, and others did, until the time limit")
+        assert (found.cause, found.node) == ("no-facts", "n1")
+    else:
+        assert (found.headline, found.cause) == (
+            "the job reached its time limit, before the training started",
+            "time-limit",
+        )
+
+
+@pytest.mark.parametrize("other", [{"ended": 90.0, "status": 1}, {"status": 143, "asked_to_end": "SIGTERM"}])
+@pytest.mark.parametrize("stopped", ["", "preemption"])
+def test_a_node_that_refused_to_start_is_the_first_failure_whatever_others_recorded(other, stopped):
+    refused = node("n2", status=90, ended=99.0, detail="the SIF changed on node n2", refused=True, stopped=stopped)
+    exits = [node("n1", **other), refused]
+    assert first_status(exits) == 90
+    assert told(*exits, nodes=(), down={"n1": "Not responding"}) == "the SIF changed on node n2"
+
+
 def test_a_missing_record_is_only_a_note_where_a_rank_says_what_was_wrong():
     found = first_failure([node("n1", raised(0, "KeyError: 1"))], nodes=("n1", "n2"), nproc=2, state="failed")
     assert found.headline.startswith("node n1, rank 0, exit 1, KeyError: 1")

@@ -44,6 +44,12 @@ def test_tasks_that_all_end_well_or_were_all_asked_to_end():
     assert node_exit.merge([task(0), task(1, refused=True, status=90, detail="other libraries")]).detail
 
 
+def test_a_task_that_refused_to_start_decides_also_where_another_one_failed_before():
+    refused = task(1, status=90, ended=100.5, ranks=(), refused=True, detail="other libraries")
+    merged = node_exit.merge([task(0, status=1, ended=100.0), refused])
+    assert (merged.status, merged.refused, merged.detail) == (90, True, "other libraries")
+
+
 def test_a_task_without_a_record_is_no_node_that_ended(tmp_path):
     one = node_exit.merge([task(0, status=143, asked_at=99.0)])
     failure = first_failure([one], nodes=("n1",), nproc=2)

@@ -111,6 +111,11 @@ def test_one_that_was_told_to_end_by_hand_and_saved_itself_has_more_to_do(judge)
     assert judge(record(asked_to_end="SIGTERM")).status(0) == 0
 
 
+def test_one_that_saved_itself_when_srun_ended_it_after_another_node_failed_was_not_told_to_end_by_hand(judge):
+    ending = judge(record(saved=True, asked_to_end="SIGTERM", asked_at=3.0), record("n2", status=1), status=1)
+    assert ending == requeue.Ending(saved=True)
+
+
 def test_one_that_could_not_be_queued_again_has_not_ended_well_but_a_chain_goes_on(judge):
     ending = judge(record(**STOPPED))
     refused = requeue.after_refusal(ending, "scontrol says no", next_link=False)

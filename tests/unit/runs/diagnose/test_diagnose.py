@@ -130,6 +130,20 @@ def test_a_kill_for_lack_of_memory_is_known_from_the_records(run: Run, tmp_path:
     assert next_lines(diagnosis)[0].startswith("fix: Ask for more with --mem")
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_node_that_was_lost_is_the_cause_and_not_the_time_limit(run: Run, tmp_path: Path, finished: bool) -> None:
+    """Recorded on the testbed (tests/cluster/test_faults.py); without `finished`, as an older hpcenv left it."""
+    lines = (LOGS / "failed" / "node-no-record.log").read_text().splitlines(keepends=True)
+    limit = "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T23:35:58 DUE TO TIME LIMIT ***\n"
+    folder = run("".join(lines if finished else [*(one for one in lines if "left no record" not in one), limit]))
+    lost = "RuntimeError: Connection closed by peer [10.0.0.12]:7818"
+    folders.end(folder, "n1", 1, ranks=(replace(rank(1, lost), log=""),))
+    folder.exit_of("n2").unlink()
+    cause = of(tmp_path).cause
+    assert cause is not None
+    assert (cause.pattern, cause.node, cause.owner) == ("node-no-record", "n2", "node")
+
+
 def test_errors_of_rdma_ports_are_told_with_node_port_and_number(run: Run, tmp_path: Path) -> None:
     folder = run("[3] step 4\n")
     down = PortErrors(device="mlx5_3", port=1, counter="link_downed", grown=2, many=True)

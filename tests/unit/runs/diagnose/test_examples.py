@@ -100,6 +100,27 @@ def test_a_step_that_srun_cancels_after_a_task_failed_is_no_cause(tmp_path: Path
     assert cause is not None and cause.pattern == "slurm-cancelled"
 
 
+def test_a_time_limit_is_no_cause_where_something_failed_before_it(tmp_path: Path) -> None:
+    """srun waited until then for a node that had lost its power; an older hpcenv named no node."""
+    lines = (LOGS / "failed" / "node-no-record.log").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "left no record" not in line]
+    limit = "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T23:35:58 DUE TO TIME LIMIT ***\n"
+    log = tmp_path / "job.log"
+    log.write_text("".join([*kept, limit]))
+    diagnosis = diagnose_files([log], ["job.log"])
+    assert (diagnosis.outcome, diagnosis.cause) == ("consequences", None)
+    log.write_text("".join([kept[0], limit, *kept[1:]]))
+    cause = diagnose_files([log], ["job.log"]).cause
+    assert cause is not None and cause.pattern == "slurm-time-limit"
+
+
+def test_a_start_that_a_node_refused_is_a_rejection_by_the_gate(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"{STEP_ENDED}hpcenv: the verdict is now mismatch: the start was refused on n2\n")
+    cause = diagnose_files([log], ["job.log"]).cause
+    assert cause is not None and cause.pattern == "gate-mismatch"
+
+
 @pytest.mark.parametrize("line", ["kernel.cu:12: error: expected", "mypy: pkg/a.py:3: error: Name", "Error: 3 of 7"])
 def test_errors_of_other_programs_are_no_refused_arguments(tmp_path: Path, line: str) -> None:
     log = tmp_path / "job.log"
