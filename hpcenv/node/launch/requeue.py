@@ -97,7 +97,7 @@ def judge(
     # One node may know the reason, while another one got no answer from Slurm.
     stopped: Stopped = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
-    # Where a node failed, srun asked the others to end: then nobody asked the job.
+    # Where a node failed, srun asked the others to end: that is no request to the job.
     asked = any(record.asked_to_end for record in exits) and first_failure.first_status(exits) is None
     if not stopped and saved and asked:
         # `scontrol requeue` or `scancel` by hand: the script ends with 0, but its training is not finished.

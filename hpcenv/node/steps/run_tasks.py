@@ -56,7 +56,7 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
         # This process waits for srun, which gets these signals, too, and must not inherit that they are ignored.
         signal.signal(number, lambda _number, _frame: None)
     child = process.start(command)
-    ends = Ends(run, place)
+    ends = SeenEnds(run, place)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(timeout=_SECONDS_BETWEEN_LOOKS)
@@ -80,7 +80,7 @@ def _status(records: Sequence[NodeExit], of_srun: int) -> int:
     return first
 
 
-class Ends:
+class SeenEnds:
     """When the first node ended, and when the first one failed, as far as this process has seen it."""
 
     def __init__(self, run: RunFolder, place: ThisNode) -> None:
@@ -127,7 +127,7 @@ def _launched(run: RunFolder, place: ThisNode) -> Sequence[str]:
 
 
 def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:
-    """Return until when the training may save its state, in seconds since the epoch; 0 if nobody asked it to stop."""
+    """Return until when the training may save its state, in seconds since the epoch; 0 without a request to stop."""
     until = 0.0
     for node in place.nodes:
         with contextlib.suppress(HpcenvError):

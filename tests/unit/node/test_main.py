@@ -561,7 +561,7 @@ def test_a_signal_that_reaches_all_processes_of_the_batch_script_ends_srun_and_n
 
 
 def test_a_node_without_a_record_is_waited_for_a_minute_after_another_one_failed(run_of_two):
-    ends = run_tasks.Ends(run_of_two.folder, run_of_two.place())
+    ends = run_tasks.SeenEnds(run_of_two.folder, run_of_two.place())
     assert ends.late(0.0) == ""
     save_record(node_exit("n1", 1, 5.0), run_of_two.folder.exit_of("n1"))
     assert (ends.late(10.0), ends.late(69.0)) == ("", "")
@@ -573,7 +573,7 @@ def test_a_node_without_a_record_is_waited_for_a_minute_after_another_one_failed
 
 @pytest.mark.parametrize(("seconds", "late"), [(1850, False), (1870, True)])
 def test_a_node_that_works_longer_than_one_that_ended_well_has_the_half_hour_of_srun(run_of_two, seconds, late):
-    ends = run_tasks.Ends(run_of_two.folder, run_of_two.place())
+    ends = run_tasks.SeenEnds(run_of_two.folder, run_of_two.place())
     save_record(node_exit("n1", 0, 5.0), run_of_two.folder.exit_of("n1"))
     save_record(node_exit("n2", 1, 5.0, attempt=3), run_of_two.folder.exit_of("n2"))
     assert ends.late(0.0) == ""
