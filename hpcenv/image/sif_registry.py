@@ -111,7 +111,7 @@ def _download(
         finished = folder / "image.sif"
         try:
             with source.open_blobs(wanted, access) as connection:
-                (blob,) = blobs.fetch_all([spec], connection, store.blobs, on_event=on_event)
+                (blob,) = blobs.fetch_all([spec], connection, store.blobs, leases=store.leases, on_event=on_event)
             # Both are in the store's file system. From here on the SIF exists once.
             os.rename(blob, finished)
         except OSError as error:

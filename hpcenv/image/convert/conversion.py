@@ -213,7 +213,7 @@ def fetch(image: ResolvedImage, open_blobs: OpenBlobs, store: Store, on_event: O
         return
     source = open_blobs()
     try:
-        blobs.fetch_all(wanted, source, store.blobs, on_event=on_event)
+        blobs.fetch_all(wanted, source, store.blobs, leases=store.leases, on_event=on_event)
     finally:
         source.close()
 

@@ -2,18 +2,13 @@
 
 Runs on: LOGIN NODE.
 
-    FOLDER/sha256/HEX                       a complete blob, mode 0444, named by its digest
-    FOLDER/sha256/.HEX.OWNER.part           a partial download of one process
+    FOLDER/sha256/HEX         a complete blob, mode 0444, named by its digest
+    FOLDER/sha256/.HEX.part   what has arrived of it
 
-Each process writes its own part file, with the process in its name. So any number of processes
-on any number of machines may download the same blob at the same time. The last step is a
-rename; the second process to finish replaces the file with the same bytes. No lock is needed, so no
-lock can be left behind.
-
-A part file survives its process, and the next process continues it. If the owner has ended, the next
-process renames the file. If the owner may be alive but has not written for a long time, the next
-process copies the file, because the owner may continue to write. In both cases it hashes the
-bytes again.
+One process at a time downloads a blob: it holds the blob's lease (image/store/lease.py). The others
+wait, show the holder, and then find the complete blob. A part file survives its process, and the next
+holder hashes its bytes and continues it. A process that was stopped for so long that another one took
+the lease notices this before its next write, and waits for the lease again.
 
 A complete file is trusted by its name, size and mode. Its content is checked when the layer is
 read (its `diff_id`); if it is wrong, the reader calls `discard`, and the blob is downloaded again.
@@ -33,7 +28,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,23 +48,20 @@ __all__ = [
     "cached",
     "discard",
     "fetch_all",
-    "sweep",
 ]
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_PART = re.compile(r"\.(?P<hex>[0-9a-f]{64})\.(?P<owner>free|[0-9a-f]{0,16}-\d{1,10}-\d{1,20})\.[0-9a-f]{16}\.part")
 _CHUNK = 1024 * 1024
 # Seconds between two events of one blob.
 _EVENT_SECONDS = 0.2
-# A part file without writes for so long has no live owner, or a blocked one. Longer than any pause
-# between two attempts.
-_IDLE_SECONDS = 300.0
+# Seconds to wait for a process that downloads the same blob.
+_WAIT_SECONDS = 4 * 3600.0
 # After an attempt that downloaded this many bytes, the count of failed attempts restarts at zero.
 _WORTHWHILE = 1024 * 1024
 # The most requests for one blob in any case.
 _MOST_REQUESTS = 200
-# How often the part file of a live process may disappear. More than once means that some program
-# cleans the folder.
+# How often the part file or the lease of a live process may disappear. More than once means that some
+# program cleans the folder.
 _MOST_TAKEN = 3
 _FULL = {
     errno.ENOSPC: "the file system is full",
@@ -171,11 +163,16 @@ class _Stopped(Exception):
     """Another blob failed, or the user interrupted."""
 
 
+class _TakenOver(Exception):
+    """Another process took the lease, because this one was stopped for a long time."""
+
+
 def fetch_all(
     blobs: Sequence[BlobSpec],
     source: BlobSource,
     folder: Path,
     *,
+    leases: Path,
     workers: int = 4,
     on_event: OnEvent = ignore,
     limits: TransferLimits | None = None,
@@ -188,14 +185,17 @@ def fetch_all(
         blobs: the blobs; the result has the same order.
         source: where to download them from.
         folder: where to put them.
+        leases: folder of the store's leases; it must exist.
         workers: the number of parallel downloads.
         on_event: called with `fetch` events whose `what` is the digest. The calls come from other
             threads, one at a time. The event with `done == total` comes after the file is complete.
+            Where another process downloads a blob, a `wait` event names it.
         limits: limits of the download.
 
     Raises:
         ImageUnavailable: a blob cannot be downloaded, or its bytes do not have its digest.
         FileUnusable: the folder cannot be written to, is full, or has too little space.
+        ToolFailed: another process still downloads a blob after four hours.
     """
     limits = limits or TransferLimits()
     wanted = _unique(blobs, limits)
@@ -210,7 +210,7 @@ def fetch_all(
                 report(spec, spec.size)
         if missing:
             _check_space(place, missing)
-            _Workers(source, place, limits, report).work(missing, workers)
+            _Workers(source, place, leases, limits, report).work(missing, workers)
     except _CallbackFailed as problem:
         raise problem.error from None
     return tuple(blob_path(folder, spec.digest) for spec in blobs)
@@ -290,27 +290,21 @@ def put(folder: Path, digest: str, data: bytes) -> Path:
     return path
 
 
+def arrived(folder: Path, spec: BlobSpec) -> int:
+    """Return how many bytes of a blob are in the folder, complete or partial."""
+    path = blob_path(folder, spec.digest)
+    for found in (path, _part_path(path)):
+        with contextlib.suppress(OSError):
+            return min(os.lstat(found).st_size, spec.size)
+    return 0
+
+
 def discard(path: Path) -> None:
     """Remove a blob with wrong content, so that `fetch_all` downloads it again."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise _unusable(path, error) from error
-
-
-def sweep(folder: Path, *, idle: float = 7 * 86400.0) -> int:
-    """Remove part files without writes for `idle` seconds whose owner is not alive here; return the bytes freed."""
-    place = folder / "sha256"
-    freed = 0
-    with contextlib.suppress(FileNotFoundError):
-        now = _file_time(place)
-        for entry in list(os.scandir(place)):
-            with contextlib.suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
-                if _PART.fullmatch(entry.name) and now - found.st_mtime >= idle and not _is_alive(entry.name):
-                    os.unlink(entry.path)
-                    freed += found.st_size
-    return freed
 
 
 # --- before the first byte -------------------------------------------------------------
@@ -321,6 +315,10 @@ def _hex(digest: str) -> str:
     if match is None:
         raise ImageUnavailable(f"`{digest[:80]}` is not a sha256 digest", why="hpcenv supports only sha256 digests")
     return match[1]
+
+
+def _part_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]:
@@ -364,8 +362,7 @@ def _check_space(place: Path, missing: Sequence[BlobSpec]) -> None:
         raise _unusable(place, error) from error
     # An optimistic estimate: bytes in part files need no space again, unless they are copied or wrong. If
     # the disk becomes full, that is reported then.
-    parts = sum(part.size for spec in missing for part in _parts(place, _hex(spec.digest))[:1])
-    need = sum(spec.size for spec in missing) - parts
+    need = sum(spec.size - arrived(place.parent, spec) for spec in missing)
     free = space.f_bavail * space.f_frsize
     if need > free:
         raise _too_full(place, need, free, "the file system has too little space")
@@ -393,6 +390,9 @@ class _Reports:
     def say(self, text: str) -> None:
         self._pass(Event(phase="note", what=text))
 
+    def waits(self, event: Event) -> None:
+        self._pass(event)
+
     def stop(self) -> None:
         self._quiet = True
 
@@ -413,9 +413,10 @@ class _Workers:
     limit, and neither the user nor the end of the interpreter should wait for it.
     """
 
-    def __init__(self, source: BlobSource, place: Path, limits: TransferLimits, report: _Reports) -> None:
+    def __init__(self, source: BlobSource, place: Path, leases: Path, limits: TransferLimits, report: _Reports) -> None:
         self._source = source
         self._place = place
+        self._leases = leases
         self._limits = limits
         self._report = report
         self._stop = threading.Event()
@@ -463,9 +464,10 @@ class _Workers:
         path = self._place / _hex(spec.digest)
         try:
             for _ in range(_MOST_TAKEN):
-                if self._fetch_once(spec, path):
-                    break
-                # Another machine took our part file, because this process was blocked for a long time.
+                with self._lease(spec) as held:
+                    # The process that we waited for has downloaded it.
+                    if cached(self._place.parent, spec) or self._resume(spec, path, held):
+                        break
                 self._report.say(f"{spec.digest}: another process took the partial download; it starts again")
             else:
                 raise _taken(self._place)
@@ -473,19 +475,36 @@ class _Workers:
             raise _unusable(self._place, error, spec.size) from error
         self._report(spec, spec.size)
 
-    def _fetch_once(self, spec: BlobSpec, path: Path) -> bool:
-        with _Part(self._place, spec, self._stop) as part:
-            if part.done:
-                self._report.say(f"{spec.digest}: continuing after {_amount(part.done)}")
-            for last in (False, True):
-                self._receive(part, spec)
-                received = part.digest()
-                if received == spec.digest:
-                    break
-                part.restart()
-                if last:
-                    raise _wrong(spec, received)
-            return part.publish(path)
+    def _lease(self, spec: BlobSpec) -> AbstractContextManager[lease.Lease]:
+        return lease.lease(
+            self._leases / f"blob-{_hex(spec.digest)}",
+            purpose=f"downloads the layer {spec.digest[:19]}",
+            timeout=_WAIT_SECONDS,
+            on_event=self._wait,
+        )
+
+    def _wait(self, event: Event) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        self._report.waits(event)
+
+    def _resume(self, spec: BlobSpec, path: Path, held: lease.Lease) -> bool:
+        """Download what the part file lacks; False if another process took the part file or the lease."""
+        try:
+            with _Part(path, spec, held, self._stop) as part:
+                if part.done:
+                    self._report.say(f"{spec.digest}: continuing after {_amount(part.done)}")
+                for last in (False, True):
+                    self._receive(part, spec)
+                    received = part.digest()
+                    if received == spec.digest:
+                        break
+                    part.restart()
+                    if last:
+                        raise _wrong(spec, received)
+                return part.publish()
+        except _TakenOver:
+            return False
 
     def _receive(self, part: _Part, spec: BlobSpec) -> None:
         """Download until the part has the blob's size; repeat after failures."""
@@ -557,49 +576,24 @@ class _Workers:
 # --- part files ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Leftover:
-    """A part file of another process."""
-
-    path: Path
-    owner: str
-    size: int
-    mtime: float
-
-
-def _parts(place: Path, name: str) -> list[_Leftover]:
-    """Return the part files of one blob, the longest first."""
-    parts = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(place):
-            match = _PART.fullmatch(entry.name)
-            if match is None or match["hex"] != name:
-                continue
-            with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    path, owner = Path(entry.path), match["owner"]
-                    parts.append(_Leftover(path=path, owner=owner, size=status.st_size, mtime=status.st_mtime))
-    return sorted(parts, key=lambda part: -part.size)
-
-
 class _Part:
-    """This process's part file of one blob, and the hash of its content."""
+    """The part file of one blob, and the hash of its content; its holder has the blob's lease."""
 
-    def __init__(self, place: Path, spec: BlobSpec, stop: threading.Event) -> None:
-        self._place = place
+    def __init__(self, path: Path, spec: BlobSpec, held: lease.Lease, stop: threading.Event) -> None:
+        self._final = path
         self._size = spec.size
+        self._held = held
+        self._held_at = time.monotonic()
         self._stop = stop
-        self._name = _hex(spec.digest)
-        self._published = False
-        self._path = self._fresh(_owner())
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._ended = False
+        self._path = _part_path(path)
+        self._fd = self._open()
         self._hash = hashlib.sha256()
         self.done = 0
 
     def __enter__(self) -> _Part:  # noqa: PYI034 - typing.Self needs Python 3.11
         try:
-            self._adopt()
+            self._read()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -608,18 +602,16 @@ class _Part:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._published:
+        if self._ended:
             return
         with contextlib.suppress(OSError):
             os.close(self._fd)
         with contextlib.suppress(OSError):
-            if self.done:
-                # The part file has no owner now: the next process may take it, or this one again.
-                os.rename(self._path, self._fresh("free"))
-            else:
+            if not self.done and not isinstance(error, _TakenOver):
                 os.unlink(self._path)
 
     def write(self, data: bytes) -> None:
+        self._require_lease()
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
@@ -628,6 +620,7 @@ class _Part:
 
     def restart(self) -> None:
         """Discard the bytes so far."""
+        self._require_lease()
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
         self._hash = hashlib.sha256()
@@ -636,96 +629,70 @@ class _Part:
     def digest(self) -> str:
         return f"sha256:{self._hash.hexdigest()}"
 
-    def publish(self, path: Path) -> bool:
-        """Give the complete blob its name. Another process may have published the same bytes before.
-
-        False if another process took the part file, and the blob does not exist either.
-        """
+    def publish(self) -> bool:
+        """Give the complete blob its name; False if the part file has disappeared, and the blob does not exist."""
+        self._require_lease()
         os.fchmod(self._fd, 0o444)
-        self._published = True
+        self._ended = True
         try:
             # Close before the rename: NFS reports a full disk or quota here.
             os.close(self._fd)
-            os.rename(self._path, path)
+            os.rename(self._path, self._final)
         except FileNotFoundError:
             # NFS repeats a rename whose answer was lost; the second call then fails with this error.
-            if not _has_size(path, self._size):
-                return False
+            return _has_size(self._final, self._size)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             raise
-        self._tidy()
         return True
 
-    def _fresh(self, owner: str) -> Path:
-        return self._place / f".{self._name}.{owner}.{secrets.token_hex(8)}.part"
-
-    def _adopt(self) -> None:
-        """Continue the longest part file without a live owner."""
-        now = os.fstat(self._fd).st_mtime  # by the clock of the file server, like the times of the other files
-        for part in _parts(self._place, self._name):
-            if part.path == self._path or not 0 < part.size <= self._size:
-                continue
-            gone = part.owner == "free" or _is_gone(part.owner)
-            if not gone and (_is_ours(part.owner) or now - part.mtime < _IDLE_SECONDS):
-                continue
-            try:
-                if gone and self._take(part):
-                    return
-                self._copy(part)
-            except OSError as error:
-                self.restart()
-                if error.errno in _FULL:
-                    raise
-            else:
-                return
-
-    def _take(self, part: _Leftover) -> bool:
-        """Continue a file whose owner has ended; only one process can rename it."""
-        mine = self._fresh(_owner())
-        os.rename(part.path, mine)
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(mine, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            # It belongs to another member of a shared store, and we may at best read it. Give it back.
-            os.rename(mine, part.path)
-            return False
-        os.close(self._fd)
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        self._fd, self._path = fd, mine
-        while data := os.read(fd, _CHUNK):
+            return os.open(self._path, flags, 0o644)
+        except PermissionError:
+            # It belongs to another member of a shared store, or already has its final mode. Only the owner of
+            # a file may change its mode.
+            self._replace_by_copy()
+            return os.open(self._path, flags, 0o644)
+
+    def _replace_by_copy(self) -> None:
+        aside = self._path.with_name(f".{self._final.name}.{secrets.token_hex(8)}.new")
+        try:
+            with open(self._path, "rb") as old, open(aside, "xb") as new:
+                while data := old.read(_CHUNK):
+                    self._check_stop()
+                    new.write(data)
+            self._require_lease()
+            os.replace(aside, self._path)
+        except PermissionError:
+            os.unlink(self._path)  # only its owner may read it: the download starts again
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        """Hash what has arrived earlier."""
+        while data := os.read(self._fd, _CHUNK):
             self._check_stop()
             self._hash.update(data)
             self.done += len(data)
         if self.done > self._size:
             self.restart()
-        return True
 
-    def _copy(self, part: _Leftover) -> None:
-        """Copy the file of an owner that may be alive and continue to write to it."""
-        fd = os.open(part.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while self.done < part.size and (data := os.read(fd, min(_CHUNK, part.size - self.done))):
-                self._check_stop()
-                self.write(data)
-        finally:
-            os.close(fd)
-        with contextlib.suppress(OSError):
-            os.unlink(part.path)
+    def _require_lease(self) -> None:
+        """Raise `_TakenOver` if this process was stopped for so long that another one has the lease."""
+        now = time.monotonic()
+        if now - self._held_at < lease.BEAT:
+            return
+        if not self._held.still_mine():
+            raise _TakenOver
+        self._held_at = now
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise _Stopped
-
-    def _tidy(self) -> None:
-        """Remove other part files of this blob without a live owner, because the blob is complete now."""
-        with contextlib.suppress(OSError):
-            for part in _parts(self._place, self._name):
-                if part.owner == "free" or _is_gone(part.owner):
-                    with contextlib.suppress(OSError):
-                        os.unlink(part.path)
 
 
 def _has_size(path: Path, size: int) -> bool:
@@ -733,49 +700,6 @@ def _has_size(path: Path, size: int) -> bool:
         return os.lstat(path).st_size == size
     except OSError:
         return False
-
-
-# An owner is a process, named as in a lease. Only on its own machine we can tell whether it has ended;
-# on other machines we use the time of the last write.
-
-
-def _owner() -> str:
-    me = lease.this_process()
-    return f"{me.machine}-{me.pid}-{me.start}"
-
-
-def _is_ours(owner: str) -> bool:
-    return owner == _owner()
-
-
-def _is_gone(owner: str) -> bool:
-    """Tell whether the process has certainly ended."""
-    machine, pid, start = owner.split("-")
-    return lease.Owner(host="", machine=machine, pid=int(pid), start=int(start)).is_dead()
-
-
-def _is_alive(name: str) -> bool:
-    match = _PART.fullmatch(name)
-    if match is None or match["owner"] == "free":
-        return False
-    here = match["owner"].partition("-")[0] == lease.this_process().machine != ""
-    return here and not _is_gone(match["owner"])
-
-
-def _file_time(place: Path) -> float:
-    """Return the present time by the clock of the file server."""
-    path = place / f".clock.{secrets.token_hex(8)}"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise _unusable(place, error) from error
-    try:
-        return os.fstat(fd).st_mtime
-    finally:
-        os.close(fd)
-        os.unlink(path)
 
 
 # --- errors ----------------------------------------------------------------------------

@@ -6,11 +6,11 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from hpcenv import filesystem, size
 from hpcenv.errors import Command, FileUnusable
 from hpcenv.image.registry import blobs, oci_layout
+from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 
@@ -34,24 +34,8 @@ def sif_size(image: ResolvedImage) -> int:
 def missing(image: ResolvedImage, store: Store) -> int:
     """Return how many bytes of layers must still be downloaded; partial downloads are subtracted."""
     fetched = (layer for layer in image.layers if oci_layout.layer_file(image, layer) is None)
-    sizes = {layer.digest: layer.size for layer in fetched}
-    arrived = {digest: _arrived(blobs.blob_path(store.blobs, digest)) for digest in sizes}
-    return sum(max(count - arrived[digest], 0) for digest, count in sizes.items())
-
-
-def _arrived(path: Path) -> int:
-    """Return how many bytes of a blob are in the store, complete or partial."""
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        pass
-    sizes = [0]
-    for part in path.parent.glob(f".{path.name}.*.part"):
-        try:
-            sizes.append(os.lstat(part).st_size)
-        except OSError:
-            continue
-    return max(sizes)
+    wanted = {layer.digest: BlobSpec(digest=layer.digest, size=layer.size) for layer in fetched}
+    return sum(spec.size - blobs.arrived(store.blobs, spec) for spec in wanted.values())
 
 
 def require_room(image: ResolvedImage, store: Store) -> None:

@@ -37,6 +37,13 @@ def served(monkeypatch, tmp_path):
     it.close()
 
 
+def leases(tmp_path):
+    """Return the folder of the store's leases."""
+    folder = tmp_path / "leases"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def fetch(served, tmp_path):
     """Fetch bodies from the served registry into the store of this test."""
@@ -45,7 +52,8 @@ def fetch(served, tmp_path):
         reference = parse_reference(f"docker://{served.host}/lab/img:1")
         environ = environ or {"HOME": str(tmp_path / "home")}
         with resolve.open_source(reference, plain_http=True, environ=environ, timeout=5.0) as source:
-            return blobs.fetch_all(specs(*bodies), source, tmp_path / "store", limits=limits, **options)
+            store = tmp_path / "store"
+            return blobs.fetch_all(specs(*bodies), source, store, leases=leases(tmp_path), limits=limits, **options)
 
     return call
 
@@ -122,7 +130,7 @@ def test_the_folder_for_blobs_is_as_open_as_the_store(served, fetch, tmp_path):
 )
 def test_nonsense_is_refused_before_anything_is_asked(wrong, tmp_path):
     with pytest.raises(ImageUnavailable):
-        blobs.fetch_all(wrong, None, tmp_path)
+        blobs.fetch_all(wrong, None, tmp_path, leases=tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -507,57 +515,25 @@ def test_a_part_with_wrong_bytes_costs_one_more_transfer(served, fetch, tmp_path
 def test_a_part_that_is_as_long_as_the_blob_or_longer(served, fetch, tmp_path, size):
     place = tmp_path / "store/sha256"
     place.mkdir(parents=True)
-    (place / f".{sha(BIG)[7:]}.free.{'0' * 16}.part").write_bytes((BIG + b"x")[:size])
+    (place / f".{sha(BIG)[7:]}.part").write_bytes((BIG + b"x")[:size])
     digest = served.blob(BIG)
     assert whole(fetch(BIG), BIG)
     assert served.asked(digest) == ([] if size == len(BIG) else [None])
 
 
-def test_the_part_of_a_living_process_is_left_alone(served, fetch, tmp_path):
+@pytest.mark.ordinary_user
+@pytest.mark.parametrize("mode", [0o444, 0])
+def test_a_part_that_may_not_be_written_is_copied_or_fetched_anew(served, fetch, tmp_path, mode):
+    """It belongs to another member of a shared store, or its process was killed just before the last rename."""
     place = tmp_path / "store/sha256"
     place.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        try:
-            ours, start = lease.this_process().machine, lease._process(other.pid)[1]
-            name = f".{sha(BIG)[7:]}.{ours}-{other.pid}-{start}.{'0' * 16}.part"
-            (place / name).write_bytes(BIG[:1000])
-            assert whole([fetch(BIG)[0]] if served.blob(BIG) else [], BIG)
-            assert (place / name).read_bytes() == BIG[:1000]
-            assert blobs.sweep(tmp_path / "store", idle=0) == 0
-        finally:
-            other.kill()
-    assert blobs.sweep(tmp_path / "store", idle=0) == 1000
-    assert parts(tmp_path) == []
-
-
-@pytest.mark.parametrize(("age", "adopted"), [(3600, True), (5, False)])
-def test_a_part_of_another_machine_is_copied_once_it_is_idle(served, fetch, tmp_path, age, adopted):
-    place = tmp_path / "store/sha256"
-    place.mkdir(parents=True)
-    theirs = place / f".{sha(BIG)[7:]}.deadbeefdeadbeef-17-99.{'0' * 16}.part"
-    theirs.write_bytes(BIG[:1_500_000])
-    os.utime(theirs, (time.time() - age,) * 2)
+    part = place / f".{sha(BIG)[7:]}.part"
+    part.write_bytes(BIG[:1000])
+    part.chmod(mode)
     digest = served.blob(BIG)
-    with theirs.open("r+b") as stalled:
-        [path] = fetch(BIG)
-        # The stalled owner wakes up and writes to its file, which is not ours.
-        stalled.write(b"!" * 100)
-    assert whole([path], BIG)
-    assert served.asked(digest) == ["bytes=1500000-" if adopted else None]
-    assert theirs.exists() is not adopted
-
-
-def test_sweep_takes_old_parts_only(tmp_path):
-    place = tmp_path / "sha256"
-    place.mkdir()
-    old, new = (place / f".{'a' * 64}.free.{digit * 16}.part" for digit in "01")
-    for path in (old, new, place / ("b" * 64), place / ".notes"):
-        path.write_bytes(b"12345")
-        os.utime(path, (time.time() - 30 * 86400,) * 2)
-    new.write_bytes(b"12345")
-    assert blobs.sweep(tmp_path) == 5
-    assert sorted(path.name for path in place.iterdir()) == sorted([new.name, "b" * 64, ".notes"])
-    assert blobs.sweep(tmp_path / "nowhere") == 0
+    assert whole(fetch(BIG), BIG)
+    assert served.asked(digest) == ["bytes=1000-" if mode else None]
+    assert [path.name for path in place.iterdir()] == [sha(BIG)[7:]]
 
 
 # --- other processes, and the end of this one ----------------------------------------------
@@ -567,18 +543,20 @@ import sys
 from pathlib import Path
 from hpcenv.image.reference import parse_reference
 from hpcenv.image.registry import blobs, resolve
-host, store, digest, size = sys.argv[1:]
+host, store, leases, digest, size = sys.argv[1:]
 reference = parse_reference(f"docker://{host}/lab/img:1")
 with resolve.open_source(reference, plain_http=True, environ={"HOME": "/nonexistent"}) as source:
     spec = blobs.BlobSpec(digest=digest, size=int(size))
-    print(*blobs.fetch_all([spec], source, Path(store), on_event=lambda event: print(event.done, flush=True)))
+    say = lambda event: print(event.done or event.what, flush=True)
+    print(*blobs.fetch_all([spec], source, Path(store), leases=Path(leases), on_event=say))
 """
 
 
 @contextlib.contextmanager
 def child(served, tmp_path, body, *, before="", **options):
     code = before + CHILD
-    argv = [sys.executable, "-c", code, served.host, str(tmp_path / "store"), sha(body), str(len(body))]
+    folders = str(tmp_path / "store"), str(leases(tmp_path))
+    argv = [sys.executable, "-c", code, served.host, *folders, sha(body), str(len(body))]
     environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     with subprocess.Popen(
         argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, **options
@@ -639,17 +617,63 @@ def test_an_interrupted_process_ends_soon_and_leaves_its_part(served, fetch, tmp
     assert whole(fetch(BIG), BIG)
 
 
-def test_two_processes_at_once_both_end_with_the_blob(served, fetch, tmp_path):
+def test_a_second_process_waits_and_shows_who_downloads(served, fetch, tmp_path):
     gate = threading.Event()
-    served.blob(BIG, faults=[hold(gate), hold(gate)])
+    digest = served.blob(BIG, faults=[hold(gate)])
+    events = []
+
+    def listen(event):
+        events.append(event)
+        if event.phase == "wait":
+            gate.set()
+
     with child(served, tmp_path, BIG) as process:
         wait_for_part(tmp_path, 1_000_000)
-        threading.Timer(0.3, gate.set).start()
-        assert whole(fetch(BIG), BIG)
+        assert whole(fetch(BIG, on_event=listen), BIG)
         said, problem = process.communicate(timeout=60)
         assert process.returncode == 0, problem
         assert said.splitlines()[-1].endswith(sha(BIG)[7:])
     assert [path.name for path in (tmp_path / "store/sha256").iterdir()] == [sha(BIG)[7:]]
+    assert served.asked(digest) == [None]
+    [waits] = [event.what for event in events if event.phase == "wait"]
+    holder = rf"pid {process.pid} on {re.escape(os.uname().nodename)} downloads the layer {digest[:19]} since \d+ s"
+    assert re.fullmatch(holder, waits)
+    assert os.listdir(leases(tmp_path)) == []
+
+
+def test_a_process_that_lost_its_lease_writes_nothing_more(served, fetch, tmp_path):
+    """As when it was stopped for so long that another process broke its lease."""
+    gate = threading.Event()
+    digest = served.blob(BIG, faults=[hold(gate)])
+    with child(served, tmp_path, BIG) as process:
+        wait_for_part(tmp_path, 1_000_000)
+        process.send_signal(signal.SIGSTOP)
+        [held] = leases(tmp_path).iterdir()
+        held.unlink()
+        time.sleep(lease.BEAT)
+        [path] = fetch(BIG)
+        status = path.stat()
+        gate.set()
+        process.send_signal(signal.SIGCONT)
+        said, problem = process.communicate(timeout=60)
+        assert process.returncode == 0, problem
+    assert "another process took the partial download" in said
+    assert whole([path], BIG)
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert served.asked(digest) == [None, "bytes=1000000-"]
+
+
+def test_an_error_elsewhere_ends_the_waiting(served, fetch, tmp_path):
+    gate = threading.Event()
+    served.blob(BIG, faults=[hold(gate)])
+    served.blob(b"bad", faults=[(418, {}, b"")])
+    with child(served, tmp_path, BIG):
+        wait_for_part(tmp_path, 1_000_000)
+        begin = time.monotonic()
+        with pytest.raises(ImageUnavailable, match="status 418"):
+            fetch(BIG, b"bad")
+        assert time.monotonic() - begin < 5
+    gate.set()
 
 
 def test_a_part_that_is_taken_from_a_running_process_does_not_end_it(served, fetch, tmp_path):
@@ -673,7 +697,7 @@ def test_too_little_space_is_said_before_anything_is_asked(served, tmp_path):
     free = os.statvfs(tmp_path)
     size = min((1 << 40) - 1, free.f_bavail * free.f_frsize + (1 << 33))
     with pytest.raises(FileUnusable, match="has no room") as error:
-        blobs.fetch_all([BlobSpec(digest=sha(b"x"), size=size)], None, tmp_path)
+        blobs.fetch_all([BlobSpec(digest=sha(b"x"), size=size)], None, tmp_path, leases=tmp_path)
     assert re.search(r"too little space \([\d.]+ [GT]B needed, .* free\)", error.value.why)
 
 

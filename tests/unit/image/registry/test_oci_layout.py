@@ -110,7 +110,9 @@ def bodies(source, tmp_path, image=None):
     image = image or oci_layout.resolve(source)
     specs = [BlobSpec(digest=layer.digest, size=layer.size) for layer in image.layers]
     with oci_layout.open_source(source, image) as opened:
-        return [path.read_bytes() for path in blobs.fetch_all(specs, opened, tmp_path / "store")]
+        store, leases = tmp_path / "store", tmp_path / "leases"
+        leases.mkdir(parents=True, exist_ok=True)
+        return [path.read_bytes() for path in blobs.fetch_all(specs, opened, store, leases=leases)]
 
 
 def refused(source, kind=ImageUnavailable, **options):

@@ -389,9 +389,9 @@ def test_leftovers_go(store: Store) -> None:
     left = store.tmp / f"n7.1.1.{'0' * 16}.{'1' * 16}"
     left.mkdir()
     (left / "half").write_bytes(bytes(500))
-    part = store.blobs / "sha256" / f".{'a' * 64}.free.{'0' * 16}.part"
+    part = store.blobs / "sha256" / f".{'a' * 64}.part"
     part.write_bytes(bytes(50))
-    fresh = store.blobs / "sha256" / f".{'b' * 64}.free.{'0' * 16}.part"
+    fresh = store.blobs / "sha256" / f".{'b' * 64}.part"
     fresh.write_bytes(b"x")
     for path in (left / "half", left, part):
         os.utime(path, (1, 1))
