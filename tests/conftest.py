@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from left_out import pytest_collection_modifyitems, pytest_configure
 from hpcenv.errors import NotAccepted
 from hpcenv.project import acceptance
 from hpcenv.project.workspace import open_workspace
+
+# Who starts the tests in the background of a script leaves this signal ignored, and programs under test inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each push runs all of it; `python -m tests.fuzz.run` is there for the long search.
 settings.register_profile("suite", max_examples=50, deadline=None)

@@ -116,4 +116,4 @@ def cpu_lines(report: GpuReport | None) -> Sequence[str]:
         return ()
     ranks = "rank" if len(report.on_cpu) == 1 else "ranks"
     what = f"the first backward pass of {ranks} {format_list(report.on_cpu)} ran on the CPU"
-    return (f"{what}, although the job has GPUs: does the script move model and data to the GPU?",)
+    return (f"{what}, although the job has GPUs: the script must move model and data to the GPU",)

@@ -162,9 +162,11 @@ def render_and_run(
     steps = [call[1:] for call in calls if call[0] == "step"]
     assert ["-I", f"{run_folder}/code/step.py", "begin", run_folder] in steps
     assert [step for step in steps if step[1:2] == ["-c"] or step[3:4] == [run_folder]] == steps
-    sruns = [call[call.index(interpreter) :] for call in calls if call[0] == "srun"]
-    assert [words[3:5] for words in sruns] == [["check", run_folder], ["task", run_folder]]
-    given_to_srun = [call[1 : call.index(interpreter)] for call in calls if call[0] == "srun"]
+    # The batch script starts srun for the check; the step run-tasks starts it for the tasks, with the words it is given.
+    sruns = [call for call in calls if call[0] == "srun"]
+    sruns += [step[4:] for step in steps if step[2] == "run-tasks"]
+    assert [call[call.index(interpreter) :][3:5] for call in sruns] == [["check", run_folder], ["task", run_folder]]
+    given_to_srun = [call[1 : call.index(interpreter)] for call in sruns]
     assert [words[-1] for words in given_to_srun] == [
         "--job-name=check", *(native_options.options_of(native["srun"]) or ["--job-name=launch"]),
     ]  # fmt: skip
