@@ -117,15 +117,34 @@ def test_a_sif_that_was_changed_between_check_and_launch_is_refused(
     assert sif_project.record(name, "verdict.json")["result"] == "mismatch"
 
 
+# n1 has passed its gate when its torchrun listens for the other nodes.
+WAIT = """
+import json, socket, sys, time
+with open(sys.argv[1]) as file:
+    place = json.load(file)["rendezvous"]
+until = time.monotonic() + 120
+while True:
+    try:
+        socket.create_connection((place["host"], place["port"]), timeout=5).close()
+        break
+    except OSError:
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.2)
+"""
+
+
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_one_node_that_refuses_at_the_start_ends_the_job_with_90_after_one_attempt(
     sif_project: Project, cluster: Cluster, guarded: str, submit: Callable[..., Done], rounds: int
 ) -> None:
     """n1 has begun, and waits for n2. srun ends it because n2 has refused: that is no request to stop."""
-    does = f'if [ "$SLURMD_NODENAME" = n2 ]; then sleep 8; {damage("one byte in place", guarded)}; fi'
+    cluster.write(f"{sif_project.folder}/wait.py", WAIT)
     statuses = []
     for number in range(rounds):
         name = f"alone-{rounds}-{number}"
+        wait = f"python3 {sif_project.folder}/wait.py {sif_project.folder}/runs/{name}/env/n2.json"
+        does = f'if [ "$SLURMD_NODENAME" = n2 ]; then {wait}; {damage("one byte in place", guarded)}; fi'
         done = submit(name, "--nodes", "2", "--requeue", "always", before="task", does=does)
         statuses.append(done.status)
         assert done.status == 90, done.text
