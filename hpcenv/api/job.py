@@ -240,7 +240,7 @@ class Job(submitit.SlurmJob[R_co]):
             NoResult: it did not complete with status 0.
         """
         status = self.run.status()
-        if (status.state, status.exit_status or 0) != ("completed", 0):
+        if not status.has_succeeded:
             raise self._no_result()
         return status
 

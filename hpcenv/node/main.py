@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hpcenv.errors import FileUnusable, HpcenvError, NodesUnknown, UsageError
 from hpcenv.node.steps.this_step import say
@@ -27,22 +28,24 @@ class Step:
     Attributes:
         module: its module. Every step is a separate process, and the job waits for it: only this module is loaded.
         function: takes the run folder, the environment and perhaps a status; returns the exit status.
-        takes_status: it has one more argument, an exit status.
-        takes_command: its further arguments are a command to start.
+        takes: its further arguments: none, an exit status, or a command to start.
         lasting: it records how a job ended, and the job's end must not end it: Slurm sends TERM to every
             process of the batch script, and KILL only seconds later (KillWait).
     """
 
     module: str
     function: str
-    takes_status: bool = False
-    takes_command: bool = False
+    takes: Literal["nothing", "status", "command"] = "nothing"
     lasting: bool = False
 
     def load(self) -> Callable[..., int]:
         """Return the function."""
         found: Callable[..., int] = getattr(importlib.import_module(self.module), self.function)
         return found
+
+    def fits(self, further: int) -> bool:
+        """Return whether it can be called with so many further arguments."""
+        return {"nothing": further == 0, "status": further == 1, "command": further > 0}[self.takes]
 
 
 _STEPS = "hpcenv.node.steps"
@@ -54,7 +57,7 @@ STEPS = {
     "stage-send": Step(f"{_STEPS}.stage", "send"),
     "stage-keep": Step(f"{_STEPS}.stage", "keep"),
     "check": Step(f"{_STEPS}.check", "check"),
-    "stopped": Step(f"{_STEPS}.stopped", "stopped", takes_status=True, lasting=True),
+    "stopped": Step(f"{_STEPS}.stopped", "stopped", takes="status", lasting=True),
     "decide": Step(f"{_STEPS}.decide", "decide_run"),
     "inside": Step(f"{_STEPS}.inside", "check_inside"),
     "inside-judge": Step(f"{_STEPS}.inside", "judge_inside"),
@@ -64,8 +67,8 @@ STEPS = {
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
-    "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes_command=True, lasting=True),
-    "finish": Step(f"{_STEPS}.finish", "finish", takes_status=True, lasting=True),
+    "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),
+    "finish": Step(f"{_STEPS}.finish", "finish", takes="status", lasting=True),
     "local": Step("hpcenv.node.local", "run_here"),
 }
 
@@ -106,10 +109,7 @@ def _run_step(arguments: list[str]) -> int:
         secrets, *command = arguments[2:]
         return attach.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")
     step = STEPS.get(arguments[0]) if arguments else None
-    fits = step is not None and (
-        len(arguments) > 2 if step.takes_command else len(arguments) == (3 if step.takes_status else 2)
-    )
-    if step is None or not fits:
+    if step is None or not step.fits(len(arguments) - 2):
         words = ", ".join(STEPS)
         raise UsageError(
             f"step.py takes one of {words} and a run folder; "

@@ -13,6 +13,7 @@ from typing import Any
 from hpcenv.errors import RecordInvalid
 from hpcenv.node.check.verdict_table import visible
 from hpcenv.node.launch import first_failure as failure
+from hpcenv.node.launch.current_attempt import silent_nodes
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
@@ -88,9 +89,9 @@ def nodes_started(started: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def nodes_without_facts(folder: RunFolder) -> tuple[str, ...]:
     """Return the nodes of an attempt whose check has not ended, where others gave facts and no verdict was reached."""
-    nodes = nodes_started(read_record(folder.started))
-    silent = tuple(node for node in nodes if not os.path.lexists(folder.facts_of(node)))
-    return () if len(silent) == len(nodes) or os.path.lexists(folder.verdict) else silent
+    if os.path.lexists(folder.verdict):
+        return ()
+    return silent_nodes(folder, nodes_started(read_record(folder.started)))
 
 
 def read_exits(folder: RunFolder) -> tuple[NodeExit, ...]:

@@ -70,9 +70,14 @@ class RunStatus(RunState):
     failure: FirstFailure | None = None
 
     @property
+    def has_succeeded(self) -> bool:
+        """Whether the run completed with status 0, or with none that is known."""
+        return self.state == "completed" and not self.exit_status
+
+    @property
     def has_failed(self) -> bool:
         """Whether the run ended without success; False for a run that the user cancelled."""
-        return self.quiet and self.state != "cancelled" and (self.state, self.exit_status or 0) != ("completed", 0)
+        return self.quiet and self.state != "cancelled" and not self.has_succeeded
 
 
 def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:

@@ -38,6 +38,12 @@ def is_current_attempt(run: RunFolder, this_node: ThisNode) -> bool:
         return True
 
 
+def silent_nodes(run: RunFolder, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes that gave no facts in the check, where others did."""
+    silent = tuple(node for node in nodes if not os.path.lexists(run.facts_of(node)))
+    return () if len(silent) == len(nodes) else silent
+
+
 class AttemptWatch:
     """A thread that looks whether the attempt of this node has ended.
 

@@ -59,8 +59,8 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     _record_copy(run, manifest)
     if ending.why:
         say(f"hpcenv: {ending.why}")
-    silent = [node for node in place.nodes if not os.path.lexists(run.facts_of(node))]
-    if ending.before and ending.stopped == "time-limit" and 0 < len(silent) < len(place.nodes):
+    silent = current_attempt.silent_nodes(run, place.nodes)
+    if ending.before and ending.stopped == "time-limit" and silent:
         say(f"hpcenv: {first_failure.no_facts(silent)}")
     if ending.again and not by_slurm:
         refused = _queue_again(run, manifest, place, ending, environ)

@@ -29,9 +29,7 @@ def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
-    path = run.checks_of(inside.FAMILY, place.node)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_record(inside.run(manifest, place, environ), path)
+    _save(run, inside.FAMILY, inside.run(manifest, place, environ))
     return 0
 
 
@@ -40,13 +38,16 @@ def try_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     outcome = launch.try_gpus(manifest, place, environ, say=say)
-    path = run.checks_of(_GPUS, place.node)
-    path.parent.mkdir(parents=True, exist_ok=True)
     checks = NodeChecks.of([outcome], seconds=outcome.seconds)
-    save_record(
-        CheckReport(schema=SCHEMA, run=manifest.run, node=place.node, attempt=place.attempt, checks=checks), path
-    )
+    report = CheckReport(schema=SCHEMA, run=manifest.run, node=place.node, attempt=place.attempt, checks=checks)
+    _save(run, _GPUS, report)
     return 0
+
+
+def _save(run: RunFolder, family: str, report: CheckReport) -> None:
+    path = run.checks_of(family, report.node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_record(report, path)
 
 
 def judge_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:

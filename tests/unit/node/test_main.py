@@ -488,7 +488,7 @@ def test_a_job_whose_training_was_cut_off_does_not_end_as_completed(run, requeue
 def test_a_node_that_refuses_to_start_ends_the_job_although_srun_asked_the_other_one_to_end(
     run_of_two, line, status, result
 ):
-    """srun sends TERM to n1 because n2 has ended, and n1 writes down that it was asked: nobody asked the job to stop."""
+    """srun sends TERM to n1 because n2 has ended, and n1 writes down that it was asked: there was no request to the job."""
     tools = scontrol_says(run_of_two, line)
     assert run_of_two.step("begin").returncode == 0
     run_of_two.open_gate()
@@ -586,7 +586,7 @@ def test_a_node_that_works_longer_than_one_that_ended_well_has_the_half_hour_of_
         ("SIGUSR2", "unknown", None, 160.0),
         ("SIGUSR2", "time-limit", 200.0, 200.0),
         ("SIGTERM", "preemption", 300.0, 300.0),
-        # srun's own, after another node has failed; and a cancel: nobody saves anything.
+        # srun's own, after another node has failed; and a cancel: no training saves anything.
         ("SIGTERM", "unknown", None, 0.0),
         ("SIGTERM", "cancelled", None, 0.0),
     ],

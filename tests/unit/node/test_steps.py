@@ -20,11 +20,7 @@ BATCH_SCRIPT = (ROOT / "sbatch_templates" / "job.sbatch").read_text()
 def test_each_step_exists_and_takes_what_it_is_given(name):
     step = STEPS[name]
     parameters = list(inspect.signature(step.load()).parameters)
-    assert parameters == [
-        "run",
-        "environ",
-        *(["status"] if step.takes_status else ["command"] if step.takes_command else []),
-    ]
+    assert parameters == ["run", "environ", *([] if step.takes == "nothing" else [step.takes])]
 
 
 def test_the_batch_script_and_local_call_steps_of_the_table():

@@ -17,7 +17,7 @@ from .test_loaded_libraries import sif_run, trained  # noqa: F401  (a fixture)
 
 @pytest.fixture
 def gpu_run(sif_run):  # noqa: F811
-    """A run with 8 GPUs in a file that stands for a SIF, with a torch that can use them."""
+    """A run with 8 GPUs with a stand-in for a SIF and a torch that can use them."""
     write_torch(sif_run.base / "site", trained=sif_run.base / "trained")
     sif_run.save(gpus_per_node=8, severities=resolve({}, gpus=True))
     return sif_run
