@@ -80,8 +80,7 @@ def _exec(
 
     if command == []:
         raise TestbedError("no command behind --", hint="scripts/testbed exec -- hostname", status=Status.EXEC_FAILED)
-    words = tuple(command) if command is not None else ("bash", "--login")
-    session = shell.Session(node=options.node, user=options.user, cwd=options.cwd, command=words)
+    session = shell.Session(node=options.node, user=options.user, cwd=options.cwd, command=tuple(command or ()))
     shell.become(instance, session, environ)
 
 
@@ -105,7 +104,8 @@ def _up(instance: Instance, runner: Runner, options: argparse.Namespace) -> int:
         )
         layout = cluster.up(shop, wanted)
         progress.say(f"testbed {instance.name} is up: {layout.nodes} nodes, Slurm {layout.slurm}")
-    print("next: scripts/testbed exec -- srun -N1 hostname")
+    named = f"--instance {options.instance} " if options.instance else ""
+    print(f"next: scripts/testbed {named}exec (a shell as alice), or scripts/testbed {named}exec -- srun -N1 hostname")
     return Status.OK
 
 

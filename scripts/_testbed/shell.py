@@ -14,16 +14,19 @@ from .instance import VENV, Instance
 
 _LOGIN_PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
 _ROOT_PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A shell to type in. The first one is a login shell, for what /etc/profile.d sets (`module`). Debian's /etc/profile gives
+# it a PATH without hpcenv; the second shell has the PATH that a command of `exec` has.
+_INTERACTIVE = ("bash", "--login", "-c", "PATH=$1 exec bash", "bash")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """Who runs what, where."""
+    """Who runs what, where; without a command it is a shell."""
 
     node: str
     user: str
     cwd: str | None
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
 
 
 def become(instance: Instance, session: Session, caller: Mapping[str, str]) -> NoReturn:
@@ -42,15 +45,15 @@ def become(instance: Instance, session: Session, caller: Mapping[str, str]) -> N
             status=Status.EXEC_FAILED,
         )
     home = _home_of(init.pid, session.user)
-    # The shell only changes the directory: the words reach the command as they are.
-    enter = ["sh", "-c", 'cd -- "$1" || exit 125; shift; exec "$@"', "testbed-exec"]
-    words = [*enter, session.cwd if session.cwd is not None else home, *session.command]
-    argv = machine.enter_argv(init.pid, machine.as_user(session.user, words))
     environment = login_environment(session.user, home, caller)
     wrappers = flaky.path_of(instance, session.user, home)
     if wrappers is not None:
         environment["PATH"] = f"{wrappers}:{environment['PATH']}"
-    os.execve("/usr/bin/nsenter", argv, environment)
+    # The shell only changes the directory: the words reach the command as they are.
+    enter = ["sh", "-c", 'cd -- "$1" || exit 125; shift; exec "$@"', "testbed-exec"]
+    command = session.command or (*_INTERACTIVE, environment["PATH"])
+    words = [*enter, session.cwd if session.cwd is not None else home, *command]
+    os.execve("/usr/bin/nsenter", machine.enter_argv(init.pid, machine.as_user(session.user, words)), environment)
 
 
 def login_environment(user: str, home: str, caller: Mapping[str, str]) -> dict[str, str]:

@@ -138,3 +138,10 @@ def test_the_tutorial_prints_what_it_shows(cluster: Cluster, newcomers: dict[str
         shell = f"export HOME={newcomers[user]}; cd; [ ! -f {state} ] || . {state}\n{command}\n{keep}"
         done = cluster.run("bash", "-c", shell, user=user, timeout=600)
         check_output(TUTORIAL, f"({user}) {command}", expected, done.stdout, done.stderr)
+
+
+def test_the_shell_that_the_tutorial_opens_finds_hpcenv(cluster: Cluster) -> None:
+    """Debian's /etc/profile sets a PATH without hpcenv, and `exec` without a command is a login shell."""
+    done = subprocess.run([str(TESTBED), "exec"], input="hpcenv --version\nid -un\n", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"hpcenv, version \S+\nalice\n", done.stdout), done.stdout + done.stderr
