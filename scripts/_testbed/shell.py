@@ -14,8 +14,8 @@ from .instance import VENV, Instance
 
 _LOGIN_PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
 _ROOT_PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A shell to type in. The first one is a login shell, for what /etc/profile.d sets (`module`). Debian's /etc/profile gives
-# it a PATH without hpcenv; the second shell has the PATH that a command of `exec` has.
+# A shell to type in. The first one is a login shell, for what /etc/profile.d sets (`module`). Debian's /etc/profile
+# gives it a PATH without hpcenv; the second shell has the PATH that a command of `exec` has.
 _INTERACTIVE = ("bash", "--login", "-c", "PATH=$1 exec bash", "bash")
 
 
