@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import textwrap
 
 import click
 
@@ -11,6 +10,7 @@ from hpcenv.cli import _render
 from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
 from hpcenv.errors import Status, UsageError
 from hpcenv.project import compatibility
+from hpcenv.text import wrap
 
 _WORDS = {"match": "yes", "mismatch": "no", "unknown": "?"}
 _RESULTS = {"match": "it runs", "mismatch": "it does not run", "unknown": "it is not known"}
@@ -56,16 +56,16 @@ def _refuse_empty(context: click.Context, parts: dict[str, str]) -> None:
 
 def _show(answer: Answer, *, asked: bool) -> None:
     for check in answer.checks:
-        _render.say(_wrapped(f"{_WORDS[check.result]:<3} {check.part:<7} {check.what}", 12))
+        _render.say(wrap(f"{_WORDS[check.result]:<3} {check.part:<7} {check.what}", indent=12))
         for label, text in (("source", check.why), ("do", check.hint)):
             if text:
-                _render.say(_wrapped(f"{'':<12}{label}: {text}", 14))
+                _render.say(wrap(f"{'':<12}{label}: {text}", indent=14))
     if answer.builds:
         if answer.checks:
             _render.say()
         _render.say(f"{'':<4}{'torch':<8} {'CUDA':<6} {'Python':<10} why not")
         for build in answer.builds:
-            _render.say(_wrapped(_row(build), 32))
+            _render.say(wrap(_row(build), indent=32))
         _render.say("* the build of the default index")
     _render.say()
     alone = "this release is known" if answer.question.torch else "these releases are known"
@@ -77,7 +77,3 @@ def _row(build: BuildAnswer) -> str:
     why = "; ".join(part for part in (build.what, build.hint) if part)
     cuda = f"{build.cuda}{'*' if build.default else ''}"
     return f"{_WORDS[build.result]:<3} {build.torch:<8} {cuda:<6} {build.python:<10} {why}".rstrip()
-
-
-def _wrapped(line: str, indent: int) -> str:
-    return textwrap.fill(line, 80, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -19,7 +19,7 @@ from hpcenv.doctor.machine import record_this_machine, write_recording
 from hpcenv.doctor.report import Diagnosis, doctor
 from hpcenv.doctor.site_profile import write
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
-from hpcenv.node.this_node import expand_hostlist
+from hpcenv.hostlist import expand_hostlist
 from hpcenv.project.store_config import StorePlace, default_store
 from hpcenv.project.workspace import SPEC_NAME, Workspace
 from hpcenv.records.files import load_record

@@ -5,17 +5,15 @@ Runs on: LOGIN NODE. Which checks there are, and who can remove the cause of a f
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError
-from hpcenv.node.check.verdict_table import WIDTH, visible
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.node.preflight import judge
 from hpcenv.node.preflight.inside import FAMILY
 from hpcenv.node.preflight.table import BY_ID
-from hpcenv.node.this_node import fold_hostlist
 from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
@@ -24,6 +22,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities
 from hpcenv.records.smoke import SmokeResult
 from hpcenv.records.verdict import Result, Verdict
+from hpcenv.text import visible_ascii, wrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +188,9 @@ _WIDEST_ID = max(len(name) for name in BY_ID)
 def render(checked: CheckedMachines) -> str:
     """Return the results as lines of at most 80 columns: first what failed, with what to do. Pure."""
     parts = [_headline(checked)]
-    parts += [_wrap(f"{visible(node)} reported nothing: {visible(why)}") for node, why in checked.silent.items()]
+    parts += [
+        wrap(f"{visible_ascii(node)} reported nothing: {visible_ascii(why)}") for node, why in checked.silent.items()
+    ]
     for state in _WORDS:
         for (name, words), rows in _alike(checked.rows, state).items():
             where = fold_hostlist(row.node for row in rows)
@@ -204,7 +205,7 @@ def _headline(checked: CheckedMachines) -> str:
     skipped = f"; skipped: {', '.join(checked.skipped)}" if checked.skipped else ""
     slowest = max(checked.seconds.values(), default=0.0)
     on = "this machine" if not checked.nodes else fold_hostlist(checked.nodes)
-    return _wrap(f"Preflight checks ({checked.level}) of {on}, {slowest:.2f} s: {told or 'none'}{skipped}")
+    return wrap(f"Preflight checks ({checked.level}) of {on}, {slowest:.2f} s: {told or 'none'}{skipped}")
 
 
 def _alike(rows: Iterable[CheckRow], state: CheckState) -> dict[tuple[str, str], list[CheckRow]]:
@@ -218,15 +219,11 @@ def _alike(rows: Iterable[CheckRow], state: CheckState) -> dict[tuple[str, str],
 
 def _row(row: CheckRow, name: str, found: str, where: str) -> str:
     on = f"{where}: " if where else ""
-    must = f"; must be: {visible(row.limit)}" if row.state == "failed" else ""
-    what = f"  {_WORDS[row.state]:<8}{name:<{_WIDEST_ID}}  {on}{visible(found)}{must}"
-    lines = [_wrap(what, indent=12 + _WIDEST_ID)]
+    must = f"; must be: {visible_ascii(row.limit)}" if row.state == "failed" else ""
+    what = f"  {_WORDS[row.state]:<8}{name:<{_WIDEST_ID}}  {on}{visible_ascii(found)}{must}"
+    lines = [wrap(what, indent=12 + _WIDEST_ID)]
     if row.note and row.remedy:
-        lines.append(_wrap(f"{'':12}{visible(row.note)}", indent=12))
+        lines.append(wrap(f"{'':12}{visible_ascii(row.note)}", indent=12))
     if row.remedy:
-        lines.append(_wrap(f"{'':12}{row.severity}, [{row.owner}] do: {visible(row.remedy)}", indent=14))
+        lines.append(wrap(f"{'':12}{row.severity}, [{row.owner}] do: {visible_ascii(row.remedy)}", indent=14))
     return "\n".join(lines)
-
-
-def _wrap(text: str, *, indent: int = 2) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -200,3 +200,7 @@ class Facts:
     rank_cpus: RankCpus | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     written: float = 0.0
+
+    def has(self, name: str) -> bool:
+        """Return whether the node has a value for a field that counts; a field that is also unknown has none."""
+        return name in self.values and name not in self.unknown

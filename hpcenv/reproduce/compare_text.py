@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpcenv.node.check.verdict_table import shorten
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce.causes import Cause, Likelihood
 from hpcenv.reproduce.compare import Question, RunComparison
 from hpcenv.reproduce.comparison import Divergence, MetricComparison
+from hpcenv.text import visible
 
 _WIDTH = 80
 # Metrics, differences in one group, and lines about what was not compared that are printed. `--json` has all.

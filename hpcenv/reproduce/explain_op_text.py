@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce.compare_text import cause_lines, some_lines, wrapped
 from hpcenv.reproduce.explain_op import ExplainedOperation
 from hpcenv.reproduce.operations import DifferingValue, OperationDifference
+from hpcenv.text import visible
 
 # Values and ranks that are printed. `--json` has all.
 _VALUES, _RANKS = 4, 4

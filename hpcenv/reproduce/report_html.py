@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hpcenv.node.check.verdict_table import shorten
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce import compare_text, plot
 from hpcenv.reproduce.causes import Cause
 from hpcenv.reproduce.compare import RunComparison
 from hpcenv.reproduce.run_page import PlotContent, RunPage
+from hpcenv.text import visible
 from hpcenv.version import VERSION
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hpcenv.node.check.verdict_table import shorten
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.compare import RunComparison
 from hpcenv.reproduce.plot import duration
 from hpcenv.reproduce.run_page import RunPage
+from hpcenv.text import visible
 
 _LONGEST = 500
 # Characters that Markdown acts on; those of HTML become entities.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import HpcenvError, RecordInvalid, RunNotFound, UsageError
-from hpcenv.node.this_node import fold_hostlist
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.project.acceptance import Review
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import find_lockfile, read_lockfile

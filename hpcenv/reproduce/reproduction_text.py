@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from hpcenv import size
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.attainable import Best
 from hpcenv.reproduce.cost import Cost
 from hpcenv.reproduce.proofs import StatementProof
 from hpcenv.reproduce.reproduction import Reproduction
 from hpcenv.reproduce.rungs import RUNGS
+from hpcenv.text import visible
 
 _WIDTH = 80
 _BEST: dict[Best, str] = {

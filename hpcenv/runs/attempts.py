@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.check.verdict_table import visible
 from hpcenv.node.launch import first_failure as failure
 from hpcenv.node.launch.current_attempt import silent_nodes
 from hpcenv.records.files import load_record, read_json
@@ -19,6 +18,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.entries import Submitted
+from hpcenv.text import visible_ascii
 
 
 def read_finished(folder: RunFolder) -> Mapping[str, Any]:
@@ -157,9 +157,9 @@ def describe_unknown(folder: RunFolder) -> str:
     row = next((row for row in rows if row.severity == "must" and row.result == "unknown"), None)
     if row is None:
         return text
-    found = visible(row.found)
+    found = visible_ascii(row.found)
     found = found if len(found) <= _LONGEST_REASON else f"{found[:_LONGEST_REASON]}..."
-    return f"{text}: {visible(row.node)}, {visible(row.field)}: {found}"
+    return f"{text}: {visible_ascii(row.node)}, {visible_ascii(row.field)}: {found}"
 
 
 def read_verdict_result(folder: RunFolder) -> str | None:

@@ -11,10 +11,10 @@ import os
 import statistics
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.text import visible
 
 # Smaller differences are the time that a write takes.
 _NOTHING = 1.0

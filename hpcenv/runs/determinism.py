@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.records.determinism import RankDeterminism, read_run_determinism
 from hpcenv.records.manifest import DeterminismProfile, Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.text import visible
 
 _MOST_SHOWN = 4
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.node.check.rank_cpus import format_list
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.records.determinism import RankDeterminism, read_run_determinism
 from hpcenv.records.files import load_record
 from hpcenv.records.gpu_start import GpuStart, StartedGpu
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.text import visible
 
 # Ranks that the text has; `--json` has all.
 _MOST_RANKS = 16

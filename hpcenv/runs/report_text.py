@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcenv import size
 from hpcenv.node.launch import first_failure
-from hpcenv.node.launch.first_failure import FirstFailure, visible
+from hpcenv.node.launch.first_failure import FirstFailure
 from hpcenv.node.network import port_errors
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
@@ -19,6 +19,7 @@ from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
+from hpcenv.text import visible
 
 # Characters of one line of the log. `hpcenv logs` prints lines in full.
 _MAX_LINE = 400

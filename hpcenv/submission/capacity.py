@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import SubmitRejected
-from hpcenv.node.this_node import expand_hostlist
+from hpcenv.hostlist import expand_hostlist
 from hpcenv.submission.plan import Request
 
 # How many partitions or nodes an error lists.

@@ -16,8 +16,9 @@ from pathlib import Path
 from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import Command, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
+from hpcenv.hostlist import expand_hostlist
 from hpcenv.node.local import node_names
-from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, expand_hostlist
+from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.project import native_options
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv import hostlist
 from hpcenv.cluster import estimate, node_types, slurm, slurm_command
 from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
 from hpcenv.image.convert import squashfs_reader
@@ -32,7 +33,6 @@ from hpcenv.locking.pins import formats, install_report
 from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
-from hpcenv.node import this_node
 from hpcenv.node.check import decide, probe, sif, verdict_table
 from hpcenv.node.check.compat import table_file
 from hpcenv.node.check.compat.drivers import check_driver
@@ -285,7 +285,7 @@ def read_a_probe(data: bytes) -> None:
 
 
 def read_a_hostlist(data: bytes) -> None:
-    this_node.expand_hostlist(_text(data))
+    hostlist.expand_hostlist(_text(data))
 
 
 def read_a_requirement_of_an_image(data: bytes) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 
-from hpcenv.node.check.verdict_table import visible
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Expectation, Value
 from hpcenv.records.verdict import Finding, Result
+from hpcenv.text import visible_ascii
 
 
 def compare(expected: Expectation, facts: Facts) -> Finding | None:
     """Return the difference between a node and one expectation, None where they match."""
     locked = f">= {show(expected.value)}" if expected.rule == "at-least" else show(expected.value)
-    if not is_reported(expected.field, facts):
+    if not facts.has(expected.field):
         return _finding(expected, facts, locked, why_unknown(expected.field, facts), "unknown")
     value = facts.values[expected.field]
     if expected.rule == "at-least":
@@ -27,11 +27,6 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
     note = _files_note(expected, facts) or expected.note
     note = note or _list_note(expected.value, value) or _kind_note(expected.value, value)
     return _finding(expected, facts, locked, show(value), "mismatch", note)
-
-
-def is_reported(field: str, facts: Facts) -> bool:
-    """Return whether a node has a value for a field that counts; a field that is also unknown has none."""
-    return field in facts.values and field not in facts.unknown
 
 
 def why_unknown(field: str, facts: Facts) -> str:
@@ -89,7 +84,7 @@ def _files_note(expected: Expectation, facts: Facts) -> str:
 
 def _short_path(path: str) -> str:
     """Return the end of a path, the part that tells most, in less than a line."""
-    path = visible(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
+    path = visible_ascii(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
     return path if len(path) <= _PATH_WIDTH else "..." + path[3 - _PATH_WIDTH :]
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcenv.errors import NodeRejected
-from hpcenv.node.check import gpu_rules, gpu_start, library_rules, rank_cpus
-from hpcenv.node.check.compare import compare, is_reported, show, why_unknown
-from hpcenv.node.check.verdict_table import overlay_in_words, sif_in_words
+from hpcenv.node.check import gpu_rules, gpu_start, library_rules
+from hpcenv.node.check.compare import compare, show, why_unknown
+from hpcenv.node.check.verdict_table import binding_in_words, overlay_in_words, sif_in_words
 from hpcenv.node.container.job_variables import changes_results
 from hpcenv.node.network import rendezvous
 from hpcenv.node.preflight import judge as preflight
@@ -94,7 +94,7 @@ def judge(
         settings=_without_credentials(choice) if result == "match" else {},
         inherited=_inherited(launched, reported, choice) if result == "match" else {},
         launched=launched if result == "match" else (),
-        notes=(*_notes(manifest), *rank_cpus.in_words({node: one.rank_cpus for node, one in reported.items()})),
+        notes=(*_notes(manifest), *binding_in_words({node: one.rank_cpus for node, one in reported.items()})),
         network=choice.network if result == "match" else None,
         preflight=preflight.summary(manifest, preflight.with_outcomes(reported, clocks)),
     )
@@ -171,7 +171,7 @@ def _node_verdicts(
         NodeVerdict(
             node=node,
             result=preflight.worst(of_node[node]),
-            compared=sum(is_reported(field, facts[node]) for field in fields) if node in facts else 0,
+            compared=sum(facts[node].has(field) for field in fields) if node in facts else 0,
             sif=_sif_in_words(facts.get(node)),
         )
         for node in nodes
@@ -274,7 +274,7 @@ def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> l
     if manifest.environment.kind != "sif" or "probe" in facts.unknown or _SIF in facts.unknown:
         return []
     expected = "nothing over files of the image"
-    if not is_reported(_MOUNTS, facts):
+    if not facts.has(_MOUNTS):
         return [_finding(severities, facts.node, _MOUNTS, expected, why_unknown(_MOUNTS, facts), "unknown")]
     found = facts.values[_MOUNTS]
     return [_finding(severities, facts.node, _MOUNTS, expected, show(found), "mismatch")] if found else []
@@ -308,7 +308,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
         findings = _one_row_for_one_reason(facts, findings, severities)
     # A node always knows its variables: they alone are no comparison of an environment.
     compared = [e.field for e in manifest.expectations if not e.field.startswith("env.")]
-    if not any(map(_blocks, findings)) and not any(is_reported(field, facts) for field in compared):
+    if not any(map(_blocks, findings)) and not any(facts.has(field) for field in compared):
         nothing = "nothing that the lockfile names could be compared"
         findings.append(_finding(severities, facts.node, "lockfile", "fields to compare", nothing, "unknown"))
     return findings
@@ -429,7 +429,7 @@ def _compare_nodes(manifest: Manifest, facts: Mapping[str, Facts], severities: S
 
 
 def _compare_field(field: str, facts: Mapping[str, Facts], severities: Severities) -> Iterable[Finding]:
-    values = {node: found.values[field] for node, found in facts.items() if is_reported(field, found)}
+    values = {node: found.values[field] for node, found in facts.items() if found.has(field)}
     if field.startswith("env."):
         values = {node: values.get(node, "absent") for node in facts}
     usual = Counter(values.values()).most_common(1)[0][0] if values else None

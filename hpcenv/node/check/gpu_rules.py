@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable
 
 from hpcenv.node.check import forward_compat
-from hpcenv.node.check.compare import is_reported
 from hpcenv.node.check.compat import table_file
 from hpcenv.node.check.compat.floors import driver_floor
 from hpcenv.node.check.compat.gpu_names import gpu_by_name
@@ -145,6 +144,6 @@ def _models(facts: Facts) -> tuple[str, ...]:
 
 def _text(facts: Facts, field: str) -> tuple[str, str]:
     """Return a fact as text; without one an empty text and the reason."""
-    if is_reported(field, facts):
+    if facts.has(field):
         return str(facts.values[field]), ""
     return "", facts.unknown.get(field, "this node did not report it")

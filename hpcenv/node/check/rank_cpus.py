@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from hpcenv.node.check.gpus import GpuFacts
 from hpcenv.node.network.tree import HostTree
-from hpcenv.node.this_node import fold_hostlist
 from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric
@@ -137,18 +136,3 @@ def format_list(numbers: Collection[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def in_words(found: Mapping[str, RankCpus | None]) -> list[str]:
-    """Return lines about the binding of all nodes: what was not done and why, each with its nodes."""
-    nodes: dict[str, list[str]] = {}
-    for node, one in found.items():
-        if one is None:
-            continue
-        count = sum(map(bool, one.cpus))
-        bound = f"ranks bound to the CPUs near their GPUs: {count} of {len(one.cpus)} of a node"
-        text = bound if count else "ranks not bound to CPUs"
-        nodes.setdefault(f"{text} ({one.why})" if one.why else text, []).append(node)
-    if len(nodes) < 2:
-        return list(nodes)
-    return [f"{text}, on {fold_hostlist(names)}" for text, names in nodes.items()]

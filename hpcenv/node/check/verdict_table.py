@@ -6,18 +6,17 @@ Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour: people
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hpcenv.node.this_node import fold_hostlist
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.checked_sif import CheckedSif
 from hpcenv.records.checks import PreflightSummary
+from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Overlay
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
-
-WIDTH = 80
+from hpcenv.text import WIDTH, visible_ascii, wrap
 
 _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
@@ -40,7 +39,7 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     if verdict.preflight is not None:
         parts.append(_checks(verdict.preflight))
     if verdict.notes:
-        parts.append("\n".join(_wrap(shorten(note)) for note in verdict.notes))
+        parts.append("\n".join(wrap(shorten(note)) for note in verdict.notes))
     if settings and verdict.rendezvous is not None:
         parts.append(_settings(verdict))
     if verdict.network is not None and (verdict.network.warnings or verdict.network.step_options):
@@ -66,7 +65,7 @@ def _table_of(findings: Sequence[Finding]) -> str:
             shown.append(replace(finding, node=_names(where)))
         else:
             more[finding.field] = more.get(finding.field, 0) + len(where)
-    rest = [_wrap(f"and {visible(field)} on {number} more; verdict.json has all") for field, number in more.items()]
+    rest = [wrap(f"and {visible_ascii(name)} on {number} more; verdict.json has all") for name, number in more.items()]
     single, alike = _apart(shown)
     rows_of_one = [_rows(single)] if single else []
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
@@ -91,11 +90,11 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 def _alike(group: Sequence[Finding]) -> str:
     """Return several unknown fields with their one reason, and what to do about the first that says it."""
     first = group[0]
-    fields = ", ".join(visible(finding.field) for finding in group)
+    fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [
         f"node {first.node}  UNKNOWN, {len(group)} fields for one reason",
-        _wrap(f"  fields  {fields}", indent=10),
-        _wrap(f"  found   {shorten(first.found)}", indent=10),
+        wrap(f"  fields  {fields}", indent=10),
+        wrap(f"  found   {shorten(first.found)}", indent=10),
     ]
     return "\n".join([*lines, *next((_note(finding) for finding in group if finding.owner), [])])
 
@@ -105,14 +104,14 @@ _WIDEST_NAMES = 44
 
 def _names(nodes: Sequence[str]) -> str:
     """Return the names of nodes as a host list; of a long one the beginning, and how many there are."""
-    text = fold_hostlist(visible(node) for node in nodes)
+    text = fold_hostlist(visible_ascii(node) for node in nodes)
     return text if len(text) <= _WIDEST_NAMES else f"{text[:_WIDEST_NAMES]}... ({len(nodes)} nodes)"
 
 
 def _headline(verdict: Verdict, lockfile: str) -> str:
     bad = [node for node in verdict.nodes if node.result != "match" and node.result == verdict.result]
     blocking = [f for f in verdict.findings if f.severity == "must" and f.result == "mismatch"]
-    count, lockfile = len(verdict.nodes), visible(lockfile)
+    count, lockfile = len(verdict.nodes), visible_ascii(lockfile)
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     if verdict.result == "match" and 0 < len(verdict.launched) < count:
         summary = f"match: {len(verdict.launched)} of {_plural(count, 'node')} train, as {lockfile} says"
@@ -124,7 +123,7 @@ def _headline(verdict: Verdict, lockfile: str) -> str:
         summary = f"MISMATCH: {len(bad)} of {_plural(count, 'node')} not as {lockfile} says"
     else:
         summary = f"UNKNOWN: {len(bad)} of {_plural(count, 'node')} could not be read in full"
-    return _wrap(f"hpcenv verdict{attempt}: {summary}")
+    return wrap(f"hpcenv verdict{attempt}: {summary}")
 
 
 def _plural(count: int, noun: str) -> str:
@@ -138,7 +137,7 @@ def _node_lines(verdict: Verdict) -> str:
         alike.setdefault(_node_words(node) + _left_out(node, verdict), []).append(node)
     names = {words: _names([node.node for node in nodes]) for words, nodes in alike.items()}
     width = max((len(name) for name in names.values()), default=0)
-    return "\n".join(_wrap(f"  {name:<{width}}  {words}", indent=width + 14) for words, name in names.items())
+    return "\n".join(wrap(f"  {name:<{width}}  {words}", indent=width + 14) for words, name in names.items())
 
 
 def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
@@ -151,11 +150,11 @@ def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
 def _node_words(node: NodeVerdict) -> str:
     compared = f"{_plural(node.compared, 'field')} compared" if node.compared else "nothing compared"
     line = f"{_WORDS[node.result]:<8}  {compared}"
-    return f"{line}; SIF: {visible(node.sif)}" if node.sif else line
+    return f"{line}; SIF: {visible_ascii(node.sif)}" if node.sif else line
 
 
 def _rows(findings: Sequence[Finding]) -> str:
-    rows = [(f.node, visible(f.field), shorten(f.locked), shorten(f.found)) for f in findings]
+    rows = [(f.node, visible_ascii(f.field), shorten(f.locked), shorten(f.found)) for f in findings]
     header = ("NODE", "FIELD", "LOCKED", "FOUND")
     widths = [max(len(row[n]) for row in (header, *rows)) for n in range(4)]
     if sum(widths) + 6 <= WIDTH:
@@ -172,17 +171,17 @@ def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _stacked(finding: Finding) -> str:
-    lines = [f"node {finding.node}  {visible(finding.field)}  {_WORDS[finding.result]}"]
+    lines = [f"node {finding.node}  {visible_ascii(finding.field)}  {_WORDS[finding.result]}"]
     for word, value in (("locked", finding.locked), ("found", finding.found)):
-        lines.append(_wrap(f"  {word:<6}  {shorten(value)}", indent=10))
+        lines.append(wrap(f"  {word:<6}  {shorten(value)}", indent=10))
     return "\n".join([*lines, *_note(finding)])
 
 
 def _note(finding: Finding) -> list[str]:
     """Return the note, and of a check who can remove the cause and how."""
-    lines = [_wrap(f"  {visible(finding.note)}", indent=4)] if finding.note else []
+    lines = [wrap(f"  {visible_ascii(finding.note)}", indent=4)] if finding.note else []
     if finding.owner:
-        lines.append(_wrap(f"  [{finding.owner}] do: {visible(finding.remedy)}", indent=4))
+        lines.append(wrap(f"  [{finding.owner}] do: {visible_ascii(finding.remedy)}", indent=4))
     return lines
 
 
@@ -192,10 +191,10 @@ def _checks(summary: PreflightSummary) -> str:
     parts += [
         f"{len(some)} {word}" for word, some in (("failed", summary.failed), ("unknown", summary.unknown)) if some
     ]
-    reasons = sorted({visible(reason) for reason in summary.not_run.values()})
+    reasons = sorted({visible_ascii(reason) for reason in summary.not_run.values()})
     parts += [f"{len(summary.not_run)} not run ({', '.join(reasons)})"] if reasons else []
     parts += [f"skipped (--skip-check): {', '.join(summary.skipped)}"] if summary.skipped else []
-    return _wrap(f"checks ({summary.level}): {'; '.join(parts)}")
+    return wrap(f"checks ({summary.level}): {'; '.join(parts)}")
 
 
 def _settings(verdict: Verdict) -> str:
@@ -212,7 +211,7 @@ def _settings(verdict: Verdict) -> str:
         for (value, origin, reason), named in list(nodes.items())[:_ROWS_OF_A_FIELD]:
             where = "" if len(named) == len(verdict.settings) else f" on {_names(named)}"
             why = f"; {reason}" if reason else ""
-            lines.append(_wrap(f"  {name} = {shorten(value)}{where}  ({origin}{why})", indent=4))
+            lines.append(wrap(f"  {name} = {shorten(value)}{where}  ({origin}{why})", indent=4))
         more = sum(map(len, list(nodes.values())[_ROWS_OF_A_FIELD:]))
         lines += [f"  and {name} on {more} more; verdict.json has all"] if more else []
     return "\n".join(lines)
@@ -220,13 +219,13 @@ def _settings(verdict: Verdict) -> str:
 
 def _network(decision: NetworkDecision) -> str:
     """What is wrong with the network or its settings; `hpcenv net explain` has the rest."""
-    lines = [_wrap(f"network: {decision.profile} ({visible(decision.why)})")]
+    lines = [wrap(f"network: {decision.profile} ({visible_ascii(decision.why)})")]
     for warning in decision.warnings:
         where = f" on {_names(warning.nodes)}" if warning.nodes else ""
-        todo = f"; do: {visible(warning.todo)}" if warning.todo else ""
-        lines.append(_wrap(f"  warning: {visible(warning.what)}{where}{todo}", indent=4))
+        todo = f"; do: {visible_ascii(warning.todo)}" if warning.todo else ""
+        lines.append(wrap(f"  warning: {visible_ascii(warning.what)}{where}{todo}", indent=4))
     lines += [
-        _wrap(f"  missing: srun {option.option}: {option.reason}; put it into [srun]", indent=4)
+        wrap(f"  missing: srun {option.option}: {option.reason}; put it into [srun]", indent=4)
         for option in decision.step_options
     ]
     return "\n".join(lines)
@@ -234,7 +233,7 @@ def _network(decision: NetworkDecision) -> str:
 
 def shorten(value: str) -> str:
     """Shorten digests to 12 digits; an empty value is shown as one."""
-    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1...", visible(value)) or '""'
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1...", visible_ascii(value)) or '""'
 
 
 def sif_in_words(checked: CheckedSif) -> str:
@@ -249,18 +248,16 @@ def overlay_in_words(overlay: Overlay) -> str:
     return f"overlay, read-only: {overlay.source} at {overlay.target}, {what}"
 
 
-def visible(text: str) -> str:
-    """Show control characters and what is not ASCII as escapes, so that a log stays intact."""
-    return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
-
-
-def _wrap(text: str, *, indent: int = 2) -> str:
-    return textwrap.fill(
-        text,
-        WIDTH,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
+def binding_in_words(found: Mapping[str, RankCpus | None]) -> list[str]:
+    """Return lines about the binding of ranks to CPUs: what was not done and why, each with its nodes."""
+    nodes: dict[str, list[str]] = {}
+    for node, one in found.items():
+        if one is None:
+            continue
+        count = sum(map(bool, one.cpus))
+        bound = f"ranks bound to the CPUs near their GPUs: {count} of {len(one.cpus)} of a node"
+        text = bound if count else "ranks not bound to CPUs"
+        nodes.setdefault(f"{text} ({one.why})" if one.why else text, []).append(node)
+    if len(nodes) < 2:
+        return list(nodes)
+    return [f"{text}, on {fold_hostlist(names)}" for text, names in nodes.items()]

@@ -12,12 +12,12 @@ connection is never the first. A process that ended because it was asked to has 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.records.outcome import NodeExit, RankExit
+from hpcenv.text import visible, wrap
 
 Cause = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
@@ -427,11 +427,6 @@ def _shown_traceback(text: str) -> str:
     return "\n".join(lines)
 
 
-def visible(text: str) -> str:
-    """Replace characters that are not printable (control characters, direction marks) by escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def render(failure: FirstFailure, *, width: int = 80, word: str = "first failure", folder: str = "") -> str:
     """Return a failure as text.
 
@@ -441,16 +436,12 @@ def render(failure: FirstFailure, *, width: int = 80, word: str = "first failure
         word: first words of the first line.
         folder: the run folder, for the path of the log; if empty, the path is relative to the run folder.
     """
-    lines = [_wrap(f"{word}: {failure.headline}", width, "  ")]
+    lines = [wrap(f"{word}: {failure.headline}", width=width)]
     if failure.traceback:
         lines += [f"  {line}".rstrip() for line in failure.traceback.splitlines()]
     elif failure.message and failure.message not in failure.headline:
-        lines.append(_wrap(f"  its standard error ends with: {failure.message}", width, "    "))
-    lines += [_wrap(f"  {note}", width, "    ") for note in failure.notes]
+        lines.append(wrap(f"  its standard error ends with: {failure.message}", indent=4, width=width))
+    lines += [wrap(f"  {note}", indent=4, width=width) for note in failure.notes]
     if failure.log:
         lines.append(f"  log: {visible(folder)}/{failure.log}" if folder else f"  log: {failure.log}")
     return "\n".join(lines)
-
-
-def _wrap(text: str, width: int, indent: str) -> str:
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from hpcenv.node.check.verdict_table import visible
-from hpcenv.node.this_node import fold_hostlist
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.network import NetworkDecision, NetworkRow, SettingEffect
+from hpcenv.text import visible_ascii
 
 WIDTH = 100
 
@@ -19,7 +19,7 @@ _WORDS = {"set": "SET", "host": "HOST", "given": "GIVEN", "skip": "SKIP"}
 
 def render(decision: NetworkDecision) -> str:
     """Return profile, variables, warnings and what else is needed."""
-    parts = [_wrap(f"profile  {decision.profile}  ({visible(decision.why)})", indent=9)]
+    parts = [_wrap(f"profile  {decision.profile}  ({visible_ascii(decision.why)})", indent=9)]
     parts += [line for row in decision.rows for line in _row(row)]
     parts += [_effect(effect) for effect in decision.effects]
     for one in decision.binds:
@@ -31,17 +31,19 @@ def render(decision: NetworkDecision) -> str:
         parts.append(_detail(f"source: {option.source}"))
     for warning in decision.warnings:
         where = _on(warning.nodes)
-        parts.append(_wrap(f"WARN   {visible(warning.what)}{where}  [{warning.rule}]", indent=7))
+        parts.append(_wrap(f"WARN   {visible_ascii(warning.what)}{where}  [{warning.rule}]", indent=7))
         parts += [_detail(f"do: {warning.todo}")] if warning.todo else []
         parts += [_detail(f"source: {warning.source}")] if warning.source else []
     return "\n".join(parts) + "\n"
 
 
 def _row(row: NetworkRow) -> list[str]:
-    value = f" = {visible(row.value)}" if row.action != "skip" else ""
+    value = f" = {visible_ascii(row.value)}" if row.action != "skip" else ""
     rule = f", {row.rule}" if row.rule else ""
     lines = [
-        _wrap(f"{_WORDS[row.action]:<5}  {row.name}{value}{_on(row.nodes)}  [{visible(row.origin)}{rule}]", indent=7)
+        _wrap(
+            f"{_WORDS[row.action]:<5}  {row.name}{value}{_on(row.nodes)}  [{visible_ascii(row.origin)}{rule}]", indent=7
+        )
     ]
     lines.append(_detail(row.reason))
     if row.evidence:
@@ -56,15 +58,15 @@ _EFFECTS = {"yes": "takes effect", "no": "has no effect", "unknown": "cannot be 
 
 def _effect(one: SettingEffect) -> str:
     seen = f"{one.where}: {one.found}"
-    return _wrap(f"READ   {one.name} {_EFFECTS[one.took_effect]}{_on(one.nodes)}  ({visible(seen)})", indent=7)
+    return _wrap(f"READ   {one.name} {_EFFECTS[one.took_effect]}{_on(one.nodes)}  ({visible_ascii(seen)})", indent=7)
 
 
 def _on(nodes: Sequence[str]) -> str:
-    return f" on {fold_hostlist(visible(node) for node in nodes)}" if nodes else ""
+    return f" on {fold_hostlist(visible_ascii(node) for node in nodes)}" if nodes else ""
 
 
 def _detail(text: str) -> str:
-    return _wrap(f"         {visible(text)}", indent=11)
+    return _wrap(f"         {visible_ascii(text)}", indent=11)
 
 
 def _wrap(text: str, *, indent: int) -> str:

@@ -5,23 +5,21 @@ Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour.
 
 from __future__ import annotations
 
-import textwrap
-
-from hpcenv.node.check.verdict_table import WIDTH, visible
 from hpcenv.node.preflight.table import CHECKS
 from hpcenv.records.smoke import SmokeResult
+from hpcenv.text import visible_ascii, wrap
 
 
 def render(result: SmokeResult) -> str:
     """Return what was tested and what it gave; failures are findings of the verdict and have its table."""
-    lines = [_wrap(f"hpcenv smoke test: {headline(result)}")]
+    lines = [wrap(f"hpcenv smoke test: {headline(result)}")]
     found = {name: text for checks in result.checks.values() for name, text in checks.fine.items()}
     fine = {check.id: found[check.id] for check in CHECKS if check.id in found}
     width = max((len(name) for name in fine), default=0)
-    lines += [_wrap(f"  {name:<{width}}  {visible(text)}", indent=width + 4) for name, text in fine.items()]
+    lines += [wrap(f"  {name:<{width}}  {visible_ascii(text)}", indent=width + 4) for name, text in fine.items()]
     others = [outcome for checks in result.checks.values() for outcome in checks.others]
     not_run = {outcome.id: outcome.found for outcome in others if outcome.state == "not-run"}
-    lines += [_wrap(f"  not run: {name}: {visible(why)}", indent=4) for name, why in not_run.items()]
+    lines += [wrap(f"  not run: {name}: {visible_ascii(why)}", indent=4) for name, why in not_run.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -35,7 +33,3 @@ def headline(result: SmokeResult) -> str:
     if result.result == "match":
         return f"match: {nodes} in {took}" + (f"; warning: {bad}" if bad else "")
     return f"{'MISMATCH' if result.result == 'mismatch' else 'UNKNOWN'}: {bad}; {nodes} in {took}"
-
-
-def _wrap(text: str, *, indent: int = 2) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

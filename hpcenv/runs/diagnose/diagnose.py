@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.node.launch.first_failure import Cause, FirstFailure, first_failure, visible
+from hpcenv.node.launch.first_failure import Cause, FirstFailure, first_failure
 from hpcenv.node.network import port_errors
 from hpcenv.node.preflight.table import BY_ID
 from hpcenv.records.files import open_regular
@@ -27,6 +27,7 @@ from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
 from hpcenv.runs.logs import RankNodes
 from hpcenv.runs.status import RunStatus, read_statuses
+from hpcenv.text import visible
 
 Outcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
 

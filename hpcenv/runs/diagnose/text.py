@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from hpcenv import size
 from hpcenv.runs.diagnose.choose import ANY_EXCEPTION
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
+from hpcenv.text import wrap
 
-_WIDTH = 80
 _OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "a limit or service of the cluster"}
 # Findings of other patterns that are printed; --json has all.
 _MOST_OTHERS = 6
@@ -30,7 +29,7 @@ def next_lines(diagnosis: FailureDiagnosis) -> list[str]:
         return []
     said = "" if cause.line == 0 else f"cause: {cause.cause} [{cause.owner}: {cause.pattern}]"
     command = f"next: hpcenv diagnose {diagnosis.subject}"
-    return [_wrapped(line) for line in (said, f"fix: {cause.fix}", command) if line]
+    return [wrap(line) for line in (said, f"fix: {cause.fix}", command) if line]
 
 
 def _lines(diagnosis: FailureDiagnosis) -> Iterator[str]:
@@ -54,7 +53,7 @@ def _lines(diagnosis: FailureDiagnosis) -> Iterator[str]:
 def _headline(diagnosis: FailureDiagnosis) -> Iterator[str]:
     cause = diagnosis.cause
     if cause is not None:
-        yield _wrapped(f"cause: {cause.cause}")
+        yield wrap(f"cause: {cause.cause}")
         yield f"  owner     {cause.owner}: {_OWNERS[cause.owner]}"
         yield f"  where     {_place(cause)}"
         if cause.code:
@@ -62,19 +61,19 @@ def _headline(diagnosis: FailureDiagnosis) -> Iterator[str]:
         yield f"  line      {cause.text[:_MOST_TEXT]}"
         if cause.peers:
             yield f"  peers     {', '.join(f'{peer} ({count} times)' for peer, count in cause.peers.items())}"
-        yield _wrapped(f"  fix       {cause.fix}", indent=12)
-        yield _wrapped(f"  pattern   {cause.pattern} ({cause.source}; read {cause.retrieved})", indent=12)
+        yield wrap(f"  fix       {cause.fix}", indent=12)
+        yield wrap(f"  pattern   {cause.pattern} ({cause.source}; read {cause.retrieved})", indent=12)
         return
     if diagnosis.outcome == "consequences":
         yield "cause unknown: the logs show only consequences of another failure"
     else:
         yield f"no known pattern: none of {diagnosis.patterns} patterns is in the logs"
     if diagnosis.failure:
-        yield _wrapped(f"  first failure: {diagnosis.failure}", indent=4)
+        yield wrap(f"  first failure: {diagnosis.failure}", indent=4)
 
 
 def _about(diagnosis: FailureDiagnosis) -> Iterator[str]:
-    notes = [_wrapped(f"note: {note}", indent=2) for note in diagnosis.notes]
+    notes = [wrap(f"note: {note}", indent=2) for note in diagnosis.notes]
     if notes:
         yield ""
         yield from notes
@@ -103,10 +102,3 @@ def _place(one: Evidence) -> str:
     if one.time:
         parts.append(one.time)
     return ", ".join(parts)
-
-
-def _wrapped(text: str, *, indent: int = 2) -> str:
-    return textwrap.fill(
-        text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True, replace_whitespace=False,
-    )  # fmt: skip

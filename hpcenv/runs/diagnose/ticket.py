@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.launch.first_failure import visible
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.variables import recorded_command, recorded_value
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.status import RunStatus
+from hpcenv.text import visible
 from hpcenv.version import VERSION
 
 # Facts that a support desk asks for. None of them is a path.

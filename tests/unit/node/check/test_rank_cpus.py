@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcenv.node.check import rank_cpus
+from hpcenv.node.check import rank_cpus, verdict_table
 from hpcenv.node.check.gpus import GpuFacts
 from hpcenv.node.network.tree import RecordedTree
 from hpcenv.records.facts import RankCpus
@@ -100,10 +100,10 @@ def test_what_is_not_known_or_would_be_worse_is_not_bound(choose, changes, bound
 
 def test_one_line_for_nodes_that_are_alike():
     bound, not_bound = RankCpus(cpus=("0-3", "4-7")), RankCpus(why="the driver does not answer")
-    assert rank_cpus.in_words({"n1": bound, "n2": bound}) == [
+    assert verdict_table.binding_in_words({"n1": bound, "n2": bound}) == [
         "ranks bound to the CPUs near their GPUs: 2 of 2 of a node"
     ]
-    assert rank_cpus.in_words({"n1": bound, "n2": not_bound, "n3": not_bound, "n4": None}) == [
+    assert verdict_table.binding_in_words({"n1": bound, "n2": not_bound, "n3": not_bound, "n4": None}) == [
         "ranks bound to the CPUs near their GPUs: 2 of 2 of a node, on n1",
         "ranks not bound to CPUs (the driver does not answer), on n[2-3]",
     ]
