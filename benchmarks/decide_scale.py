@@ -87,7 +87,7 @@ def _measure(rounds: int) -> dict[str, Any]:
 
 def _write(place: Path, size: int, *, broken: bool) -> None:
     """Write a run folder with the manifest and the facts of `size` nodes."""
-    from hpcenv.node.network.recording import MachineRecording, fabric_of
+    from hpcenv.machine.network.recording import MachineRecording, fabric_of
     from hpcenv.records.codec import encode_record
     from hpcenv.records.facts import Difference, Facts, Interface, Network, Route
     from hpcenv.records.files import load_record, write_text
@@ -138,7 +138,7 @@ def _in_a_process(place: Path) -> dict[str, Any]:
 
 def _judge(place: Path) -> dict[str, Any]:
     """What the batch node does between srun's end and the verdict, in this process."""
-    from hpcenv.node.check import decide, verdict_table
+    from hpcenv.judge import decide, verdict_table
     from hpcenv.records.codec import encode_record
     from hpcenv.records.facts import Facts
     from hpcenv.records.files import load_record

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcenv.node.check.probe_source import probe_source
+from hpcenv.container.probe_source import probe_source
 
 NEEDS = ("torch",)
 

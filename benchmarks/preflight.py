@@ -33,7 +33,7 @@ NODES = 2
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "/home/alice/hpcenv-bench/preflight"
 SPEC = 'image = "host"\npython = "venv/bin/python"\n[policy]\n"torch.version" = "info"\n'
-# What one thread of the check step does, one after the other (node/check/facts.py); the probe runs beside it.
+# What one thread of the check step does, one after the other (facts/facts.py); the probe runs beside it.
 BESIDE = ("host", "network", "fabric", "preflight")
 
 

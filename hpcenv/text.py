@@ -17,12 +17,12 @@ def visible(text: str) -> str:
 
 
 def visible_ascii(text: str) -> str:
-    """Replace control characters and what is not ASCII by escapes: for a log, whose encoding nobody knows."""
+    """Replace control characters and what is not ASCII by escapes: the encoding of a log is not known."""
     return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
 
 
 def wrap(text: str, *, indent: int = 2, width: int = WIDTH) -> str:
-    """Return `text` in lines of at most `width` columns; a longer word, such as a path, keeps a line of its own.
+    """Return `text` in lines of at most `width` columns; a longer word, such as a path, is not broken.
 
     Args:
         text: one paragraph.

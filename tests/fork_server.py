@@ -44,7 +44,7 @@ from typing import BinaryIO
 VARIABLES = {"LANG": "C.UTF-8"}
 AT_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "OPENSSL_")
 # The first two load submitit, the others are programs. A command imports those that it needs.
-NOT_IMPORTED = ("hpcenv.api", "hpcenv.submission.submitit_executor", "hpcenv.incontainer", "hpcenv.node.step")
+NOT_IMPORTED = ("hpcenv.api", "hpcenv.submission.submitit_executor", "hpcenv.incontainer", "hpcenv.steps.step")
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import hpcenv.incontainer.probe
+from hpcenv.container.probe_source import join_chapters, probe_source, read_chapters
 from hpcenv.incontainer.probe.run import PROBES
 from hpcenv.incontainer.probe.table import LEVELS
-from hpcenv.node.check.probe_source import join_chapters, probe_source, read_chapters
 
 PROBE = Path(hpcenv.incontainer.probe.__file__).parent
 # Every field that a level must answer.

@@ -11,9 +11,9 @@ import click
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Status
+from hpcenv.judge.verdict_table import shorten
 from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
-from hpcenv.node.check.verdict_table import shorten
 from hpcenv.project.fields import Profile
 from hpcenv.records.manifest import DETERMINISM_PROFILES
 

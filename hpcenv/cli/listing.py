@@ -11,7 +11,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
-from hpcenv.node.launch.first_failure import FirstFailure
+from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.runs.listing import RunLine, list_lines
 
 if TYPE_CHECKING:

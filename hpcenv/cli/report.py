@@ -10,7 +10,7 @@ from hpcenv.cli import _render, _report_files
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
 from hpcenv.errors import Command, UsageError
-from hpcenv.node.launch import first_failure
+from hpcenv.judge import first_failure
 from hpcenv.runs import report_text
 from hpcenv.runs.report import SweepReport, report
 

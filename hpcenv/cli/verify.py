@@ -14,7 +14,7 @@ from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import UsageError
-from hpcenv.node.check import verdict_table
+from hpcenv.judge import verdict_table
 from hpcenv.project.fields import Level
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.verdict import Verdict

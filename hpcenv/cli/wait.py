@@ -12,7 +12,7 @@ from hpcenv.cli import _duration, _render
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Command, Interrupted, RunEndUnknown
-from hpcenv.node.launch import first_failure
+from hpcenv.judge import first_failure
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.entries import Submitted

@@ -1,6 +1,6 @@
 """The results of the preflight checks as `hpcenv doctor` tells them: each check on each node.
 
-Runs on: LOGIN NODE. Which checks there are, and who can remove the cause of a failure, is in node/preflight/table.py.
+Runs on: LOGIN NODE. Which checks there are, and who can remove the cause of a failure, is in judge/checks/table.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 
 from hpcenv.errors import HpcenvError
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.node.preflight import judge
-from hpcenv.node.preflight.inside import FAMILY
-from hpcenv.node.preflight.table import BY_ID
+from hpcenv.judge.checks import judge
+from hpcenv.judge.checks.table import BY_ID
 from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
@@ -22,6 +21,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities
 from hpcenv.records.smoke import SmokeResult
 from hpcenv.records.verdict import Result, Verdict
+from hpcenv.smoke.inside import FAMILY
 from hpcenv.text import visible_ascii, wrap
 
 

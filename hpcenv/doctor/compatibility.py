@@ -12,22 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.errors import UsageError
-from hpcenv.node.check.compat.drivers import check_driver
-from hpcenv.node.check.compat.gpu_names import gpu_by_name
-from hpcenv.node.check.compat.judgement import Judgement
-from hpcenv.node.check.compat.kernels import covers
-from hpcenv.node.check.compat.libraries import PAIRS, check_library, check_pair, library_of
-from hpcenv.node.check.compat.table import Compat, GpuModel, TorchRelease
-from hpcenv.node.check.compat.toolkits import check_last_driver, check_toolkit
-from hpcenv.node.check.compat.torch_builds import (
-    AARCH64,
-    X86_64,
-    builds_for,
-    check_python,
-    python_range,
-    triton_note,
-)
-from hpcenv.node.check.compat.versions import minor, numbers, public, sort_key
+from hpcenv.judge.compat.drivers import check_driver
+from hpcenv.judge.compat.gpu_names import gpu_by_name
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.kernels import covers
+from hpcenv.judge.compat.libraries import PAIRS, check_library, check_pair, library_of
+from hpcenv.judge.compat.table import Compat, GpuModel, TorchRelease
+from hpcenv.judge.compat.toolkits import check_last_driver, check_toolkit
+from hpcenv.judge.compat.torch_builds import AARCH64, X86_64, builds_for, check_python, python_range, triton_note
+from hpcenv.judge.compat.versions import minor, numbers, public, sort_key
 from hpcenv.records.verdict import Result
 
 Part = Literal["torch", "build", "python", "driver", "gpu", "package"]

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from hpcenv.doctor.checked import CheckedMachines, machines, rows_of
 from hpcenv.errors import NodesUnknown
-from hpcenv.node.check import gpus
-from hpcenv.node.network.detect import detect
-from hpcenv.node.network.reach import observe
-from hpcenv.node.network.tree import HostTree
-from hpcenv.node.preflight import host_checks, places
-from hpcenv.node.preflight.table import at_level
-from hpcenv.node.this_node import ThisNode, find_this_node
+from hpcenv.facts import host_checks, places
+from hpcenv.judge.checks.table import at_level
+from hpcenv.machine import gpus
+from hpcenv.machine.network.detect import detect
+from hpcenv.machine.network.reach import observe
+from hpcenv.machine.this_node import ThisNode, find_this_node
+from hpcenv.machine.tree import HostTree
 from hpcenv.project import severities
 from hpcenv.project.severities import Policy
 from hpcenv.records.codec import SCHEMA

@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid, UsageError, WouldOverwrite
-from hpcenv.node.check import gpus
-from hpcenv.node.network import reach
-from hpcenv.node.network.explain import (
-    Backend,
-    SeenMachine,
-    explain_machine,
-    seen_in_facts,
-    seen_in_recording,
-)
-from hpcenv.node.network.recording import MachineRecording, record
-from hpcenv.node.network.tree import TracedTree
+from hpcenv.machine import gpus
+from hpcenv.machine.network import reach
+from hpcenv.machine.network.explain import Backend, SeenMachine, explain_machine, seen_in_facts, seen_in_recording
+from hpcenv.machine.network.recording import MachineRecording, record
+from hpcenv.machine.tree import TracedTree
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_json, save_record
 from hpcenv.records.manifest import Setting

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from hpcenv import filesystem, process
 from hpcenv.cluster import node_types, slurm_command
+from hpcenv.container import runtime
+from hpcenv.container.apptainer import host_environment as runtime_environment
 from hpcenv.errors import HpcenvError, ToolFailed
-from hpcenv.node.container import runtime
-from hpcenv.node.container.apptainer import host_environment as runtime_environment
 from hpcenv.project.context import Context
 from hpcenv.project.store_config import StorePlace
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import Command, DataUnavailable, RecordInvalid
+from hpcenv.identity import data
+from hpcenv.identity.data import DataEntry, DataState
 from hpcenv.image.store.store import Store
-from hpcenv.node.check import data
-from hpcenv.node.check.data import DataEntry, DataState
 from hpcenv.project.hub_reference import HubReference
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record

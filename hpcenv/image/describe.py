@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcenv.identity import sif
 from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
-from hpcenv.node.check import sif
 
 
 def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:

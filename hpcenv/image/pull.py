@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hpcenv.container import runtime
 from hpcenv.errors import Command, ImageUnavailable
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert
 from hpcenv.image.convert.layer_index import LayerLimits
@@ -25,7 +26,6 @@ from hpcenv.image.store import free_space
 from hpcenv.image.store.record import ImageRecord
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
-from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent
 from hpcenv.project.store_config import StorePlace
 

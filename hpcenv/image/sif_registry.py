@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from hpcenv import filesystem
 from hpcenv.errors import ImageMismatch, ImageUnavailable
+from hpcenv.identity import sif
 from hpcenv.image.convert.conversion import FORMAT_LABEL
 from hpcenv.image.describe import describe_sif
 from hpcenv.image.pull import BuiltImage
@@ -25,7 +26,6 @@ from hpcenv.image.registry.source import Access
 from hpcenv.image.store.record import Provenance, utc_now
 from hpcenv.image.store.store import Store
 from hpcenv.image.verify import read_tree_digest
-from hpcenv.node.check import sif
 from hpcenv.progress import Event, OnEvent
 
 __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]

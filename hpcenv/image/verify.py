@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import Command, Hint, ImageMismatch, ImageUnavailable, SpecError
+from hpcenv.identity import sif
 from hpcenv.image.convert import squashfs_reader, tree
 from hpcenv.image.convert.conversion import FORMAT_LABEL, OpenBlobs, added, compare_sif, merged_layers, shown
 from hpcenv.image.convert.layer_index import LayerLimits
@@ -18,7 +19,6 @@ from hpcenv.image.reference import Platform, Reference, Source, parse_source
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
-from hpcenv.node.check import sif
 from hpcenv.progress import OnEvent
 from hpcenv.project.store_config import StorePlace
 

@@ -6,7 +6,7 @@ Runs on: inside the image (or in a host environment), alone: standard library an
     python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
 
 With --start-gate it imports torch and waits in FOLDER for the launch step outside, before it starts anything
-(start_gate.py in this folder; node/container/start_gate.py is the other side).
+(start_gate.py in this folder; container/start_gate.py is the other side).
 
 It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
 the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
@@ -36,7 +36,7 @@ _CHECK_SECONDS = 0.02
 _CHECK_ENDED_SECONDS = 0.005
 _SECONDS_TO_KNOW_RANKS = 60.0
 
-# The first bytes in the pipe that the launch step gives as standard input (PARENT_PIPE in node/launch/launch.py). It
+# The first bytes in the pipe that the launch step gives as standard input (PARENT_PIPE in launch/launch.py). It
 # keeps the pipe open as long as it runs.
 PARENT_PIPE = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
@@ -317,7 +317,7 @@ def _outlive_signals() -> None:
 
     Slurm does that before the time limit and before a preemption if it tracks processes by their parents
     (proctrack/linuxproc). The ranks then have time to save checkpoints; torchrun would end them at once. The process
-    outside (node/launch/supervise.py) ends the ranks. A signal with a handler here has its default action in the
+    outside (launch/supervise.py) ends the ranks. A signal with a handler here has its default action in the
     ranks, so TERM ends a rank without a handler.
     """
 
@@ -422,7 +422,7 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
 
 def main(arguments: List[str]) -> int:
     """Wait at the start gate, if --start-gate is given, then run torchrun."""
-    # These signals may reach every process of a job (node/launch/supervise.py), even before the ranks exist. The ranks
+    # These signals may reach every process of a job (launch/supervise.py), even before the ranks exist. The ranks
     # inherit that they are ignored, until they set their own handlers.
     for name in ("SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Whether torch can use the GPUs of this node, or of this task of srun: a child starts CUDA or HIP and has ended again.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. What the answer means is judged outside (node/check/gpu_start.py).
+Python 3.8 to 3.14. What the answer means is judged outside (judge/gpu_start.py).
 
 A child does it because the driver can hang or crash the process that uses it, and because a process keeps memory of each
 GPU that it has used. A fork can start CUDA if this process has not (CUDA C++ Programming Guide 13.0, fork). Otherwise,

@@ -1,7 +1,7 @@
 """Which files the loader has really mapped for the libraries under torch, and the versions that they report.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. What is expected of them is judged outside (node/check/loaded.py).
+Python 3.8 to 3.14. What is expected of them is judged outside (facts/loaded.py).
 """
 
 import ctypes

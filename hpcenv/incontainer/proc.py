@@ -1,6 +1,6 @@
 """What /proc says about processes of this user: children, environment and state (proc(5)).
 
-Runs on: inside the image (or in a bare host environment), and on COMPUTE NODE (node/launch/processes.py). Linux,
+Runs on: inside the image (or in a bare host environment), and on COMPUTE NODE (launch/processes.py). Linux,
 standard library only, Python 3.8 to 3.14. agent.py loads it as a file, because nothing of hpcenv can be imported there.
 """
 

@@ -6,7 +6,7 @@ Runs on: inside the image (or in a host environment), alone: standard library an
     smoke.py --folder DIR --backend ... --seconds N --pairs PLAN       # one process per node: pairs of nodes, in rounds
 
 Each rank writes one JSON object per line to DIR/rank-N.jsonl: `phase`, `state` (`begin`, `end` or `failed`), `time`,
-and what was found. The process outside (node/smoke/run.py) reads these files, and ends ranks that take too long: a
+and what was found. The process outside (smoke/run.py) reads these files, and ends ranks that take too long: a
 collective that hangs cannot be ended from inside. NCCL writes its log to DIR/nccl-rank-N.log.
 
 The phases are the checks `smoke.*` of nccl_health (docs/explanation/network.md): `init` is a process group and one

@@ -1,7 +1,7 @@
 """The inner side of the start gate: the agent loads torch, reports what was loaded, and waits.
 
 Runs on: inside the image (or in a host environment), beside agent.py. Standard library only, Python 3.8 to 3.14.
-node/container/start_gate.py is the other side, and says why there is a gate.
+container/start_gate.py is the other side, and says why there is a gate.
 
 The folder has a file and two FIFOs.
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcenv.container import runtime
 from hpcenv.errors import Command, SpecError, UsageError
+from hpcenv.identity import sif
 from hpcenv.image.convert import apptainer_build, temporary_folder
 from hpcenv.image.convert import definition as definition_file
 from hpcenv.image.describe import describe_sif
@@ -22,8 +24,6 @@ from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
 from hpcenv.image.store.record import Material, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
-from hpcenv.node.check import sif
-from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 

@@ -6,7 +6,7 @@ looks on each node, before the ranks start.
 
 from __future__ import annotations
 
-from hpcenv.node.check import host_glibc
+from hpcenv.machine import host_glibc
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
 

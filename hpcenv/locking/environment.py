@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hpcenv.container import runtime
 from hpcenv.errors import SpecError
-from hpcenv.node.container import runtime
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, Overlay
 

@@ -3,15 +3,15 @@
 Runs on: LOGIN NODE.
 
 `hpcenv image lint` says it of an image without a lockfile (rule `no-fabric`), and the verdict of a run for the network
-that its nodes really have (node/network/troubles.py).
+that its nodes really have (judge/network/troubles.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcenv.node.network.known_bad import KNOWN_BAD, BadVersion, matches
-from hpcenv.node.network.verbs_packages import install_line
+from hpcenv.judge.network.known_bad import KNOWN_BAD, BadVersion, matches
+from hpcenv.judge.network.verbs_packages import install_line
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.records.network import ImageNetwork
 

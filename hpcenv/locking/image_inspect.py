@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import HpcenvError
-from hpcenv.node.check import sif
-from hpcenv.node.check.sif import Header, Object, Superblock
+from hpcenv.identity import sif
+from hpcenv.identity.sif import Header, Object, Superblock
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _DEFFILE_FROM = "org.label-schema.usage.singularity.deffile.from"

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from hpcenv.container import bare_image
+from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import (
     Command,
     EnvironmentUnreadable,
@@ -30,8 +32,14 @@ from hpcenv.errors import (
     PinsDiffer,
     SpecError,
 )
+from hpcenv.facts import facts
+from hpcenv.facts.probe import read_answer, read_image_network, run_probe
+from hpcenv.identity import bind_content, sif
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT
+from hpcenv.judge import compare
+from hpcenv.judge.compat.floors import driver_floor
+from hpcenv.judge.compat.image_rules import requirements
 from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, overlay, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
@@ -54,11 +62,6 @@ from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof, no_proof
-from hpcenv.node.check import bare_image, bind_content, compare, facts, sif
-from hpcenv.node.check.compat.floors import driver_floor
-from hpcenv.node.check.compat.image_rules import requirements
-from hpcenv.node.check.probe import read_answer, read_image_network, run_probe
-from hpcenv.node.check.probe_source import probe_source
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
 from hpcenv.project import lockfile as lock_model

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcenv.container import bare_image
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError
+from hpcenv.identity import bind_content, overlay_check, sif_check
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
-from hpcenv.node.check import bare_image, bind_content, overlay_check, sif_check
 from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay
 from hpcenv.project.workspace import Workspace

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpcenv.container import runtime
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError, UsageError
+from hpcenv.identity import sif
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.conversion import Converted
 from hpcenv.image.describe import describe_sif
@@ -40,8 +42,6 @@ from hpcenv.locking.definition_build import (
     read_definition,
 )
 from hpcenv.locking.image_source import absolute, locked_source, project_platform, project_source, within
-from hpcenv.node.check import sif
-from hpcenv.node.container import runtime
 from hpcenv.progress import Event, OnEvent
 from hpcenv.project import stale
 from hpcenv.project.lockfile import ContainerTable, LayerTable, Lockfile, SifTable

@@ -6,8 +6,8 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 from hpcenv.errors import SpecError
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.table import PACKAGED, Compat
+from hpcenv.judge.compat import table_file
+from hpcenv.judge.compat.table import PACKAGED, Compat
 from hpcenv.project import toml_files
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from hpcenv.node.preflight.table import CHECKS
+from hpcenv.judge.checks.table import CHECKS
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
 

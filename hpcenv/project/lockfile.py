@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 from typing_extensions import Self
 
-from hpcenv.node.check.compat.architectures import of_build
+from hpcenv.judge.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at

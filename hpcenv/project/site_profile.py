@@ -291,7 +291,7 @@ def _variables(
         )
         for name, (value, reasons) in values.items()
     }
-    # hpcenv then sets nothing either (node/network/decision.py).
+    # hpcenv then sets nothing either (judge/network/decision.py).
     settings |= {
         name: Setting(name=name, value="", origin=origin, reason=reason)
         for name, reason in unset.items()

@@ -13,8 +13,8 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.version import Version
 
 from hpcenv.errors import SpecError
-from hpcenv.node.check.compat.table import Compat, TorchRelease
-from hpcenv.node.check.compat.torch_builds import check_python, installs_on
+from hpcenv.judge.compat.table import Compat, TorchRelease
+from hpcenv.judge.compat.torch_builds import check_python, installs_on
 
 CPU = "cpu"
 _PYTHON = re.compile(r"3\.\d{1,2}")

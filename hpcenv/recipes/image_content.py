@@ -19,11 +19,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from hpcenv.image.recorded_files import REPORT
+from hpcenv.judge.compat import library_rules
+from hpcenv.judge.compat.libraries import LIBRARIES, judge_environment
+from hpcenv.judge.compat.table import Compat
 from hpcenv.locking.conflicts import MOST_REQUIREMENTS, find_conflicts
 from hpcenv.locking.pins.pin import marker_environment
-from hpcenv.node.check import library_rules
-from hpcenv.node.check.compat.libraries import LIBRARIES, judge_environment
-from hpcenv.node.check.compat.table import Compat
 from hpcenv.project.severities import severities
 from hpcenv.recipes import exposed
 from hpcenv.recipes.image_lint import (

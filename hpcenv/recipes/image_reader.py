@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import ImageMismatch
+from hpcenv.identity import sif
 from hpcenv.image.convert import layers, squashfs_reader, tar_stream
 from hpcenv.image.reference import LocalImage, Platform
 from hpcenv.image.registry import oci_layout
 from hpcenv.image.registry.manifests import ResolvedImage
-from hpcenv.node.check import sif
 from hpcenv.recipes import image_content
 from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, WouldOverwrite
+from hpcenv.identity import sif
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
+from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import marker_environment
-from hpcenv.node.check import sif
-from hpcenv.node.check.compat.table import Compat
-from hpcenv.node.check.compat.torch_builds import suggest_torch
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
 from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda

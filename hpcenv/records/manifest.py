@@ -23,7 +23,7 @@ class Setting:
     """One environment variable for the ranks, with where it comes from and why it is set.
 
     Attributes:
-        expands: each node replaces `${jobid}`, `${node-local}` and `${value}` in the value (node/manifest.py).
+        expands: each node replaces `${jobid}`, `${node-local}` and `${value}` in the value (container/manifest.py).
     """
 
     name: str
@@ -38,7 +38,7 @@ class Bind:
     """A host folder that the container sees.
 
     Attributes:
-        source: in a bind of a site profile also a pattern; each node finds what fits it (node/manifest.py).
+        source: in a bind of a site profile also a pattern; each node finds what fits it (container/manifest.py).
         optional: a node that does not have the source goes without it.
         origin: the site profile or module that brings it; empty for a bind of the project or of the user.
     """
@@ -156,7 +156,7 @@ class GpuNeeds:
         cuda: CUDA release that torch was built for.
         arch_list: architectures that it has kernels for; empty when that is not known.
         require: the image's NVIDIA_REQUIRE_* variables.
-        table: the compatibility table (node/check/compat/table.toml) as JSON: nodes read no TOML.
+        table: the compatibility table (judge/compat/table.toml) as JSON: nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
         gpu_memory_gb: the least memory of each GPU, in 10^9 bytes; 0 for any.
         built: package and version -> architectures, for the packages that were compiled in the image for GPUs.
@@ -176,7 +176,7 @@ class SifIdentity:
     """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
     A file with these `stat` fields and this header has the same bytes, so a node need not read all
-    of it again (node/check/sif_check.py says on which file systems).
+    of it again (identity/sif_check.py says on which file systems).
 
     Attributes:
         sha256: of the whole file.
@@ -258,7 +258,7 @@ PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOptions:
-    """Which checks of the nodes run before the training (node/preflight/table.py).
+    """Which checks of the nodes run before the training (judge/checks/table.py).
 
     Attributes:
         level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;

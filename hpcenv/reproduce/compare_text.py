@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from hpcenv.node.check.verdict_table import shorten
+from hpcenv.judge.verdict_table import shorten
 from hpcenv.reproduce.causes import Cause, Likelihood
 from hpcenv.reproduce.compare import Question, RunComparison
 from hpcenv.reproduce.comparison import Divergence, MetricComparison

@@ -13,7 +13,7 @@ from typing import Literal
 
 from hpcenv.errors import HpcenvError, RecordInvalid
 from hpcenv.image.registry.manifests import chain_id
-from hpcenv.node.check import decide
+from hpcenv.judge import decide
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.stale import edited_content
 from hpcenv.project.workspace import notes_on, read_lockfile

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from hpcenv.node.check.verdict_table import shorten
+from hpcenv.judge.verdict_table import shorten
 from hpcenv.reproduce import compare_text, plot
 from hpcenv.reproduce.causes import Cause
 from hpcenv.reproduce.compare import RunComparison

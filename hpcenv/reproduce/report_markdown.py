@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from hpcenv.node.check.verdict_table import shorten
+from hpcenv.judge.verdict_table import shorten
 from hpcenv.reproduce import compare_text
 from hpcenv.reproduce.compare import RunComparison
 from hpcenv.reproduce.plot import duration

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcenv import process
 from hpcenv.cluster import slurm, slurm_command
 from hpcenv.errors import Command, RunNotRunning, UsageError
-from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
+from hpcenv.machine.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.files import read_file
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run

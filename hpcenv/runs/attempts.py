@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.launch import first_failure as failure
-from hpcenv.node.launch.current_attempt import silent_nodes
+from hpcenv.judge import first_failure as failure
+from hpcenv.launch.current_attempt import silent_nodes
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder

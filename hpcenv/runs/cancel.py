@@ -12,8 +12,8 @@ from pathlib import Path
 from hpcenv import process
 from hpcenv.cluster import munge, slurm
 from hpcenv.errors import Command, ToolFailed
-from hpcenv.node.launch import processes
-from hpcenv.node.launch.supervise import SECONDS_AFTER_TERM
+from hpcenv.launch import processes
+from hpcenv.launch.supervise import SECONDS_AFTER_TERM
 from hpcenv.runs.entries import Submitted, Sweep, runs_of
 from hpcenv.runs.find import find_one, find_submitted
 from hpcenv.runs.status import RunStatus, read_statuses
@@ -25,7 +25,7 @@ _SECONDS_AFTER_KILL = 30.0
 # scancel is repeated, because a job may be requeued while it is cancelled, or slurmctld may lose the request.
 _SECONDS_UNTIL_REPEATED = 15.0
 
-# A local run ends its training within this time (node/launch/supervise.py, node/local.py).
+# A local run ends its training within this time (launch/supervise.py, steps/local.py).
 _SECONDS_LOCAL = SECONDS_AFTER_TERM + 15.0
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, RunNotFound, UsageError
-from hpcenv.node.launch.rank_errors import PROGRAM
+from hpcenv.launch.rank_errors import PROGRAM
 from hpcenv.records.files import load_record, open_regular
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
@@ -24,7 +24,7 @@ _PIECE = 1 << 20
 # Standard error of each rank, in the folder of the ranks.
 RANK_FILES = "*/*/attempt_*/*/stderr.log"
 
-# Prefix that torchrun writes before each line of a rank (set in node/check/network.py).
+# Prefix that torchrun writes before each line of a rank (its start line is made in launch/launch.py).
 RANK_PREFIX = re.compile(r"\[([0-9]{1,6})\] ")
 
 

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.check import code
+from hpcenv.identity import code
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import BYTECODE, CopyAfterAttempt, Listing
 from hpcenv.records.run_folder import RunFolder

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.check.rank_cpus import format_list
+from hpcenv.machine.rank_cpus import format_list
 from hpcenv.records.determinism import RankDeterminism, read_run_determinism
 from hpcenv.records.files import load_record
 from hpcenv.records.gpu_start import GpuStart, StartedGpu

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.check import verdict_table
-from hpcenv.node.launch.first_failure import FirstFailure, first_failure
+from hpcenv.judge import verdict_table
+from hpcenv.judge.first_failure import FirstFailure, first_failure
 from hpcenv.records.codec import Record
 from hpcenv.records.files import load_record, read_end
 from hpcenv.records.manifest import Manifest

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcenv import size
-from hpcenv.node.launch import first_failure
-from hpcenv.node.launch.first_failure import FirstFailure
-from hpcenv.node.network import port_errors
+from hpcenv.judge import first_failure
+from hpcenv.judge.first_failure import FirstFailure
+from hpcenv.machine.network import port_errors
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.runs import determinism, rank_gpus

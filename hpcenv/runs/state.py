@@ -13,7 +13,7 @@ from hpcenv.cluster import slurm
 from hpcenv.cluster.slurm import JobState
 from hpcenv.errors import SetupFailed
 from hpcenv.hostlist import expand_hostlist
-from hpcenv.node.launch.previous_job import is_over
+from hpcenv.launch.previous_job import is_over
 from hpcenv.project.context import state_folder
 from hpcenv.records import secret_file
 from hpcenv.records.files import read_end

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.node.launch import first_failure as failure
-from hpcenv.node.launch.first_failure import FirstFailure
+from hpcenv.judge import first_failure as failure
+from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit

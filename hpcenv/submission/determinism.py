@@ -16,7 +16,7 @@ from hpcenv.project.spec import Project
 from hpcenv.records.manifest import DeterminismOptions, RecordingOptions, Setting
 from hpcenv.submission.request import SubmitOptions
 
-# The beginning of the origin of a variable; node/network/lint.py knows it.
+# The beginning of the origin of a variable; judge/network/lint.py knows it.
 _ORIGIN = "determinism profile"
 
 

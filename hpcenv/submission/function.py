@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar, Literal
 
-from hpcenv import node
+from hpcenv import incontainer
 from hpcenv.errors import JobFailed, UsageError
 from hpcenv.submission.plan import Call
 
@@ -162,7 +162,7 @@ def _require_name(named: Any, python: str) -> None:
 
 
 def _source(name: str) -> bytes:
-    return (Path(node.__file__).parents[1] / "incontainer" / name).read_bytes()
+    return (Path(incontainer.__file__).parent / name).read_bytes()
 
 
 def _packages() -> dict[str, bytes]:

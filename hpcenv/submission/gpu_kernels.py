@@ -10,13 +10,12 @@ from typing import Any
 
 from hpcenv.cluster import node_types
 from hpcenv.errors import SpecError, SubmitRejected
+from hpcenv.judge.compat import library_rules, table_file
+from hpcenv.judge.compat.gpu_names import gpu_by_name
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.kernels import covers, covers_built
+from hpcenv.judge.compat.table import PACKAGED, Compat, GpuModel
 from hpcenv.locking import compatibility_notes
-from hpcenv.node.check import library_rules
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.gpu_names import gpu_by_name
-from hpcenv.node.check.compat.judgement import Judgement
-from hpcenv.node.check.compat.kernels import covers, covers_built
-from hpcenv.node.check.compat.table import PACKAGED, Compat, GpuModel
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import toml_files
 from hpcenv.project.lockfile import Lockfile

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. The folder holds the batch script, hpcenv's node code, the training
 code, the manifest and the lockfile. It may be copied to another place and submitted from
-there, any number of times (node/launch/prepare_export_run.py).
+there, any number of times (launch/prepare_export_run.py).
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
 
 # The path of the folder is known only when the job starts.
 _FIND_RUN = (
-    '$(if [ -r "${SLURM_SUBMIT_DIR:-.}/code/hpcenv/node/launch/prepare_export_run.py" ]; then '
-    'python3 -I "$SLURM_SUBMIT_DIR/code/hpcenv/node/launch/prepare_export_run.py" "$SLURM_SUBMIT_DIR"; '
+    '$(if [ -r "${SLURM_SUBMIT_DIR:-.}/code/hpcenv/launch/prepare_export_run.py" ]; then '
+    'python3 -I "$SLURM_SUBMIT_DIR/code/hpcenv/launch/prepare_export_run.py" "$SLURM_SUBMIT_DIR"; '
     "else echo 'error[usage]: submit this from inside its own folder: cd FOLDER && sbatch job.sbatch' >&2; fi)"
 )
 

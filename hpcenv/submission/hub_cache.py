@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.hub import tree
+from hpcenv.identity.data import DataState
 from hpcenv.image.store import store_folder
-from hpcenv.node.check.data import DataState
 from hpcenv.project.hub_reference import HubReference, parse_locked
 from hpcenv.project.spec import DataTable
 from hpcenv.project.store_config import StorePlace

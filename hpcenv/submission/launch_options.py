@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpcenv.errors import UsageError
-from hpcenv.node.launch import expand
+from hpcenv.launch import expand
 from hpcenv.records.manifest import CpuBinding, Launcher, Secret
 
 # Options of torchrun that hpcenv sets (torch/distributed/run.py, torch 1.10 to 2.13), each with the reason why a user

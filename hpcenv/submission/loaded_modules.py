@@ -1,6 +1,6 @@
 """Load the environment modules of a site profile where no batch script does: for `hpcenv run`.
 
-Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code, node/modules.sh, is that of the
+Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code, steps/modules.sh, is that of the
 batch script, so both load modules, find out what they set and refuse in the same way.
 """
 

@@ -17,8 +17,7 @@ from hpcenv import process
 from hpcenv.cluster import slurm_command
 from hpcenv.errors import Command, HpcenvError, NodeRejected, NodesUnknown, RecordInvalid, UsageError
 from hpcenv.hostlist import expand_hostlist
-from hpcenv.node.local import node_names
-from hpcenv.node.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
+from hpcenv.machine.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.project import native_options
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
@@ -26,6 +25,7 @@ from hpcenv.records.files import load_record, read_file, read_json
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
+from hpcenv.steps.local import node_names
 from hpcenv.submission import submit as submission
 from hpcenv.submission.loaded_modules import load_modules
 from hpcenv.submission.plan import Plan

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hpcenv.container import runtime
 from hpcenv.errors import Command, EnvironmentUnreadable, ImageMismatch, ToolMissing, UsageError
+from hpcenv.identity import sif, sif_check
+from hpcenv.identity.overlay_check import FIELD
 from hpcenv.locking import overlay
 from hpcenv.locking.environment import container_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.same_tree import stands_for
-from hpcenv.node.check import sif, sif_check
-from hpcenv.node.check.overlay_check import FIELD
-from hpcenv.node.container import runtime
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.site_profile import Profile

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from pathlib import Path
 
-from hpcenv import filesystem, node
+from hpcenv import filesystem, steps
 from hpcenv.errors import FileUnusable
 from hpcenv.records import listing
 from hpcenv.records.run_folder import RunFolder
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
-NODE_ROOMS = ("incontainer", "node", "records")
+NODE_ROOMS = (
+    "container", "facts", "identity", "incontainer", "judge", "launch", "machine", "records", "smoke", "steps",
+)  # fmt: skip
 
 # Room of which other Pythons start single files, by their paths: these cannot be in an archive.
 FILES_ROOM = "incontainer"
@@ -39,7 +41,7 @@ _BY_TIME, _UNCHECKED_HASH, _CHECKED_HASH = 0, 1, 3
 
 def package_folder() -> Path:
     """Return the folder of this package's modules."""
-    return Path(node.__file__).parents[1]
+    return Path(steps.__file__).parents[1]
 
 
 def node_modules() -> list[str]:
@@ -71,9 +73,9 @@ def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
     files = modules if as_files else [name for name in modules if name.startswith(f"{FILES_ROOM}/")]
     hook = [f"{_HOOK_ROOM}/{Path(name).name}" for name in start_hook_files() if name != _HOOK_ENTRY]
     try:
-        _copy(package / "node/step.py", run.step)
+        _copy(package / "steps/step.py", run.step)
         for name in ("modules.sh", "setup.sh"):
-            _copy(package / "node" / name, run.code / name)
+            _copy(package / "steps" / name, run.code / name)
         for name in files:
             _copy(package / name, run.code / "hpcenv" / name)
         for name in (*RANK_MODULES, *hook):

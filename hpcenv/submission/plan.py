@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.errors import UsageError
-from hpcenv.node.check import gpu_start
-from hpcenv.node.preflight.table import at_level
-from hpcenv.node.steps.run_tasks import SECONDS_FOR_SLOWER_NODES
+from hpcenv.judge import gpu_start
+from hpcenv.judge.checks.table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
@@ -23,6 +22,7 @@ from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.steps.run_tasks import SECONDS_FOR_SLOWER_NODES
 from hpcenv.submission import batch_script
 from hpcenv.submission.hub_cache import HubCache
 
@@ -236,7 +236,7 @@ def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
 
 
 def module_words(manifest: Manifest) -> list[str]:
-    """Return the arguments of node/modules.sh."""
+    """Return the arguments of steps/modules.sh."""
     return [*(word for folder in manifest.module_paths for word in ("--use", folder)), *manifest.modules]
 
 

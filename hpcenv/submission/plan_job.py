@@ -24,13 +24,13 @@ from hpcenv import process
 from hpcenv.cluster import node_resources, node_types
 from hpcenv.cluster.node_resources import ClusterResources
 from hpcenv.cluster.node_types import Offer
+from hpcenv.container.start_command import build_start_command, own_folders
 from hpcenv.errors import UsageError, WouldOverwrite
+from hpcenv.identity import data as data_state
+from hpcenv.identity.data import DataState
+from hpcenv.identity.stage import data_folder
 from hpcenv.locking import same_tree
 from hpcenv.locking.formats.requirements import requirements_text
-from hpcenv.node.check import data as data_state
-from hpcenv.node.check.data import DataState
-from hpcenv.node.container.start_command import build_start_command, own_folders
-from hpcenv.node.stage import data_folder
 from hpcenv.project import document, git, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context, state_folder

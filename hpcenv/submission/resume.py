@@ -13,7 +13,7 @@ from typing import Any
 from hpcenv.errors import FileUnusable, RunNotFound
 from hpcenv.incontainer import provenance
 from hpcenv.incontainer.provenance import CHECKPOINTS
-from hpcenv.node.launch.run_variables import commit_of
+from hpcenv.launch.run_variables import commit_of
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.records.manifest import Manifest

@@ -29,8 +29,8 @@ from hpcenv.errors import (
     ToolMissing,
     WouldOverwrite,
 )
+from hpcenv.identity.stage import data_folder
 from hpcenv.image.store.store_folder import open_store
-from hpcenv.node.stage import data_folder
 from hpcenv.project.context import Context
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, sync, write_text

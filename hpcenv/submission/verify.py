@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from hpcenv.container import site_values
+from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import (
     FileUnusable,
     LockfileStale,
@@ -23,16 +25,15 @@ from hpcenv.errors import (
     SpecError,
     VerifyWarned,
 )
+from hpcenv.facts import facts
 from hpcenv.image.reference import parse_source
+from hpcenv.judge import decide
+from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.locking import same_tree
 from hpcenv.locking.environment import container_environment, host_environment
 from hpcenv.locking.image_source import locked_sif
-from hpcenv.node.check import decide, facts
-from hpcenv.node.check.compat.table import PACKAGED
-from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
-from hpcenv.node.check.probe_source import probe_source
-from hpcenv.node.container import site_values
-from hpcenv.node.this_node import ThisNode
+from hpcenv.machine.this_node import ThisNode
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import stale, toml_files
 from hpcenv.project.context import Context

@@ -18,7 +18,7 @@ _STEPS = "40"
 _GPUS = """
 import json, os, sys
 sys.path[:0] = {paths!r}
-from hpcenv.node.check import gpus
+from hpcenv.machine import gpus
 seen = gpus.read()
 print(json.dumps([seen.values, seen.unknown]))
 """
@@ -30,8 +30,8 @@ _FLOOR = "host.driver-version"
 _DRIVER = """
 import json, sys
 sys.path[:0] = {paths!r}
-from hpcenv.node.check import gpus
-from hpcenv.node.check.compat.drivers import check_driver
+from hpcenv.machine import gpus
+from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.project.compatibility import table
 seen = check_driver(table(), {cuda!r}, str(gpus.read().values.get("host.driver-version", "")))
 print(json.dumps(dict(result=seen.result, what=seen.what, why=seen.why)))

@@ -6,7 +6,7 @@ of the run is left on a node, no allocation is held, and what was written before
 The times: torchrun notices a dead rank within a second, and srun ends the other nodes at once (`--kill-on-bad-exit`).
 Of a node that does not answer slurmctld learns after SlurmdTimeout (40 s in the testbed, 300 s by default, slurm.conf(5)),
 at its next look, every third of that. It then ends the job and queues it again; a cut-off node cannot be told, but ends
-its ranks when it sees that the batch script has ended (node/launch/current_attempt.py, within 10 s, and 25 s more for ranks that do not
+its ranks when it sees that the batch script has ended (launch/current_attempt.py, within 10 s, and 25 s more for ranks that do not
 listen). A step's end takes KillWait (30 s) at most.
 """
 
@@ -33,9 +33,9 @@ SECONDS_TO_LOSE_A_NODE = SLURMD_TIMEOUT * 4 / 3 + KILL_WAIT + 30
 # Until slurmctld has heard the node again and ends there what it had given up, the srun that waits there among it: 55 s
 # seen, and 160 s on a loaded machine, then KillWait. The ranks have ended long before.
 SECONDS_TO_COME_BACK = 240 + KILL_WAIT
-# The batch node ends a step at most two minutes after a node's recorded failure (node/steps/run_tasks.py).
+# The batch node ends a step at most two minutes after a node's recorded failure (steps/run_tasks.py).
 SECONDS_TO_END_A_STEP = 120 + 30
-# Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (node/launch/current_attempt.py, node/launch/supervise.py).
+# Two looks 5 s apart at the batch script's end, 25 s from TERM to KILL (launch/current_attempt.py, launch/supervise.py).
 SECONDS_TO_GIVE_UP = 10 + 25 + 10
 
 # Ranks that wait for a lost peer would wait for half an hour (gloo); what ends them is not their own doing.

@@ -24,9 +24,9 @@ import pytest
 from blake3 import blake3
 from layer_cases import CASES, HOSTILE, Case, Hostile, from_folder
 
+from hpcenv.identity import sif
 from hpcenv.image.convert import squashfs_reader, tree
 from hpcenv.image.convert.tree import TreeEntry
-from hpcenv.node.check import sif
 
 from .conftest import Cluster
 

@@ -157,7 +157,7 @@ def test_a_sif_with_one_flipped_byte_stops_the_job(sif_project: Project, cluster
 
 def test_the_dry_run_is_what_submit_writes(sif_project: Project, cluster: Cluster) -> None:
     words = ("submit", "examples/train.py", *SHAPE, "--name", "dry")
-    # A file changed a moment ago has no identity yet (node/check/sif_check.py): the test before this one moves the SIF.
+    # A file changed a moment ago has no identity yet (identity/sif_check.py): the test before this one moves the SIF.
     cluster.must("sleep", "6")
     dry = sif_project.hpcenv(*words, "--dry-run", "--", "--steps", "3")
     script, manifest = dry.stdout.split("\n{\n", 1)

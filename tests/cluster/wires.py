@@ -18,7 +18,7 @@ _ALICE = "2001"
 _PORTS = "32768:60999"
 # Slurm's daemons, and srun's own listeners (SrunPortRange in scripts/_testbed/slurm.py). A user's srun keeps these: a
 # test that cuts them shows what Slurm does, not what the ranks see. hpcenv chooses no port of this range
-# (`_free_ports` of hpcenv/node/network/reach.py).
+# (`_free_ports` of hpcenv/machine/network/reach.py).
 _SLURM_PORTS = "6817:6819,15000:17999"
 
 

@@ -21,7 +21,7 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "files of an editable install that git does not track": ((CORPUS, "not-checked-data-of-an-editable-install"),),
     "files of a host environment between the check and the end": (
-        ("tests/unit/node/check/test_second_look.py", "test_a_changed_file_is_named_and_one_written_again_is_not"),
+        ("tests/unit/facts/test_second_look.py", "test_a_changed_file_is_named_and_one_written_again_is_not"),
     ),
     "whether a script uses its GPUs": (
         ("tests/unit/runs/test_rank_gpus.py", "test_ranks_whose_first_backward_pass_ran_on_the_cpu_are_a_line"),

@@ -37,13 +37,14 @@ import http_server
 import image_fakes
 from packaging.tags import sys_tags
 
+from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import HpcenvError, LockfileStale
+from hpcenv.facts.facts import gather
+from hpcenv.judge import decide
 from hpcenv.locking.diff import diff
 from hpcenv.locking.lock import lock
-from hpcenv.node.check import decide, gpus
-from hpcenv.node.check.facts import gather
-from hpcenv.node.check.probe_source import probe_source
-from hpcenv.node.this_node import ThisNode
+from hpcenv.machine import gpus
+from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
 from hpcenv.records.facts import Facts, Interface, Network, Route
@@ -423,7 +424,7 @@ class World:
         folder = self.folder / "driver"
         folder.mkdir()
         source = folder / "nvml.c"
-        source.write_text(other_tests("node/check/test_gpus").NVML_C)
+        source.write_text(other_tests("machine/test_gpus").NVML_C)
         subprocess.run([str(GCC), "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", source], check=True)
         return folder
 
@@ -638,7 +639,7 @@ class Case:
     def plan(self, *, environ: Mapping[str, str] | None = None, **words: Any) -> Manifest:
         given = environ or self.environ
         context = Context(environ=given, cwd=self.root, now=time.localtime(), token="t", command=("corpus",))
-        # The copy of the code has separate tests (tests/unit/node/check/test_code.py): here the script stays in place.
+        # The copy of the code has separate tests (tests/unit/identity/test_code.py): here the script stays in place.
         usual = {"script": "train.py", "cluster": "local", "name": "corpus", "workdir": "live"}
         options = SubmitOptions(**{**usual, **self.options, **words})
         manifest = plan_job(open_workspace(self.root), options, context).manifest
@@ -661,7 +662,7 @@ class Case:
         (self.root / "slurm").mkdir(exist_ok=True)
         slurm = {"PATH": f"{TESTS / 'fakes/bin'}:/usr/bin:/bin", "FAKE_SLURM": str(self.root / "slurm")}
         words = {name: value for name, value in self.options.items() if name != "nproc"}
-        # The preflight checks would look at this machine, which has no GPU; tests/unit/node/preflight has theirs.
+        # The preflight checks would look at this machine, which has no GPU; tests/unit/facts has theirs.
         played = {"cluster": "slurm", "nodes": 2, "gpus": 2, "nproc": None, "assume_shared": True, "preflight": "off"}
         wanted = {**played, **words}
         return self.plan(environ={**self.environ, **slurm}, **wanted)

@@ -24,8 +24,15 @@ from pathlib import Path
 from hpcenv import hostlist
 from hpcenv.cluster import estimate, node_types, slurm, slurm_command
 from hpcenv.errors import HpcenvError, LockfileInvalid, SpecError
+from hpcenv.facts import probe
+from hpcenv.identity import sif
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
+from hpcenv.judge import decide, verdict_table
+from hpcenv.judge.compat import table_file
+from hpcenv.judge.compat.drivers import check_driver
+from hpcenv.judge.compat.image_rules import evaluate_require, parse_require
+from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.locking import difference as diff_model
 from hpcenv.locking.conda_packages import InstalledConda, compare_conda
 from hpcenv.locking.pins import cross_check as pin_check
@@ -33,11 +40,6 @@ from hpcenv.locking.pins import formats, install_report
 from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
-from hpcenv.node.check import decide, probe, sif, verdict_table
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.drivers import check_driver
-from hpcenv.node.check.compat.image_rules import evaluate_require, parse_require
-from hpcenv.node.check.compat.table import PACKAGED
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.spec import Project
 from hpcenv.project.workspace import read_lockfile

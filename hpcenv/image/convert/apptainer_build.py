@@ -31,15 +31,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcenv import process
+from hpcenv.container import apptainer as start_line
+from hpcenv.container import runtime
 from hpcenv.errors import FileUnusable, ImageMismatch, SpecError, ToolFailed, ToolMissing
+from hpcenv.identity import sif
 from hpcenv.image.convert import definition as definition_file
 from hpcenv.image.convert import temporary_folder
 from hpcenv.image.convert.runtime_files import RuntimeFiles, followed_links
 from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.store.record import Material
-from hpcenv.node.check import sif
-from hpcenv.node.container import apptainer as start_line
-from hpcenv.node.container import runtime
 
 __all__ = [
     "CUDA_BYTES",

@@ -27,7 +27,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from hpcenv.container import apptainer, runtime
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, RecordInvalid, ToolFailed, ToolMissing
+from hpcenv.identity import sif
 from hpcenv.image.convert import (
     apptainer_build,
     layer_stream,
@@ -51,8 +53,6 @@ from hpcenv.image.registry.manifests import Layer, ResolvedImage
 from hpcenv.image.store.lease import Lease
 from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts, utc_now
 from hpcenv.image.store.store import Store
-from hpcenv.node.check import sif
-from hpcenv.node.container import apptainer, runtime
 from hpcenv.progress import Event, OnEvent
 
 Builder = Literal["auto", "hpcenv", "apptainer"]

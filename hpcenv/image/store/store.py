@@ -33,11 +33,11 @@ from pathlib import Path
 
 from hpcenv import filesystem
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.identity import sif
 from hpcenv.image.reference import Platform
 from hpcenv.image.store import lease
 from hpcenv.image.store import record as image_record
 from hpcenv.image.store.record import ImageRecord
-from hpcenv.node.check import sif
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.records.files import sync, write_text
 

@@ -5,7 +5,7 @@ Runs on: inside the image (or in a host environment), alone: standard library on
     python3 -B - --level record < TEXT            # how hpcenv starts it: nothing needs to be mounted
     python3 -B .../incontainer/probe --level full
 
-`node/check/probe_source.py` makes TEXT: all chapters as data, and `__main__.py`, which imports them from there. Each
+`container/probe_source.py` makes TEXT: all chapters as data, and `__main__.py`, which imports them from there. Each
 chapter ends with a table of probes, `PROBES`. To add a fact, write a function and a row in the chapter's table.
 Modules of the standard library that not every Python has, or that are slow to import, are imported where they are
 used: the other probes work without them.

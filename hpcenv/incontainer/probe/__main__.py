@@ -1,4 +1,4 @@
-"""Start the probe: from the text that `node/check/probe_source.py` makes, or from its own folder.
+"""Start the probe: from the text that `container/probe_source.py` makes, or from its own folder.
 
 Runs on: inside the image.
 

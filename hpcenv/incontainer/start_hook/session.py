@@ -1,7 +1,7 @@
 """The hook in one process: it applies the profile, watches the training and records what it finds.
 
 `begin` runs before the script, in every Python process of a rank. The rank itself records; processes that it starts only
-get the switches of torch. Environment: HPCENV_START_HOOK has the options as JSON (node/launch/start_hook.py).
+get the switches of torch. Environment: HPCENV_START_HOOK has the options as JSON (launch/start_hook.py).
 """
 
 import atexit

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from hpcenv import filesystem
 from hpcenv.errors import ImageMismatch, UsageError
+from hpcenv.identity.sif import file_sha256
 from hpcenv.image.reference import SifFile
 from hpcenv.image.store.store_folder import open_store
 from hpcenv.locking.image_source import locked_sif, locked_source
-from hpcenv.node.check.sif import file_sha256
 from hpcenv.project.lockfile import ContainerTable
 from hpcenv.project.workspace import Workspace
 from hpcenv.reproduce.bundle.make import IMAGE

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable
-from hpcenv.node.check.sif import file_sha256
+from hpcenv.identity.sif import file_sha256
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.codec import SCHEMA, encode_record

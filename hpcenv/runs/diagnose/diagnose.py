@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.node.launch.first_failure import Cause, FirstFailure, first_failure
-from hpcenv.node.network import port_errors
-from hpcenv.node.preflight.table import BY_ID
+from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.first_failure import Cause, FirstFailure, first_failure
+from hpcenv.machine.network import port_errors
 from hpcenv.records.files import open_regular
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder

@@ -19,7 +19,7 @@ from submitit.core.utils import DelayedSubmission
 
 import hpcenv as api
 from hpcenv.errors import HpcenvError, JobFailed, UsageError
-from hpcenv.node.check import code
+from hpcenv.identity import code
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder

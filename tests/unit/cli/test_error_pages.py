@@ -16,19 +16,19 @@ import pytest
 
 from hpcenv import errors, process
 from hpcenv.cli import _errors
+from hpcenv.container import secret
 from hpcenv.errors import HpcenvError
 from hpcenv.hub import tree
 from hpcenv.image.convert import layer_index
-from hpcenv.node.container import secret
-from hpcenv.node.launch import launch
-from hpcenv.node.this_node import ThisNode
+from hpcenv.launch import launch
+from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.hub_reference import parse_locked
 from hpcenv.records.manifest import Secret
 from hpcenv.submission import function
 from tests import run_folders
 
 PAGES = Path(__file__).resolve().parents[2] / "golden" / "errors"
-SETUP = Path(errors.__file__).parent / "node" / "setup.sh"
+SETUP = Path(errors.__file__).parent / "steps" / "setup.sh"
 UPDATE = "HPCENV_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_error_pages.py"
 
 

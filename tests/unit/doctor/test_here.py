@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcenv.doctor.here import check_this_machine
-from hpcenv.node.preflight.table import CHECKS
+from hpcenv.judge.checks.table import CHECKS
 
 
 def _doctor(project: Path, *words: str, files: int | None = None, **more: str) -> tuple[int, dict[str, Any]]:

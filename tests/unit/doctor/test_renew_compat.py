@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcenv.errors import SpecError
-from hpcenv.node.check.compat import table_file
-from hpcenv.node.check.compat.table import PACKAGED
+from hpcenv.judge.compat import table_file
+from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.project import compatibility, toml_files
 
 ROOT = Path(__file__).resolve().parents[3]

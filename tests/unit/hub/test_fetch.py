@@ -20,9 +20,9 @@ from hpcenv.hub import tree as trees
 from hpcenv.hub.access import find_access
 from hpcenv.hub.fetch import FetchedTree, fetch, resolve
 from hpcenv.hub.guard import MOST_PAGES
+from hpcenv.identity import data
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
-from hpcenv.node.check import data
 from hpcenv.progress import Event
 from hpcenv.project.hub_reference import parse_locked, parse_repository
 from tests.hub_server import COMMIT, Hub, cut_after, entry, hang_after, sha256

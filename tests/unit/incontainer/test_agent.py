@@ -15,7 +15,7 @@ import pytest
 
 import hpcenv.incontainer
 from hpcenv.incontainer.agent import PARENT_PIPE, _in_order
-from hpcenv.node.launch import launch
+from hpcenv.launch import launch
 
 AGENT = Path(hpcenv.incontainer.__file__).with_name("agent.py")
 

@@ -88,8 +88,8 @@ def test_every_key_of_container_is_known() -> None:
 
 def test_every_field_that_the_gate_names_is_known() -> None:
     """Rows of a verdict are looked up by their name."""
-    source = Path(fields.__file__).parents[1] / "node"
-    text = "".join(path.read_text() for path in (source / "check").glob("*.py"))
+    source = Path(fields.__file__).parents[1]
+    text = "".join(path.read_text() for room in ("judge", "facts") for path in (source / room).glob("*.py"))
     import re
 
     named = set(re.findall(r'"((?:host|container|code|network|job|packages|torch|python)\.[a-z0-9.-]+[a-z0-9])"', text))

@@ -14,7 +14,7 @@ import layer_cases as cases
 import pytest
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, SpecError, UsageError
-from hpcenv.node.check import sif
+from hpcenv.identity import sif
 from hpcenv.recipes import image_reader
 from hpcenv.recipes.lint import lint
 

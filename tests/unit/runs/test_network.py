@@ -9,8 +9,8 @@ import run_folders as folders
 
 from hpcenv.doctor import machine as machines
 from hpcenv.errors import RecordInvalid, RunNotFound, UsageError, WouldOverwrite
-from hpcenv.node.network import rendezvous
-from hpcenv.node.network.recording import MachineRecording, fabric_of, networks_of
+from hpcenv.judge.network import rendezvous
+from hpcenv.machine.network.recording import MachineRecording, fabric_of, networks_of
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Environment, Manifest, Setting

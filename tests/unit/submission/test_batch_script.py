@@ -168,7 +168,7 @@ def test_shellcheck_has_nothing_to_say_about_what_the_script_sources(name: str) 
     if shutil.which("shellcheck") is None:
         pytest.skip("NOT CHECKED: shellcheck is not on PATH (apt-get install shellcheck)")
     # SC1090: the site's definition of `module`. SC2034, SC2154: variables of the script that sources the file.
-    argv = ["shellcheck", "--exclude=SC1090,SC2034,SC2154", str(ROOT / "hpcenv" / "node" / name)]
+    argv = ["shellcheck", "--exclude=SC1090,SC2034,SC2154", str(ROOT / "hpcenv" / "steps" / name)]
     done = subprocess.run(argv, text=True, capture_output=True)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -282,7 +282,7 @@ while [ "$1" != "$PYTHON" ]; do shift; done
 [ "$4" = "${AT:-}" ] && kill "-$SIGNAL" "$BATCH"
 exec "$@"
 """
-CODE = ROOT / "hpcenv" / "node" / "setup.sh"
+CODE = ROOT / "hpcenv" / "steps" / "setup.sh"
 CHECKED = ["begin", "stage-look", "stage-send", "stage-keep", "check"]
 TRAINED = [*CHECKED, "decide", "run-tasks srun", "task"]
 

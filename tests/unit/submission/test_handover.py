@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.node.check import code
+from hpcenv.identity import code
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
@@ -51,7 +51,7 @@ def exported(project: Path, hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> Pat
 
 
 def settle(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "code" / "hpcenv" / "node" / "launch" / "prepare_export_run.py"
+    script = folder / "code" / "hpcenv" / "launch" / "prepare_export_run.py"
     command = [sys.executable, "-I", str(script), str(folder)]
     return subprocess.run(command, env={"PATH": "/usr/bin:/bin", **environ}, text=True, capture_output=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomlkit
 
-from hpcenv.node.container.start_command import build_start_command
+from hpcenv.container.start_command import build_start_command
 from hpcenv.records.manifest import Environment, Setting
 from hpcenv.submission import hub_cache
 from hpcenv.submission.hub_cache import HubCache
@@ -103,13 +103,13 @@ def test_an_exported_folder_has_the_cache_and_its_nodes_would_see_a_change(
     assert f"lab/tiny@{COMMIT}" in (exported / "README.txt").read_text()
     assert os.readlink(exported / "hub" / "models--lab--tiny" / "snapshots" / COMMIT) == data["path"]
     Path(data["path"], "more").write_bytes(b"")
-    from hpcenv.node.check.data import read_state
+    from hpcenv.identity.data import read_state
 
     assert str(read_state(data["path"], data["compare"])) != data["state"]
 
 
 def test_an_exported_folder_has_its_cache_where_it_is_now(tmp_path: Path) -> None:
-    from hpcenv.node.launch.prepare_export_run import moved
+    from hpcenv.launch.prepare_export_run import moved
 
     before, now = "/old/exported", str(tmp_path)
     settings = [{"name": "HF_HUB_CACHE", "value": f"{before}/hub"}, {"name": "A", "value": "/old/exported-not"}]
@@ -120,7 +120,7 @@ def test_an_exported_folder_has_its_cache_where_it_is_now(tmp_path: Path) -> Non
 
 
 def cache_of(*commits: str) -> tuple[HubCache, list[str]]:
-    from hpcenv.node.check.data import DataState
+    from hpcenv.identity.data import DataState
     from hpcenv.project.hub_reference import parse_locked
 
     notes: list[str] = []

@@ -602,7 +602,7 @@ def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -
         assert packed.testzip() is None
         names = set(packed.namelist())
     sources = {name for name in names if name.endswith(".py")}
-    assert {"hpcenv/node/step.py", "hpcenv/records/manifest.py", "hpcenv/incontainer/agent.py"} <= sources
+    assert {"hpcenv/steps/step.py", "hpcenv/records/manifest.py", "hpcenv/incontainer/agent.py"} <= sources
     assert names - sources == {f"{name}c" for name in sources}
 
 

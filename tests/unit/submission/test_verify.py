@@ -11,8 +11,8 @@ import pytest
 import tomlkit
 
 from hpcenv.errors import FileUnusable, LockfileMissing, LockfileStale
+from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.locking.lock import lock
-from hpcenv.node.check.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.records.manifest import Severity

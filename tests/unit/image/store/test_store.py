@@ -182,7 +182,7 @@ def test_a_store_of_another_user_can_be_read_and_says_why_it_is_not_written() ->
     """As user 12345, in a process of its own: root may write everywhere."""
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from hpcenv import filesystem, process; from hpcenv.image.store import lease, store_folder; from hpcenv.node.check import sif; import hpcenv.image.store.record\n"
+        "from hpcenv import filesystem, process; from hpcenv.image.store import lease, store_folder; from hpcenv.identity import sif; import hpcenv.image.store.record\n"
         "os.chdir('/'); os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "found = store_folder.open_store(Path(sys.argv[1]), create=True)\n"
         "print(found.writable, len(found.list_images()))\n"

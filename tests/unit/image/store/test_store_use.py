@@ -15,13 +15,13 @@ import pytest
 
 from hpcenv import filesystem
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, ImageMismatch, ImageUnavailable, UsageError
+from hpcenv.identity import sif
 from hpcenv.image.store import lease
 from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
 from hpcenv.locking.image_inspect import inspect, source_of
 from hpcenv.locking.image_path import find_locked, find_path, find_sif
-from hpcenv.node.check import sif
 from hpcenv.project.lockfile import AskedTable, ContainerTable, Lockfile, PackagesTable, SifTable
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.files import load_record, save_record

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from probe_world import FIELDS, PROBE, SITE, Venv, parse, probe, run
 
+from hpcenv.container.probe_source import read_chapters
 from hpcenv.incontainer.probe.run import PROBES
 from hpcenv.incontainer.probe.table import LEVELS
-from hpcenv.node.check.probe_source import read_chapters
 
 PACKAGE = "hpcenv.incontainer.probe"
 

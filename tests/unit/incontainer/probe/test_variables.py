@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hpcenv.node.check.probe_source import probe_source
+from hpcenv.container.probe_source import probe_source
 
 FIELDS = ("python.variables", "libs.ld-audit", "libs.glibc-tunables")
 

@@ -1,0 +1,143 @@
+"""Which program starts containers on a machine, and what it is.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
+
+Both programs come from Singularity 3.8. Apptainer installs `singularity` as a link to itself, so the name says
+nothing: only what the program prints tells them apart. apptainer.py starts containers with options that both know.
+docs/reference/runtimes.md says in what they differ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcenv import process
+from hpcenv.container.apptainer import host_environment
+from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
+
+# In the order in which they are searched.
+PROGRAMS = ("apptainer", "singularity")
+# The first releases with every option of the start command, and the same meaning of each.
+_OLDEST = {"apptainer": (1, 2), "singularity-ce": (4, 0), "singularity-pro": (4, 0)}
+_NAMES = {"apptainer": "Apptainer", "singularity-ce": "SingularityCE", "singularity-pro": "SingularityPRO"}
+_SAID = re.compile(r"(apptainer|singularity(?:-ce|-pro)?) version (\d+\.\d+\S*)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What a program that starts containers is.
+
+    Attributes:
+        kind: `apptainer`, `singularity-ce`, `singularity-pro`, or `singularity` for Singularity 3.
+        version: as it prints it, for example `4.5.1`.
+        program: its path.
+    """
+
+    kind: str
+    version: str
+    program: str
+
+    @property
+    def unusable(self) -> str:
+        """Why hpcenv cannot start containers with it; empty where it can."""
+        oldest = _OLDEST.get(self.kind)
+        numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
+        if oldest is not None and numbers >= oldest:
+            return ""
+        least = ", ".join(f"{_NAMES[kind]} {one}.{two}" for kind, (one, two) in _OLDEST.items())
+        return f"{self.program} is {self.kind} {self.version}; hpcenv needs one of: {least}, or later"
+
+    def __str__(self) -> str:
+        return f"{_NAMES.get(self.kind, 'Singularity')} {self.version}"
+
+
+def find(path: str | None = None) -> str:
+    """Return the absolute path of `apptainer`, or else of `singularity`.
+
+    Raises:
+        ToolMissing: PATH has neither.
+    """
+    for name in PROGRAMS:
+        try:
+            return process.find_tool(name, needed_for="start containers", path=path)
+        except ToolMissing:
+            continue
+    raise ToolMissing(
+        "neither `apptainer` nor `singularity` is on PATH",
+        why="one of them is needed to start containers",
+        hint="load its module, or name it: `program` under [runtime] in the site profile, or `runtime` in hpcenv.toml; "
+        'image = "host" does without',
+    )
+
+
+def find_builder(path: str | None = None) -> str:
+    """Return the absolute path of `apptainer`, which builds definition files; SingularityCE is not used for that.
+
+    Raises:
+        ToolMissing: it is not on PATH.
+    """
+    return process.find_tool("apptainer", needed_for="build images", path=path)
+
+
+def identify(program: str, environ: Mapping[str, str] | None = None) -> Runtime:
+    """Return what a program is, from what it prints.
+
+    Raises:
+        ToolMissing, ToolFailed: it cannot be run, or it is none of the programs that hpcenv knows.
+    """
+    env = host_environment(os.environ if environ is None else environ)
+    done = process.run([program, "--version"], timeout=60, env=env)
+    found = parse_version(done.stdout.strip())
+    if found is None:
+        raise ToolFailed(
+            f"`{program} --version` does not name a version",
+            argv=done.argv,
+            status=done.status,
+            why=f"it prints {done.stdout[:100]!r}",
+            hint="check which program this is",
+        )
+    return Runtime(kind=found[0], version=found[1], program=program)
+
+
+def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["zstd", "gzip"]:
+    """Return the compression of SIFs that what starts containers here reads: SingularityCE refuses zstd.
+
+    Args:
+        environ: the user's environment.
+        program: what starts containers; empty for what is on PATH.
+    """
+    try:
+        found = program or find(environ.get("PATH"))
+        # Another name needs no look: only links of the other name exist.
+        if os.path.basename(found) == "apptainer":
+            return "zstd"
+        return "zstd" if identify(found, environ).kind == "apptainer" else "gzip"
+    except HpcenvError:
+        return "zstd"
+
+
+def unreadable_here(compression: str, environ: Mapping[str, str], program: str = "") -> str:
+    """Return why what starts containers here does not read a finished SIF; empty where it does, or that is unknown.
+
+    Args:
+        compression: of the SIF's file system.
+        environ: the user's environment.
+        program: what starts containers; empty for what is on PATH.
+    """
+    if compression != "zstd" or compression_here(environ, program) == "zstd":
+        return ""
+    return "the SIF is compressed with zstd, and SingularityCE, which starts containers here, does not read that"
+
+
+def parse_version(said: str) -> tuple[str, str] | None:
+    """Return kind and version in the line that `--version` prints; None for any other text.
+
+    The line has the name of the package: `apptainer version 1.4.5`, `singularity-ce version 4.5.1`,
+    `singularity-pro version 4.1.5`, `singularity version 3.8.7` (cmd/internal/cli/singularity.go of both, `vt`).
+    """
+    match = _SAID.fullmatch(said)
+    return None if match is None else (match[1], match[2])

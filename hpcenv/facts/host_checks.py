@@ -1,0 +1,110 @@
+"""Run the checks of one node on its host, before the verdict.
+
+Runs on: COMPUTE NODE. Standard library only. No check may hang, or hide what another one found: each group has its own
+thread with a time limit, and what can wait for hardware or a file system runs in a child process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from hpcenv.errors import HpcenvError
+from hpcenv.facts import fabric_checks, gpu_checks, net_checks, pci_checks, places
+from hpcenv.judge.checks.table import BY_ID, Check, at_level
+from hpcenv.machine import host_glibc, limits
+from hpcenv.machine.gpus import GpuFacts
+from hpcenv.machine.this_node import ThisNode
+from hpcenv.machine.tree import HostTree
+from hpcenv.records.checks import CheckOutcome, NodeChecks
+from hpcenv.records.facts import Network
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.network import Fabric
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlreadyRead:
+    """What the check step has read of this node already.
+
+    Attributes:
+        gpus: None where they could not be read.
+        fabric: None where it could not be read.
+        look: at the folders of the run.
+    """
+
+    gpus: GpuFacts | None
+    network: Network
+    fabric: Fabric | None
+    look: places.FolderLook
+
+
+def run(manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead) -> NodeChecks:
+    """Run the checks of this node's host that the run asks for."""
+    started = time.monotonic()
+    asked = at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("host",))
+    groups = [_CheckGroup(prefixes, measure, asked) for prefixes, measure in _groups(manifest, place, environ, seen)]
+    found = {one.id: one for group in groups for one in group.outcomes()}
+    silent = CheckOutcome(id="", state="unknown", found="the check gave no result")
+    results = [found.get(check.id, replace(silent, id=check.id)) for check in asked]
+    return NodeChecks.of(results, seconds=time.monotonic() - started, clock=places.clock_offset(found.values()))
+
+
+_Measure = Callable[[], Iterable[CheckOutcome]]
+
+
+def _groups(
+    manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead
+) -> tuple[tuple[tuple[str, ...], _Measure], ...]:
+    """Return the groups: the beginnings of their checks' ids, and the function that measures them."""
+    names, _ = places.folders_of(manifest, environ)
+    return (
+        (("sys.",), lambda: limits.check_limits(manifest, environ)),
+        (("fs.", "time."), lambda: places.check_places(seen.look, names)),
+        (("net.",), lambda: net_checks.check_network(manifest, place, seen.network)),
+        (("ib.",), lambda: fabric_checks.check_fabric(manifest, seen.fabric)),
+        (("pci.",), lambda: pci_checks.check_pci(seen.fabric, HostTree())),
+        (("glibc.",), lambda: host_glibc.check_glibc(manifest, environ, hanging=seen.look.hanging)),
+        (("gpu.",), lambda: _gpus(manifest, environ, seen.gpus)),
+    )
+
+
+def _gpus(manifest: Manifest, environ: Mapping[str, str], found: GpuFacts | None) -> Iterable[CheckOutcome]:
+    if found is None:
+        names = [name for name in BY_ID if name.startswith("gpu.")]
+        return [CheckOutcome(id=name, state="unknown", found="the GPUs could not be read") for name in names]
+    return gpu_checks.check_gpus(gpu_checks.GpuNode(found=found, wanted=manifest.gpus_per_node, environ=environ))
+
+
+class _CheckGroup(threading.Thread):
+    """Checks that are measured together, in a thread that the step does not wait for longer than their time limit."""
+
+    def __init__(self, prefixes: tuple[str, ...], measure: _Measure, asked: Iterable[Check]) -> None:
+        super().__init__(name=f"hpcenv-check-{prefixes[0]}", daemon=True)
+        self._checks = [check for check in asked if check.id.startswith(prefixes)]
+        self._measure = measure
+        self._found: list[CheckOutcome] = []
+        self._problem = ""
+        self._until = time.monotonic() + max((check.seconds for check in self._checks), default=0)
+        if self._checks:
+            self.start()
+
+    def run(self) -> None:
+        try:
+            for one in self._measure():
+                self._found.append(one)
+        except (HpcenvError, OSError, ValueError) as error:
+            self._problem = str(error)
+
+    def outcomes(self) -> list[CheckOutcome]:
+        """Wait for the outcomes, at most until the time limit; what is missing then is unknown."""
+        if not self._checks:
+            return []
+        # A little longer than the children that this thread may wait for.
+        self.join(max(self._until + 0.5 - time.monotonic(), 0))
+        found = list(self._found)
+        known = {one.id for one in found}
+        why = "no answer within its time limit" if self.is_alive() else self._problem
+        missing = [check.id for check in self._checks if check.id not in known]
+        return [*found, *(CheckOutcome(id=name, state="unknown", found=why) for name in missing if why)]

@@ -1,0 +1,231 @@
+"""Run the probe inside an environment, and read its answer.
+
+Runs on: COMPUTE NODE, and LOGIN NODE for `lock` and `verify`. The probe is the program of incontainer/probe.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcenv import process
+from hpcenv.container.start_command import build_start_command, opened
+from hpcenv.records.facts import CudaCompat, Look
+from hpcenv.records.manifest import Bind, Environment, Value
+from hpcenv.records.network import ImageNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The fields in a probe's answer, with the names of the lockfile.
+
+    Attributes:
+        unknown: field -> why it could not be read.
+        unlisted: the newest files that no package lists; see `records.facts.Facts`.
+    """
+
+    values: dict[str, Value]
+    unknown: dict[str, str]
+    unlisted: tuple[str, ...] = ()
+
+
+def read_answer(answer: Mapping[str, Any]) -> Inside:
+    """Return the answer of `parse_probe` as fields.
+
+    Raises:
+        ValueError: a value has a type that a lockfile cannot hold.
+    """
+    values = {name: _as_value(value) for name, value in answer["values"].items()}
+    unknown = {name: str(reason) for name, reason in answer["unknown"].items()}
+    for package in answer["packages"]:
+        known, missing = _source(package)
+        values.update(known)
+        unknown.update(missing)
+    newest = answer.get("unlisted-newest")
+    return Inside(values=values, unknown=unknown, unlisted=tuple(str(name) for name in _texts(newest)))
+
+
+def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
+    """Return where a package without a digest comes from, and for what is not known the reason.
+
+    That is the commit, and whether and how its tree was changed; without git, the digest of its files.
+    """
+    tables = (package.get(name) for name in ("git", "direct-url", "files"))
+    git, direct, files = (table if isinstance(table, dict) else {} for table in tables)
+    parts = {
+        "commit-id": (direct.get("commit-id") or git.get("commit"), git),
+        "dirty": (git.get("dirty"), git),
+        "diff-sha256": (git.get("diff-sha256"), git),
+        "files-sha256": (files.get("sha256"), files),
+    }
+    values: dict[str, Value] = {}
+    unknown: dict[str, str] = {}
+    for part, (value, where) in parts.items():
+        field = f"packages.{package['name']}.{part}"
+        if isinstance(value, bool) or (isinstance(value, str) and value):
+            values[field] = value
+        elif where.get("reason"):
+            unknown[field] = str(where["reason"])
+    return values, unknown
+
+
+# An unchecked .pyc (PEP 552) must not replace a module of the standard library in the probe, which reports such files.
+_PROBE_OPTIONS = ("-B", "--check-hash-based-pycs", "always")
+
+
+def _started(environment: Environment) -> list[str]:
+    """Return the option that tells the probe which program was started: it may be a script around Python."""
+    return ["--python", environment.python] if environment.kind == "host" else []
+
+
+def _site(environment: Environment) -> list[str]:
+    """Return the option that names the folder of packages of an overlay: it is outside of the image's Python."""
+    overlay = environment.overlay
+    return ["--site", overlay.target] if overlay is not None and overlay.use == "packages" else []
+
+
+def _since(since: int | None) -> list[str]:
+    return [] if since is None else ["--since", str(since)]
+
+
+def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
+    """Return what NCCL would use of the environment, from the probe's answer; None where it does not say."""
+    found = answer.get("network")
+    if not isinstance(found, dict) or not isinstance(found.get("unread"), list):
+        return None
+    count = found.get("providers")
+    return ImageNetwork(
+        verbs=str(found.get("verbs", "")),
+        providers=count if isinstance(count, int) else 0,
+        libfabric=str(found.get("libfabric", "")),
+        plugin=str(found.get("plugin", "")),
+        plugin_version=str(found.get("plugin-version", "")),
+        other_plugins=tuple(str(name) for name in _texts(found.get("other-plugins"))),
+        unread=tuple(str(name) for name in found["unread"]),
+    )
+
+
+def read_cuda_compat(answer: Mapping[str, Any]) -> CudaCompat | None:
+    """Return the environment's package cuda-compat, from the probe's answer; None where it reports none."""
+    found = answer.get("cuda-compat")
+    if not isinstance(found, dict) or not isinstance(found.get("folder"), str):
+        return None
+    return CudaCompat(
+        version=str(found.get("version", "")),
+        folder=found["folder"],
+        first=found.get("first") is True,
+        library_path=str(found.get("library-path", "")),
+    )
+
+
+def _texts(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def read_look(answer: Mapping[str, Any]) -> Look | None:
+    """Return how the hashed files were, from the probe's answer; None where it hashed none."""
+    look = answer.get("look")
+    if not isinstance(look, dict):
+        return None
+    closed = look.get("not_opened")
+    return Look(
+        digest=str(look.get("digest")),
+        newest=int(look.get("newest", 0)),
+        files=int(look.get("files", 0)),
+        not_opened=tuple(str(name) for name in closed) if isinstance(closed, list) else (),
+    )
+
+
+def run_probe(
+    environment: Environment,
+    environ: Mapping[str, str],
+    *,
+    probe: str,
+    level: str,
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    passed: Sequence[str] = (),
+    image: str | None = None,
+    pass_fds: tuple[int, ...] = (),
+    binds: tuple[Bind, ...] = (),
+    data: tuple[Bind, ...] = (),
+    since: int | None = None,
+) -> dict[str, Any]:
+    """Run the probe inside an environment, as the ranks will enter it.
+
+    Args:
+        environment: what to enter.
+        environ: the environment of this process.
+        probe: the text of the probe program (probe_source.py).
+        level: `record`, `full` or `deep`.
+        seconds: time limit.
+        variables: what the ranks will have set.
+        passed: names of variables of the job that the ranks will see as well.
+        image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
+        binds: folders that the ranks will see and that may hide parts of the image.
+        data: copies of data folders, which win over all other binds.
+        since: for a second look, the latest change that the first one saw.
+
+    Raises:
+        HpcenvError: it could not be started or did not end in time.
+        ValueError: what it printed is not its record.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
+        entry = build_start_command(
+            environment,
+            [
+                environment.python,
+                *_PROBE_OPTIONS,
+                "-",
+                *_started(environment),
+                *_site(environment),
+                *_since(since),
+                "--level",
+                level,
+            ],
+            # A folder that exists in every image.
+            workdir="/",
+            variables=variables or {},
+            inherited=environ,
+            passed=passed,
+            image=image,
+            home=home,
+            binds=binds,
+            data=data,
+        )
+        with opened(entry) as (argv, files):
+            done = process.run(
+                argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
+            )
+    return parse_probe(done.stdout, level=level)
+
+
+def parse_probe(text: str, *, level: str) -> dict[str, Any]:
+    """Return the probe's record: the last line of its output.
+
+    Raises:
+        ValueError: the output has no record, or the record has another schema or level, or lacks a part.
+    """
+    lines = text.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or (answer.get("schema"), answer.get("level")) != (1, level):
+        raise ValueError(f"the probe answered {lines[-1][:200] if lines else ''!r}")
+    parts = {"values": dict, "unknown": dict, "packages": list}
+    broken = [part for part, kind in parts.items() if not isinstance(answer.get(part), kind)]
+    if broken:
+        raise ValueError(f"the probe's answer has no usable {', '.join(broken)}")
+    return answer
+
+
+def _as_value(value: object) -> Value:
+    if isinstance(value, list):
+        return tuple(str(item) for item in value)
+    if isinstance(value, (str, int, float, bool)):
+        return value
+    raise ValueError(f"not a fact: {value!r}")

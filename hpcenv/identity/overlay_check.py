@@ -1,0 +1,43 @@
+"""Check the squashfs that is mounted over an image, by its hash.
+
+Runs on: COMPUTE NODE, and on the login node while locking and planning. Standard library only. Only runs
+with an overlay import this module. docs/decisions/0035 has the reasons.
+
+A squashfs is one file: it is recognised like a SIF (sif_check.py), without reading all of it.
+"""
+
+from __future__ import annotations
+
+from hpcenv.identity import sif_check
+from hpcenv.records.checked_sif import CheckedSif
+from hpcenv.records.manifest import SifIdentity
+
+FIELD = "container.overlay.sha256"
+
+
+def check_file(
+    descriptor: int, *, path: str, known: SifIdentity | None, records: sif_check.Records | None
+) -> CheckedSif:
+    """Return the hash of an open squashfs by the cheapest way that proves it.
+
+    Args:
+        descriptor: the open file.
+        path: for the record.
+        known: the identity that was taken together with the full hash; None to hash.
+        records: hashes taken on this machine before; None to hash.
+
+    Raises:
+        ImageMismatch, EnvironmentUnreadable: changed while it was read, or cannot be read.
+    """
+    return sif_check.check(
+        descriptor, path=path, staged=False, known=known, records=records, read_header=sif_check.superblock_of
+    )
+
+
+def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, SifIdentity | None]:
+    """Return the hash of a squashfs, and its identity for the nodes; None where the file system allows none.
+
+    Raises:
+        ImageMismatch, EnvironmentUnreadable: no squashfs, changed while read, unreadable.
+    """
+    return sif_check.identify(descriptor, records, read_header=sif_check.superblock_of)

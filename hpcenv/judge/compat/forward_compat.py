@@ -1,0 +1,69 @@
+"""Forward compatibility of CUDA: a newer libcuda in the image, for nodes with an older driver. Pure.
+
+Runs on: COMPUTE NODE (the batch node). Standard library only. Which packages work on which driver branch, and on which
+GPUs, is in the compatibility table.
+"""
+
+from __future__ import annotations
+
+from hpcenv.judge.compat.drivers import check_driver
+from hpcenv.judge.compat.floors import driver_floor
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.versions import numbers, older
+from hpcenv.records.facts import CudaCompat, Facts
+from hpcenv.records.manifest import GpuNeeds, Manifest
+
+PATH_VARIABLE = "LD_LIBRARY_PATH"
+# Where Apptainer mounts the driver's libraries of --nv, and what it adds to the end of the path by itself.
+_OF_THE_NODE = "/.singularity.d/libs"
+
+
+def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> CudaCompat | None:
+    """Return the package whose libcuda the ranks of a node load; None where they load that of the node.
+
+    That is a package that the image puts first on the loader's path, or one that hpcenv will put there because the
+    driver of the node is too old.
+    """
+    package = facts.cuda_compat
+    if package is None:
+        return None
+    if package.first:
+        return package
+    floor, driver = driver_floor(table, needs.cuda), numbers(str(facts.values.get("host.driver-version", "")))
+    too_old = floor is not None and driver is not None and older(driver, floor.version)
+    return package if too_old and _may_set_path(manifest, facts) else None
+
+
+def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
+    """Return whether hpcenv may set the loader's path: in a container, and where nothing else sets it for this run."""
+    given = {one.name for one in (*manifest.settings, *facts.network.variables)}
+    return manifest.environment.kind == "sif" and PATH_VARIABLE not in given
+
+
+def judge_driver(
+    table: Compat, needs: GpuNeeds, facts: Facts, *, driver: str, package: CudaCompat | None, capability: str
+) -> Judgement:
+    """Judge the driver of a node with the package that its ranks load."""
+    models = facts.values.get("host.gpu-models")
+    return check_driver(
+        table,
+        needs.cuda,
+        driver,
+        node=facts.node,
+        forward_compat=None if package is None else package.version,
+        gpus=models if isinstance(models, tuple) else (),
+        compute_capability=capability,
+    )
+
+
+def library_path(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> str:
+    """Return the loader's path with the package first; empty where it is not needed, or does not work on this node."""
+    package = package_for(manifest, facts, needs, table)
+    if package is None or package.first:
+        return ""
+    driver = str(facts.values.get("host.driver-version", ""))
+    if judge_driver(table, needs, facts, driver=driver, package=package, capability="").result != "match":
+        return ""
+    others = [part for part in package.library_path.split(":") if part not in ("", _OF_THE_NODE)]
+    return ":".join((package.folder, *others))

@@ -1,0 +1,50 @@
+"""What the name of a GPU says about it. Pure; standard library only.
+
+Runs on: LOGIN NODE, COMPUTE NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hpcenv.judge.compat.table import Compat, GpuModel
+
+
+def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
+    """Return what is known of a GPU from its name, None when that is nothing or ambiguous.
+
+    Args:
+        compat: the table.
+        name: as NVML gives it (`NVIDIA H100 80GB HBM3`), or a Slurm GRES or its type
+            (`gpu:h100:8`, `gres/gpu:nvidia_a100-sxm4-80gb=4`, `a100`, `rtx3090`).
+    """
+    words = re.findall(r"[a-z0-9]+", _gres_type(name).lower())
+    runs = ["".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
+    known = sorted((run for run in runs if run in compat.gpus), key=len)
+    if not known:
+        return None
+    longest = {compat.gpus[run].compute_capability for run in known if len(run) == len(known[-1])}
+    if len(longest) != 1:
+        return None
+    model = compat.gpus[known[-1]]
+    # `a100_1g.5gb` and `A100-SXM4-40GB MIG 1g.5gb` are slices, with fewer multiprocessors.
+    is_slice = any(re.fullmatch(r"mig|[1-9]g", word) for word in words)
+    return replace(model, sm_count=None) if is_slice else model
+
+
+def _gres_type(name: str) -> str:
+    """Return the type in a GRES: between `gpu:` and the count; another name as it is."""
+    match = re.fullmatch(r"(?:gres[/:])?(?:gpu|shard|mps)[:/]([^:=(,]+?)(?:[:=]\d+.*)?(?:\(.*)?", name.strip())
+    return match.group(1) if match else name
+
+
+def names(name: str) -> tuple[str, ...]:
+    """Return a GPU's name as people and Slurm shorten it: `GeForce RTX 3090` -> rtx3090, 3090; nothing for no name."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    shorter = [words] if words else []
+    if words[:1] == ["geforce"]:
+        shorter += [words[1:], words[2:]]
+    elif len(words) == 2 and (words[0] == "quadro" or name.startswith("RTX A")):
+        shorter += [words[1:]]
+    return tuple("".join(one) for one in shorter)

@@ -1,0 +1,148 @@
+"""Judge the driver and the GPUs of a node by what the locked torch and the image need. Pure.
+
+Runs on: COMPUTE NODE (the batch node). Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+
+from hpcenv.judge.compat import forward_compat, table_file
+from hpcenv.judge.compat.floors import driver_floor
+from hpcenv.judge.compat.gpu_names import gpu_by_name
+from hpcenv.judge.compat.image_rules import evaluate_require, requirements
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.kernels import covers, covers_built
+from hpcenv.judge.compat.table import Compat
+from hpcenv.records.facts import CudaCompat, Facts
+from hpcenv.records.manifest import GpuNeeds, Manifest
+from hpcenv.records.severities import Severities
+from hpcenv.records.verdict import Finding
+
+
+def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
+    """Return what of a node's driver and GPUs does not meet the needs of the run.
+
+    Nothing is judged where the run uses no GPU or torch is a CPU build.
+    """
+    needs = manifest.gpu_needs
+    if needs is None:
+        return []
+    known = table(needs.table)
+    package = forward_compat.package_for(manifest, facts, needs, known)
+    rows = [*_driver(facts, needs, known, package), *_kernels(facts, needs, known), *_model(facts, needs, known)]
+    rows += [*_memory(facts, needs), *_mig(facts), *_image_rules(facts, needs, package)]
+    return [
+        Finding(
+            node=facts.node,
+            field=field,
+            locked=locked,
+            found=found or "unknown",
+            result=judged.result,
+            severity=severities.of(field),
+            note=str(judged),
+        )
+        for field, locked, found, judged in rows
+        if judged.result != "match"
+    ]
+
+
+# Field, what is needed, what the node has, and the judgement.
+_Row = tuple[str, str, str, Judgement]
+
+
+@functools.lru_cache(maxsize=1)
+def table(text: str) -> Compat:
+    """Return the compatibility table; all nodes of a run share one."""
+    return table_file.parse(json.loads(text), origin="the compatibility table of this run")
+
+
+def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | None) -> Iterable[_Row]:
+    driver, problem = _text(facts, "host.driver-version")
+    minimum = driver_floor(table, needs.cuda)
+    capability = next(iter(_capabilities(facts)), "")
+    judged = forward_compat.judge_driver(table, needs, facts, driver=driver, package=package, capability=capability)
+    wanted = f">= {minimum.version}" if minimum else f"for CUDA {needs.cuda}"
+    yield "host.driver-version", wanted, problem or driver, judged
+
+
+def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
+    """Judge whether torch, and what was compiled in the image, has kernels for each kind of GPU on the node."""
+    field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
+    gpus, models = _capabilities(facts), _models(facts)
+    driver, _ = _text(facts, "host.driver-version")
+    for capability in sorted(set(gpus)):
+        name = models[gpus.index(capability)] if len(models) == len(gpus) else ""
+        judged = covers(table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver)
+        if not needs.arch_list:
+            judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
+        yield field, locked, capability, judged
+        for package, built in needs.built.items():
+            own = covers_built(table, package, built, capability, gpu=name, cuda=needs.cuda, driver=driver)
+            yield field, ", ".join(built), capability, own
+    if not gpus:
+        reason = facts.unknown.get(field, "no GPU was found")
+        yield field, locked, reason, Judgement(result="unknown", what=reason)
+
+
+def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
+    """Compare the GPUs with the one that the environment was locked for."""
+    wanted = gpu_by_name(table, needs.gpu) if needs.gpu else None
+    for model in sorted(set(_models(facts))):
+        known = gpu_by_name(table, model)
+        if wanted is not None and known is not None and known.name != wanted.name:
+            note = f"locked for {needs.gpu}: other GPUs round differently"
+            yield "host.gpu", wanted.name, model, Judgement(result="mismatch", what=note)
+
+
+# The driver and error correction keep a part of the memory: NVML reports 15.84 GB for a T4 of 16 GB.
+_MEMORY_KEPT = 0.02
+
+
+def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
+    """Judge whether each GPU has the memory that the project asks for."""
+    field, wanted = "host.gpu-memory", f">= {needs.gpu_memory_gb} GB"
+    if not needs.gpu_memory_gb:
+        return
+    sizes = facts.values.get("host.gpu-memory-mib")
+    known = [int(size) for size in sizes if size.isdigit()] if isinstance(sizes, tuple) else []
+    if not known or not isinstance(sizes, tuple) or len(known) != len(sizes):
+        reason = facts.unknown.get("host.gpu-memory-mib", "this node did not report it")
+        yield field, wanted, reason, Judgement(result="unknown", what=reason)
+    elif min(known) * 2**20 < needs.gpu_memory_gb * 10**9 * (1 - _MEMORY_KEPT):
+        found = f"{min(known) * 2**20 / 10**9:.1f} GB"
+        yield field, wanted, found, Judgement(result="mismatch", what="the project asks for GPUs with more memory")
+
+
+def _mig(facts: Facts) -> Iterable[_Row]:
+    mig = facts.values.get("host.gpu-mig")
+    if isinstance(mig, tuple) and "enabled" in mig:
+        judged = Judgement(result="mismatch", what="a GPU is split (MIG)", hint="ask for whole GPUs")
+        yield "host.gpu-mig", "disabled", ", ".join(mig), judged
+
+
+def _image_rules(facts: Facts, needs: GpuNeeds, package: CudaCompat | None) -> Iterable[_Row]:
+    # With the package's libcuda, the ranks have the CUDA of the package.
+    lifted = {} if package is None else {"host.cuda-driver-version": package.version}
+    for requirement in requirements(needs.require):
+        judged = evaluate_require(requirement, {**facts.values, **lifted})
+        yield "container.nvidia-require", requirement.text, judged.why, judged
+
+
+def _capabilities(facts: Facts) -> tuple[str, ...]:
+    value = facts.values.get("host.gpu-compute-capabilities")
+    return value if isinstance(value, tuple) else ()
+
+
+def _models(facts: Facts) -> tuple[str, ...]:
+    value = facts.values.get("host.gpu-models")
+    return value if isinstance(value, tuple) else ()
+
+
+def _text(facts: Facts, field: str) -> tuple[str, str]:
+    """Return a fact as text; without one an empty text and the reason."""
+    if facts.has(field):
+        return str(facts.values[field]), ""
+    return "", facts.unknown.get(field, "this node did not report it")

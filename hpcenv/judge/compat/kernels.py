@@ -1,0 +1,105 @@
+"""Does torch, or a package that was compiled for it, hold kernels for a GPU? Pure; standard library only.
+
+Runs on: LOGIN NODE, COMPUTE NODE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpcenv.judge.compat.architectures import ARCHITECTURE, cubin_for, ptx_for
+from hpcenv.judge.compat.floors import driver_floor
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.torch_builds import suggest_torch, would_run
+from hpcenv.judge.compat.versions import numbers, older
+
+
+def covers(
+    compat: Compat,
+    arch_list: Sequence[str],
+    compute_capability: str,
+    *,
+    gpu: str = "",
+    cuda: str = "",
+    driver: str = "",
+    subject: str = "this image's torch",
+) -> Judgement:
+    """Say whether torch holds kernels for a GPU.
+
+    Args:
+        compat: the table, for what would run instead.
+        arch_list: as `torch.cuda.get_arch_list()` gives it: `sm_80`, `compute_90`.
+        compute_capability: of the GPU, `9.0`.
+        gpu: its name, for the message.
+        cuda, driver: of the image and the node; with both it can be said whether the driver
+            compiles PTX of this toolkit, where no kernel but PTX fits.
+        subject: what holds the kernels, for the message.
+    """
+    wanted = numbers(compute_capability)
+    if wanted is None or len(wanted) != 2:
+        return Judgement(result="unknown", what=f"`{compute_capability}` is not a compute capability")
+    this = f"{gpu}, compute capability {compute_capability}" if gpu else f"compute capability {compute_capability}"
+    kernel = cubin_for(arch_list, wanted)
+    if kernel is not None:
+        return Judgement(result="match", what=f"{subject} has kernels for this GPU ({this}: {kernel})")
+    ptx = ptx_for(arch_list, wanted)
+    if ptx is not None:
+        return _judge_ptx(compat, ptx, this=this, cuda=cuda, driver=driver, subject=subject)
+    strange = [arch for arch in arch_list if not ARCHITECTURE.fullmatch(arch)]
+    if strange:
+        what = f"whether {subject} has kernels for this GPU ({this}) is not known"
+        return Judgement(result="unknown", what=what, why=f"`{strange[0]}` is no CUDA architecture that hpcenv knows")
+    return Judgement(
+        result="mismatch",
+        what=f"{subject} has no kernels for this GPU ({this}; it has {_range(arch_list)})",
+        why="a kernel runs on GPUs of the same major and the same or a higher minor compute capability",
+        hint=would_run(
+            suggest_torch(compat, driver, compute_capability=compute_capability),
+            verb="would run" if driver else "has kernels for it",
+        ),
+    )
+
+
+def covers_built(
+    compat: Compat,
+    package: str,
+    arch_list: Sequence[str],
+    compute_capability: str,
+    *,
+    gpu: str = "",
+    cuda: str = "",
+    driver: str = "",
+) -> Judgement:
+    """Say whether a package that was compiled in the image (`hpcenv image init --build`) holds kernels for a GPU."""
+    judged = covers(compat, arch_list, compute_capability, gpu=gpu, cuda=cuda, driver=driver, subject=package)
+    name, _, version = package.rpartition(" ")
+    again = f"compile it for this GPU: hpcenv image init --build {name}=={version} --gpu NAME"
+    return judged if judged.result == "match" else replace(judged, hint=again)
+
+
+def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, subject: str) -> Judgement:
+    compiled = f"{subject} has no kernels for this GPU ({this}) but {ptx}, which the driver compiles"
+    why = "this takes minutes at first use"
+    if not cuda or not driver:
+        return Judgement(result="match", what=compiled, why=f"{why} and needs a driver as new as the CUDA toolkit")
+    floor, have = driver_floor(compat, cuda), numbers(driver)
+    if floor is None or have is None or not floor.packaged:
+        what = f"whether driver {driver} can compile {ptx} of CUDA {cuda} for this GPU ({this}) is not known"
+        return Judgement(result="unknown", what=what)
+    if not older(have, floor.packaged):
+        return Judgement(result="match", what=compiled, why=why)
+    capability = this.rpartition(" ")[2]
+    return Judgement(
+        result="mismatch",
+        what=f"driver {driver} cannot compile {ptx} of CUDA {cuda} for this GPU ({this}): needs >= {floor.packaged}",
+        why=f"minor-version compatibility excludes PTX ({compat.packaged_source})",
+        hint=would_run(suggest_torch(compat, driver, compute_capability=capability)),
+    )
+
+
+def _range(arch_list: Sequence[str]) -> str:
+    if not arch_list:
+        return "none: it was built without CUDA"
+    return ", ".join(arch_list) if len(arch_list) <= 3 else f"{arch_list[0]} ... {arch_list[-1]}"

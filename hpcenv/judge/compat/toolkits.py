@@ -1,0 +1,69 @@
+"""Does a CUDA toolkit or a driver branch support a GPU? Pure; standard library only.
+
+Runs on: LOGIN NODE, COMPUTE NODE.
+"""
+
+from __future__ import annotations
+
+from hpcenv.judge.compat.judgement import Judgement
+from hpcenv.judge.compat.table import Capability, Compat
+from hpcenv.judge.compat.versions import less, numbers
+
+
+def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: str = "") -> Judgement:
+    """Say whether a CUDA toolkit compiles for a compute capability.
+
+    Args:
+        compat: the table.
+        cuda: the toolkit, `12.6`.
+        compute_capability: of the GPU, `9.0`.
+        gpu: its name, for the message.
+    """
+    this = _this(gpu, compute_capability)
+    row, wanted = compat.capabilities.get(compute_capability), numbers(cuda)
+    if wanted is None:
+        return Judgement(result="unknown", what=f"`{cuda}` is not a CUDA version")
+    if row is None:
+        return Judgement(result="unknown", what=compat.missing(f"the compute capability of {this}"))
+    if less(wanted, numbers(row.first_toolkit) or ()):
+        what = f"CUDA {cuda} has no target for {this}: the first is CUDA {row.first_toolkit}"
+        return Judgement(result="mismatch", what=what, why=row.source)
+    last = numbers(row.last_toolkit)
+    if last is not None and wanted[: len(last)] > last:
+        what = f"CUDA {cuda} has dropped {this}: the last is CUDA {_with_updates(row.last_toolkit)}"
+        return Judgement(result="mismatch", what=what, why=row.source)
+    return Judgement(result="match", what=f"CUDA {cuda} supports {this}", why=_until(row))
+
+
+def check_last_driver(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
+    """Say whether a driver still runs a GPU of a compute capability.
+
+    Args:
+        compat: the table.
+        driver: its version, `580.95.05`.
+        compute_capability: of the GPU, `7.0`.
+        gpu: its name, for the message.
+    """
+    this = _this(gpu, compute_capability)
+    row, have = compat.capabilities.get(compute_capability), numbers(driver)
+    if have is None:
+        return Judgement(result="unknown", what=f"`{driver}` is not a driver version")
+    if row is None:
+        return Judgement(result="unknown", what=compat.missing(f"the compute capability of {this}"))
+    if row.last_driver and have[0] > int(row.last_driver):
+        what = f"driver {driver} does not run {this}: the last branch for it is R{row.last_driver}"
+        return Judgement(result="mismatch", what=what, why=row.source, hint=f"install a driver of R{row.last_driver}")
+    return Judgement(result="match", what=f"driver {driver} supports {this}", why=row.source)
+
+
+def _this(gpu: str, compute_capability: str) -> str:
+    return f"{gpu} (compute capability {compute_capability})" if gpu else f"compute capability {compute_capability}"
+
+
+def _with_updates(toolkit: str) -> str:
+    return toolkit if "." in toolkit else f"{toolkit}.x"
+
+
+def _until(row: Capability) -> str:
+    last = f"to {_with_updates(row.last_toolkit)}" if row.last_toolkit else "on"
+    return f"from CUDA {row.first_toolkit} {last} ({row.source})"

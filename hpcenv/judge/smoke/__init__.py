@@ -1,0 +1,1 @@
+"""The smoke test, judged: what it tries, and what its ranks reported. Pure."""

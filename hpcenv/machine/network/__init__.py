@@ -1,0 +1,1 @@
+"""The network of this machine: interfaces, RDMA ports, how it is tuned, and whom it reaches."""

@@ -1,0 +1,121 @@
+"""Error counters of the RDMA ports: read before the ranks start and after they ended, and compared.
+
+Runs on: COMPUTE NODE. Standard library only. Every user may read these files; what cannot be read is named.
+
+Sources: linux, Documentation/ABI/stable/sysfs-class-infiniband; NVIDIA, Understanding mlx5 Linux Counters; aws,
+efa_verbs.c and efa counters (2026-11). Left out on purpose: counters that healthy fabrics raise, such as
+`out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` and
+`VL15_dropped` (multicast, management), and `req_cqe_error` (each end of a queue pair).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpcenv.machine.tree import HostTree
+from hpcenv.records.network import PortErrors
+
+_FOLDER = "/sys/class/infiniband"
+# The link itself failed: one is too many.
+_LINK = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
+# A few of these in days are usual.
+_PACKETS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans_to",
+    "rx_icrc_encapsulated",
+    "retrans_timeout_events",
+    "unresponsive_remote_events",
+)
+_MOST_PACKETS = 100
+# Counters of the InfiniBand specification have 4, 8, 16 or 32 bits and stay at their largest value (PortCounters).
+_FULL = (15, 255, 65535, 2**32 - 1)
+
+Counter = tuple[str, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortCounters:
+    """The error counters of a node at one moment.
+
+    Attributes:
+        values: (device, port, counter) -> value.
+        unread: ports whose counters could not be read: `mlx5_0:1`.
+    """
+
+    values: Mapping[Counter, int] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortGrowth:
+    """What grew between two moments, and what is not known."""
+
+    errors: tuple[PortErrors, ...] = ()
+    unknown: str = ""
+
+
+def read_counters(tree: HostTree | None = None) -> PortCounters:
+    """Return the error counters of all RDMA ports of this node that are there."""
+    tree = tree or HostTree()
+    values: dict[Counter, int] = {}
+    unread = []
+    for device in tree.names(_FOLDER):
+        for name in tree.names(f"{_FOLDER}/{device}/ports"):
+            if not name.isdecimal():
+                continue
+            found = _of_port(tree, f"{_FOLDER}/{device}/ports/{name}")
+            values.update({(device, int(name), counter): value for counter, value in found.items()})
+            if not found:
+                unread.append(f"{device}:{name}")
+    return PortCounters(values=values, unread=tuple(unread))
+
+
+def _of_port(tree: HostTree, folder: str) -> dict[str, int]:
+    found = {}
+    for part in ("counters", "hw_counters"):
+        for name in tree.names(f"{folder}/{part}"):
+            value = tree.number(f"{folder}/{part}/{name}") if name in _LINK or name in _PACKETS else None
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def compare(before: PortCounters, after: PortCounters) -> PortGrowth:
+    """Return what grew. Pure."""
+    errors, reset, full = [], [], []
+    for key, first in before.values.items():
+        device, port, counter = key
+        last = after.values.get(key)
+        if last is None or last < first:
+            reset.append(f"{device}:{port} {counter}")
+        elif last == first and first in _FULL:
+            full.append(f"{device}:{port} {counter}")
+        elif last > first:
+            many = counter in _LINK or last - first > _MOST_PACKETS
+            errors.append(PortErrors(device=device, port=port, counter=counter, grown=last - first, many=many))
+    unread = sorted({*before.unread, *after.unread})
+    reasons = (
+        (unread, "no error counter of {} can be read"),
+        (reset, "{} was reset while the ranks ran"),
+        (full, "{} had reached its end before"),
+    )
+    unknown = "; ".join(text.format(_some(names)) for names, text in reasons if names)
+    return PortGrowth(
+        errors=tuple(sorted(errors, key=lambda one: (not one.many, one.device, one.port))), unknown=unknown
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def in_words(errors: PortErrors) -> str:
+    """Return one growth as text."""
+    return f"{errors.device}:{errors.port} {errors.counter} +{errors.grown}"

@@ -1,0 +1,161 @@
+"""A machine as one file: what the detection reads of a host, without serial numbers and addresses.
+
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --record` makes one, `hpcenv net explain
+--from` decides for it as if several such nodes ran a job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from hpcenv.machine.network.detect import detect
+from hpcenv.machine.tree import RecordedTree, TracedTree
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.facts import Interface, Network, Route
+from hpcenv.records.network import Fabric, GpuPlace
+
+# Longer contents are no file of the detection.
+_LONGEST = 16 * 1024
+_REMOVED = "removed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRecording:
+    """One kind of machine.
+
+    Attributes:
+        label: `recorded` on a machine, or `synthesised` from the sources that are named.
+        sources: where a synthesised machine comes from, with dates.
+        files, links: see `node.network.tree.RecordedTree`.
+        gpus: what NVML reported of each GPU.
+        addressed: interfaces that have an address which other machines may reach; the one that the node's name
+            leads to comes first.
+    """
+
+    schema: int
+    name: str
+    label: Literal["recorded", "synthesised"]
+    what: str
+    date: str
+    sources: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[GpuPlace, ...] = ()
+    addressed: tuple[str, ...] = ()
+
+
+def record(
+    tree: TracedTree, *, name: str, date: str, gpus: Sequence[GpuPlace], interfaces: Sequence[Interface], first: str
+) -> MachineRecording:
+    """Return a recording of a host. The user's own configuration of NCCL is not part of it.
+
+    Args:
+        tree: the host; the detection reads it here.
+        name: what to call the machine.
+        date: of today.
+        gpus: what NVML reports.
+        interfaces: with their addresses, which are not recorded.
+        first: the interface that the node's name leads to; empty if that is not known.
+    """
+    detect(tree, {}, gpus=gpus)
+    addressed = addressed_of(interfaces, first=first)
+    named = _NumberedNames()
+    return MachineRecording(
+        schema=SCHEMA,
+        name=name,
+        label="recorded",
+        what="a machine of a user, recorded by hpcenv doctor --record",
+        date=date,
+        files={named(path): named(_cleaned(path, text)) for path, text in sorted(tree.files.items())},
+        links={named(path): name for path, name in sorted(tree.links.items())},
+        gpus=_numbered_cliques(gpus),
+        addressed=tuple(map(named, addressed)),
+    )
+
+
+class _NumberedNames:
+    """Replaces names of interfaces that are made of a MAC address (`enx0a1b2c3d4e5f`) by numbered ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> str:
+        return re.sub(r"enx[0-9a-f]{12}", lambda m: f"enx{self._numbers.setdefault(m[0], len(self._numbers))}", text)
+
+
+def addressed_of(interfaces: Sequence[Interface], *, first: str) -> tuple[str, ...]:
+    """Return the interfaces that have an address which other machines may reach, `first` before the others."""
+    found = [one.name for one in interfaces if any(_is_global(address) for address in one.addresses)]
+    return tuple(sorted(found, key=lambda name: (name != first, name)))
+
+
+def _is_global(address: str) -> bool:
+    return not re.match(r"127\.|169\.254\.|fe80:|::1$", address)
+
+
+def _numbered_cliques(gpus: Sequence[GpuPlace]) -> tuple[GpuPlace, ...]:
+    """Replace the identity of an NVLink domain, which is unique in the world, by a number."""
+    numbers: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.clique:
+            numbers.setdefault(gpu.clique, len(numbers))
+    return tuple(replace(gpu, clique=f"clique.{numbers[gpu.clique]}" if gpu.clique else "") for gpu in gpus)
+
+
+# The tags by which providers mark their machines; any other one may be a serial number.
+_KNOWN_TAGS = ("7783-7084-3265-9085-8269-3286-77", "OracleCloud.com")
+
+_ADDRESSES = (
+    # MAC addresses and GUIDs
+    re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,19}\b", re.IGNORECASE),
+    re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3,7}\b", re.IGNORECASE),
+    # UUIDs
+    re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE),
+    # IPv4, not a version such as 5.8.2.0 in a path
+    re.compile(r"(?<![\d.\w-])(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2})?(?![\d.\w])"),
+    # IPv6
+    re.compile(r"(?<![\w:])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?:/\d{1,3})?(?![\w.])", re.IGNORECASE),
+)
+
+
+def _cleaned(path: str, text: str) -> str:
+    if path.endswith("/chassis_asset_tag"):
+        return text if text.strip() in _KNOWN_TAGS else ""
+    if path.startswith(("/sys/module/", "/proc/driver/nvidia")) or path.endswith((".pc", ".so")):
+        return text[:_LONGEST]  # versions
+    for pattern in _ADDRESSES:
+        text = pattern.sub(_REMOVED, text)
+    return text[:_LONGEST]
+
+
+# -- several nodes of this kind --------------------------------------------------------------
+
+
+def fabric_of(recording: MachineRecording) -> Fabric:
+    """Return what the detection finds on the recorded machine."""
+    return detect(RecordedTree(recording.files, recording.links), {}, gpus=recording.gpus)
+
+
+def networks_of(addressed: Sequence[str], nodes: Sequence[str]) -> dict[str, Network]:
+    """Return the network of several nodes of this kind, with invented addresses: interface K is in 10.K.0.0/16."""
+    made = {}
+    for rank, node in enumerate(nodes, 1):
+        own = {name: f"10.{at}.{rank >> 8}.{rank & 255}" for at, name in enumerate(addressed)}
+        interfaces = tuple(
+            Interface(name=name, addresses=(address,), networks=(f"10.{at}.0.0/16",))
+            for at, (name, address) in enumerate(own.items())
+        )
+        # The name of a node leads to its first interface only.
+        first = addressed[:1]
+        routes = tuple(Route(target="10.0.0.1", source=own[name], interface=name) for name in first)
+        made[node] = Network(
+            first_node=nodes[0],
+            first_node_addresses=("10.0.0.1",),
+            interfaces=interfaces,
+            routes=routes,
+            free_port=29400,
+        )
+    return made

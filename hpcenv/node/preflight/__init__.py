@@ -1,4 +1,0 @@
-"""Preflight checks: is this node healthy enough to train?
-
-Runs on: COMPUTE NODE.
-"""

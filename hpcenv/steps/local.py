@@ -1,0 +1,203 @@
+"""Run a job without Slurm (`--cluster local`), with N emulated nodes on this machine.
+
+Runs on: THIS MACHINE, from the run folder's copy of the code. It replaces the batch script and
+srun: the same check, decide and launch steps, with one process per emulated node.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from hpcenv import process
+from hpcenv.container.manifest import open_manifest
+from hpcenv.errors import NodeRejected, NodesUnknown
+from hpcenv.launch import processes, starts
+from hpcenv.launch.supervise import SECONDS_AFTER_TERM
+from hpcenv.machine.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, LOCAL_TASK
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.smoke import inside
+
+# After the training failed on one node, the others may end by themselves within this time. A node that works longer
+# than one that ended well is not ended.
+_SECONDS_FOR_OTHERS = 20.0
+
+# A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after
+# this time is killed.
+_SECONDS_FOR_STEPS = SECONDS_AFTER_TERM + 10.0
+
+# The last step reads and writes a few small files.
+_SECONDS_TO_RECORD = 120.0
+
+
+def node_names(count: int) -> tuple[str, ...]:
+    """Return the names of the emulated nodes."""
+    return tuple(f"local{number}" for number in range(count))
+
+
+def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Run all steps of a local run and return its exit status. No process is left running."""
+    manifest = open_manifest(run, environ)
+    nodes = node_names(manifest.nodes)
+    job = {**environ, LOCAL_NODES: ",".join(nodes), LOCAL_JOB: f"local-{os.getpid()}"}
+    tasks = _Tasks(run, job, nodes)
+    for number in process.END_SIGNALS:
+        signal.signal(number, tasks.stop)
+    # `submit` starts this process with them held back: a cancel that comes earlier is recorded as one, too.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.END_SIGNALS)
+    processes.adopt_orphans()
+    before = process.below(os.getpid())
+    try:
+        count = manifest.nproc_per_node if starts.starts_one_rank(manifest) else 1
+        status = _steps(tasks, launches=manifest.launches, count=count)
+    finally:
+        processes.end_rest(before, grace=0.5)
+    tasks.finish(status)
+    return status
+
+
+def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
+    if tasks.one("begin") != 0:
+        return tasks.stopped or NodesUnknown.exit_status
+    # As in the batch script, the next step judges the results of the check.
+    tasks.all("check", end_together=False)
+    if tasks.stopped:
+        return tasks.stopped
+    status = tasks.one("decide")
+    if tasks.stopped:
+        return tasks.stopped
+    if status != 0:
+        # Any other end, for example lack of memory, means that the nodes could not be checked.
+        return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
+    status = _inside(tasks) or _smoke(tasks)
+    if status != 0:
+        return status
+    return tasks.all("task", end_together=True, tasks=count) if launches else 0
+
+
+def _inside(tasks: _Tasks) -> int:
+    """Run the checks inside the environment, if the run asks for them; return 0 when training may start."""
+    if not tasks.inside_asked():
+        return 0
+    tasks.all("inside", end_together=False)
+    status = tasks.stopped or tasks.one("inside-judge")
+    if tasks.stopped or status == 0:
+        return tasks.stopped
+    return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
+
+
+def _smoke(tasks: _Tasks) -> int:
+    """Run the smoke test, if one is planned; return 0 when training may start."""
+    if not tasks.smoke_planned():
+        return 0
+    tasks.all("smoke", end_together=False)
+    status = tasks.stopped or tasks.one("smoke-judge")
+    if status == 0 and tasks.pairs_wanted():
+        tasks.all("smoke-pairs", end_together=False)
+        status = tasks.stopped or tasks.one("smoke-judge")
+    if tasks.stopped or status == 0:
+        return tasks.stopped
+    return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
+
+
+class _Tasks:
+    """Starts steps on the emulated nodes and waits for them, as srun does."""
+
+    def __init__(self, run: RunFolder, environ: Mapping[str, str], nodes: Sequence[str]) -> None:
+        self._run = run
+        self._environ = environ
+        self._nodes = nodes
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._kill_at: float | None = None
+        self.stopped = 0
+        """128 + number of the signal that asked this run to end; 0 without one."""
+
+    def inside_asked(self) -> bool:
+        """Whether the run asks for checks inside the environment."""
+        return bool(inside.asked(open_manifest(self._run, self._environ)))
+
+    def smoke_planned(self) -> bool:
+        """Whether the decide step planned a smoke test."""
+        return self._run.smoke_plan.exists()
+
+    def pairs_wanted(self) -> bool:
+        """Whether pairs of nodes have to be tested, to say where the smoke test failed."""
+        return self._run.smoke_pairs.exists()
+
+    def one(self, step: str, *arguments: str) -> int:
+        """Run a step on the first node."""
+        return self._together(step, self._nodes[:1], arguments, end_together=False)
+
+    def all(self, step: str, *, end_together: bool, tasks: int = 1) -> int:
+        """Run a step on every node, in one or more tasks; return the first status that is not 0, else 0."""
+        return self._together(step, self._nodes, (), end_together=end_together, tasks=tasks)
+
+    def finish(self, status: int) -> None:
+        """Record the exit status of the run, also after a request to end."""
+        for number in process.END_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        self._environ = {**self._environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
+        record = self._start("finish", self._nodes[0], str(status))
+        try:
+            record.wait(timeout=_SECONDS_TO_RECORD)
+        except subprocess.TimeoutExpired:
+            process.kill_session(record)
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Forward a signal that asks to end to the running steps."""
+        self.stopped = self.stopped or 128 + number
+        self._end(number)
+
+    def _together(
+        self, step: str, nodes: Sequence[str], arguments: Sequence[str], *, end_together: bool, tasks: int = 1
+    ) -> int:
+        self._children = []
+        for node in nodes:
+            for task in range(tasks):
+                if not self.stopped:
+                    self._children.append(self._start(step, node, *arguments, task=task))
+        if self.stopped:  # the signal arrived while a step was being started
+            self._end(self.stopped - 128)
+        first_failure = self._wait(end_together=end_together)
+        return first_failure or self.stopped
+
+    def _wait(self, *, end_together: bool) -> int:
+        first_failure, deadline = 0, None
+        while any(child.poll() is None for child in self._children):
+            first_failure = first_failure or self._failure()
+            if first_failure and end_together and deadline is None:
+                deadline = time.monotonic() + _SECONDS_FOR_OTHERS
+            if deadline is not None and self._kill_at is None and time.monotonic() > deadline:
+                self._end(signal.SIGTERM)
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                processes.send((c.pid for c in self._children if c.poll() is None), signal.SIGKILL)
+            time.sleep(0.05)
+        return first_failure or self._failure()
+
+    def _failure(self) -> int:
+        ended = (child.poll() for child in self._children)
+        return next((_status_of(code) for code in ended if code), 0)
+
+    def _end(self, number: int) -> None:
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + _SECONDS_FOR_STEPS
+        for child in self._children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    def _start(self, step: str, node: str, *arguments: str, task: int = 0) -> subprocess.Popen[bytes]:
+        return process.start(
+            [sys.executable, "-I", str(self._run.step), step, str(self._run.path), *arguments],
+            env={**self._environ, LOCAL_NODE: node, LOCAL_TASK: str(task)},
+            cwd=Path("/"),
+        )
+
+
+def _status_of(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode

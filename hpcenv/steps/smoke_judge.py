@@ -1,0 +1,47 @@
+"""The smoke test on the batch node: its plan, before the ranks of the test start, and what they found.
+
+Runs on: COMPUTE NODE (the batch node).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from hpcenv.container.manifest import open_manifest
+from hpcenv.judge import verdict_table
+from hpcenv.records.facts import Facts
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+from hpcenv.smoke import conclude
+from hpcenv.steps.this_step import SECONDS_FOR_FILES, exit_status, find_place
+
+
+def plan(
+    manifest: Manifest, run: RunFolder, verdict: Verdict, reported: Mapping[str, Facts], *, job_id: str
+) -> Verdict:
+    """Plan the smoke test where none on these nodes holds still; return the verdict that holds now."""
+    planned = conclude.prepare(manifest, run, verdict, reported, job_id=job_id, now=time.time())
+    return _say_concluded(planned, manifest)
+
+
+def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Join what all nodes saw in the smoke test; a failure changes the verdict.
+
+    Returns 0 when training may start, or when pairs have to be tested first; 90 or 91 when it may not.
+    """
+    manifest = open_manifest(run, environ)
+    place = find_place(run, manifest, environ)
+    concluded = conclude.conclude(manifest, place, wait=SECONDS_FOR_FILES, now=time.time())
+    return exit_status(_say_concluded(concluded, manifest))
+
+
+def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:
+    """Print what the smoke test gave; return the verdict that holds now."""
+    for line in concluded.lines:
+        print(line, flush=True)
+    verdict = concluded.verdict or concluded.before
+    if verdict.result != concluded.before.result:
+        print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    return verdict

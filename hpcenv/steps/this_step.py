@@ -1,0 +1,75 @@
+"""What the steps have in common: the log, the place in the job, the status given as a word, and signals.
+
+Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it, so it imports little.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Mapping
+
+from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
+from hpcenv.launch.previous_job import number_in_chain
+from hpcenv.machine.this_node import ThisNode, find_this_node
+from hpcenv.records.files import read_json
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+
+# NFS may show a file written by another node only after its attribute cache expires
+# (nfs(5): acregmax 60 s, acdirmax 60 s; a lookup of a name never asked for before is
+# fresh, so this is rarely needed at all).
+SECONDS_FOR_FILES = 20.0
+
+# What asks a job to stop or to end; the first two are Slurm's warning and what a user may send.
+REQUESTS = (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)
+
+
+def say(text: str) -> None:
+    """Write a line to the log of the job."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -> ThisNode:
+    """Return where this step runs; the jobs of a chain count their starts together."""
+    place = find_this_node(environ, cluster=manifest.cluster)
+    if manifest.chain < 2:
+        return place
+
+    number = number_in_chain(run, job_id=place.job_id, restarts=place.restarts)
+    return ThisNode(node=place.node, nodes=place.nodes, attempt=number, job_id=place.job_id, restarts=place.restarts)
+
+
+def started_at(run: RunFolder) -> float | None:
+    """Return when the current attempt began, in seconds since the epoch; None if that cannot be read."""
+    try:
+        return float(read_json(run.started)["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def end_in_order() -> None:
+    """Turn a signal that asks this step to end into an exception, which ends the probe and removes its folder.
+
+    The batch script sees the signal in the exit status, also if it came before this call.
+    """
+    for number in REQUESTS:
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+
+
+def read_status(word: str) -> int:
+    """Return an exit status that the batch script gives as a word.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    if not re.fullmatch("[0-9]+", word):
+        raise UsageError(f"`{word}` is not an exit status")
+    return int(word)
+
+
+def exit_status(verdict: Verdict) -> int:
+    """Return the exit status of the gate for a verdict."""
+    return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[verdict.result]

@@ -1,0 +1,66 @@
+"""Which toolkits and driver branches support a GPU."""
+
+import datetime as dt
+from dataclasses import replace
+
+import pytest
+
+from hpcenv.judge.compat.drivers import check_driver
+from hpcenv.judge.compat.toolkits import check_last_driver, check_toolkit
+from hpcenv.project import compatibility
+
+TABLE = compatibility.table()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "result"),
+    [
+        ("11.7", "9.0", "mismatch"),
+        ("11.8", "9.0", "match"),
+        ("12.8", "7.0", "match"),
+        ("12.9.1", "7.0", "match"),
+        ("13.0", "7.0", "mismatch"),
+        ("12.0", "3.7", "mismatch"),
+        ("12.8", "10.3", "mismatch"),
+        ("13.0", "9.9", "unknown"),
+        ("thirteen", "9.0", "unknown"),
+    ],
+)
+def test_first_and_last_toolkit(cuda, capability, result):
+    assert check_toolkit(TABLE, cuda, capability).result == result
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "result"),
+    [
+        ("580.95.05", "7.0", "match"),
+        ("595.58.03", "7.0", "mismatch"),
+        ("610.43.02", "9.0", "match"),
+        ("470.82.01", "3.7", "match"),
+        ("525.60.13", "3.7", "mismatch"),
+        ("580", "9.9", "unknown"),
+        ("new", "7.0", "unknown"),
+    ],
+)
+def test_last_driver(driver, capability, result):
+    assert check_last_driver(TABLE, driver, capability).result == result
+
+
+def test_the_driver_check_knows_the_end_of_a_gpu():
+    judged = check_driver(TABLE, "12.4", "595.58.03", compute_capability="7.0")
+
+    assert judged.result == "mismatch"
+    assert judged.what == "driver 595.58.03 does not run compute capability 7.0: the last branch for it is R580"
+
+
+def test_a_table_says_that_it_is_old():
+    table = replace(TABLE, dated="2026-05-01", origin="mine.toml")
+
+    assert table.age_note(dt.date(2026, 10, 28)) == ""  # 180 days
+    note = table.age_note(dt.date(2026, 10, 29))
+    assert note.startswith("the compatibility table (mine.toml) is 181 days old")
+
+
+def test_a_toolkit_is_known_by_its_release_and_its_updates():
+    assert all(TABLE.knows_toolkit(cuda) for cuda in ("12.6", "12.6.3", "13.5", "12.8.2"))
+    assert not any(TABLE.knows_toolkit(cuda) for cuda in ("12.7", "13.9", "14.0", "12.6.9", "new"))
