@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from hpcenv import filesystem
-from hpcenv.cli import _foreign_options, _terminal
+from hpcenv.cli import _foreign_options, _other_words, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
 
 ENVELOPE_SCHEMA = 1
@@ -102,7 +102,12 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
         return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
     hint = None if context is None else _with(context, "--help")
     if isinstance(problem, click.NoSuchOption) and context is not None:
-        return _of_another_program(problem.option_name, context) or _no_such_option(problem.option_name, context)
+        typed = problem.option_name
+        return (
+            _of_another_program(typed, context)
+            or _other_words.option(context.command_path, typed)
+            or _no_such_option(typed, context)
+        )
     return UsageError(problem.format_message().rstrip("."), hint=hint)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from hpcenv.cli import _other_words
+
 
 class LazyGroup(click.Group):
     """A click group over a table; its `--help` imports none of the commands.
@@ -46,9 +48,16 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self._verbs and not args[0].startswith("-"):
+            self.answer_other_word(ctx, args[0])
             close = difflib.get_close_matches(args[0], self._verbs, n=1)
             ctx.fail(f"No such command '{args[0]}'" + (f". Did you mean '{close[0]}'?" if close else ""))
         return super().resolve_command(ctx, args)
+
+    def answer_other_word(self, ctx: click.Context, typed: str) -> None:
+        """Raise the error that names the command in the place of a word, if there is one."""
+        answer = _other_words.command(ctx.command_path, typed)
+        if answer is not None:
+            raise answer
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # click's own method imports every command for its help.

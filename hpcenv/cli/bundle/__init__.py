@@ -23,6 +23,8 @@ class _WithDefault(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        # A run may have any name: `hpcenv bundle make push` is about a run `push`.
+        self.answer_other_word(ctx, args[0])
         return super().resolve_command(ctx, args if args[0] in VERBS else ["make", *args])
 
 

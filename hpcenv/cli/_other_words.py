@@ -1,0 +1,80 @@
+"""Words that are no command or option of hpcenv, and what to type in their place.
+
+Some are what other programs call the same thing (`ls`, `kill`). Others are tasks that hpcenv leaves to another program
+(`sign`, `image scan`): hpcenv did them itself until 2026-11-25, and CHANGELOG.md has the same replacements.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+from hpcenv.errors import Command, Hint, UsageError
+from hpcenv.project.gone_options import GONE
+
+# A command that does not exist -> the command in its place.
+_COMMANDS = {
+    "hpcenv exec": "hpcenv run -- COMMAND",
+    "hpcenv kill": "hpcenv cancel RUN",
+    "hpcenv ls": "hpcenv list",
+    "hpcenv ps": "hpcenv list",
+    "hpcenv restart": "hpcenv rerun RUN",
+    "hpcenv resume": "hpcenv submit SCRIPT --resume-from RUN",
+    "hpcenv shell": "hpcenv run --pty",
+    "hpcenv sign": "ssh-keygen -Y sign -f KEY -n file FILE",
+    "hpcenv stop": "hpcenv cancel RUN",
+    "hpcenv tail": "hpcenv logs -f RUN",
+    "hpcenv top": "hpcenv status RUN",
+    "hpcenv update": "hpcenv lock",
+    "hpcenv bundle pull": "oras pull HOST/NAME:TAG",
+    "hpcenv bundle push": "oras push HOST/NAME:TAG FILE.hpcenv.zip",
+    "hpcenv image push": "apptainer push -U FILE.sif oras://HOST/NAME:TAG",
+    "hpcenv image rebuild": "hpcenv bundle make RUN --with-sif FILE",
+    "hpcenv image scan": "hpcenv export cyclonedx -o bom.cdx.json",
+}
+# What the command in its place does, where its words do not say it.
+_REASONS = {
+    "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",
+    "hpcenv image rebuild": "no other image has the same bytes: keep the SIF in the bundle of the run",
+    "hpcenv image scan": "a scanner reads the bill of materials: grype sbom:bom.cdx.json",
+}
+_SIGNATURES = "hpcenv verifies no signatures: ssh-keygen -Y verify -f SIGNERS -I AUTHOR -n file -s FILE.sig < FILE"
+_TRANSLATED = "buildah or podman build a Dockerfile; `hpcenv image init` writes a definition file for Apptainer"
+# Command and option -> what to do in its place.
+_OPTIONS = {
+    ("hpcenv image build", "--on-cluster"): "srun -c 8 hpcenv image build",
+    ("hpcenv image pull", "--on-cluster"): "srun -c 8 hpcenv image pull REFERENCE",
+    ("hpcenv image build", "--translate"): _TRANSLATED,
+    ("hpcenv reproduce", "--rebuild"): "the authors keep the SIF in the bundle: hpcenv bundle make RUN --with-sif FILE",
+    ("hpcenv reproduce", "--statement"): "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`",
+    ("hpcenv verify", "--identity"): _SIGNATURES,
+    ("hpcenv verify", "--signature"): _SIGNATURES,
+    ("hpcenv verify", "--signers"): _SIGNATURES,
+}
+_GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
+
+
+def command(group: str, typed: str) -> UsageError | None:
+    """Return the error for a word in the place of a command; None if nothing stands for it.
+
+    Args:
+        group: what stands before it, `hpcenv` or `hpcenv image`.
+        typed: the word.
+    """
+    name = f"{group} {typed}"
+    if name not in _COMMANDS:
+        return None
+    hint: Hint = Command(*_COMMANDS[name].split())
+    return UsageError(f"no such command `{name}`", why=_REASONS.get(name), hint=hint)
+
+
+def option(command_path: str, typed: str) -> UsageError | None:
+    """Return the error for an option that a command does not have; None if nothing stands for it.
+
+    Args:
+        command_path: `hpcenv image pull`.
+        typed: the option with its dashes, without a value.
+    """
+    hint = _OPTIONS.get((command_path, typed))
+    if hint is None and command_path in ("hpcenv submit", "hpcenv rerun"):
+        hint = _GONE.get(typed)
+    return None if hint is None else UsageError(f"no such option `{typed}` of `{command_path}`", hint=hint)

@@ -1,0 +1,54 @@
+"""A word of another program, or a task that another program has, is answered with what to type."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcenv.cli import _other_words
+
+
+@pytest.mark.parametrize(
+    ("typed", "what", "hint"),
+    [
+        ("ls", "no such command `hpcenv ls`", "hpcenv list"),
+        ("kill 17", "no such command `hpcenv kill`", "hpcenv cancel RUN"),
+        ("sign default", "no such command `hpcenv sign`", "ssh-keygen -Y sign -f KEY -n file FILE"),
+        ("image push x.sif", "no such command `hpcenv image push`", "apptainer push -U FILE.sif oras://HOST/NAME:TAG"),
+        ("bundle push a b", "no such command `hpcenv bundle push`", "oras push HOST/NAME:TAG FILE.hpcenv.zip"),
+        ("image pull x:1 --on-cluster", "no such option `--on-cluster` of `hpcenv image pull`", "srun -c 8 hpcenv image pull REFERENCE"),
+        ("submit t.py --locked", "no such option `--locked` of `hpcenv submit`", "`hpcenv lock --check` before"),
+        ("rerun one --template x", "no such option `--template` of `hpcenv rerun`", 'setup = ["LINE"] under [submit] of hpcenv.toml'),
+    ],
+)  # fmt: skip
+def test_the_answer_is_what_to_type(hpcenv: Any, tmp_path: Path, typed: str, what: str, hint: str) -> None:
+    done = hpcenv(*shlex.split(typed), cwd=tmp_path)
+    assert done.status == 2
+    assert done.stderr.splitlines()[0] == f"error[usage]: {what}"
+    assert done.stderr.splitlines()[-1] == f"hint: {hint}"
+
+
+def test_json_has_the_command_of_the_hint(hpcenv: Any, tmp_path: Path) -> None:
+    done = hpcenv("ps", "--json", cwd=tmp_path)
+    assert done.status == 2
+    assert json.loads(done.stdout)["error"]["commands"] == [["hpcenv", "list"]]
+
+
+def test_each_command_that_is_named_exists_and_has_the_options(hpcenv: Any, tmp_path: Path) -> None:
+    """None of the words that are answered is a command, and `--help` of each command that is named has its options."""
+    lines = [*_other_words._COMMANDS.values(), *_other_words._OPTIONS.values()]
+    texts = [
+        text[text.index("hpcenv ") :].replace("`", " ").split(" -- ")[0].split() for text in lines if "hpcenv " in text
+    ]
+    named = [words[1 : 3 if words[1] in ("image", "bundle") else 2] for words in texts if words[1] != "verifies"]
+    assert len(named) > 10
+    for words, verb in zip([text for text in texts if text[1] != "verifies"], named, strict=True):
+        page = hpcenv(*verb, "--help", cwd=tmp_path)
+        assert page.status == 0, words
+        assert all(word in page.stdout for word in words if word.startswith("-")), words
+    for name in _other_words._COMMANDS:
+        assert hpcenv(*name.split()[1:], "--help", cwd=tmp_path).status == 2, name
