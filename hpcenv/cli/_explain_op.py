@@ -14,10 +14,10 @@ from hpcenv.errors import Command, HpcenvError, Interrupted, NotComparable, Stat
 from hpcenv.project.option_values import first_and_last, step_range
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.trace import read_run_trace
-from hpcenv.reproduce import explain_op, explain_op_text
-from hpcenv.reproduce.compare import RunComparison, Side, Steps, causes_between, compare, read_side
-from hpcenv.reproduce.explain_op import Traces, TraceSource
-from hpcenv.reproduce.repetition import Repetition, TracedSteps, plan_repetition
+from hpcenv.reproduction import explain_op, explain_op_text
+from hpcenv.reproduction.compare import RunComparison, Side, Steps, causes_between, compare, read_side
+from hpcenv.reproduction.explain_op import Traces, TraceSource
+from hpcenv.reproduction.repetition import Repetition, TracedSteps, plan_repetition
 from hpcenv.runs.entries import Run, open_run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.status import RunStatus

@@ -10,11 +10,11 @@ from hpcenv.cluster import energy
 from hpcenv.errors import FileUnusable
 from hpcenv.records.codec import encode_record
 from hpcenv.records.files import write_text
-from hpcenv.reproduce import report_html, report_markdown
-from hpcenv.reproduce.compare import compare
-from hpcenv.reproduce.measured import read_measured
-from hpcenv.reproduce.record import RunRecord, record_of, with_energy
-from hpcenv.reproduce.run_page import RunPage, make_page
+from hpcenv.reproduction import report_html, report_markdown
+from hpcenv.reproduction.compare import compare
+from hpcenv.reproduction.measured import read_measured
+from hpcenv.reproduction.record import RunRecord, record_of, with_energy
+from hpcenv.reproduction.run_page import RunPage, make_page
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 

@@ -10,10 +10,10 @@ import click
 from hpcenv.cli import _accept, _duration, _render
 from hpcenv.cli._explain_op import ExplainWish, show
 from hpcenv.errors import NotComparable, Status, UsageError
-from hpcenv.reproduce import compare_text
-from hpcenv.reproduce.closeness import Tolerance
-from hpcenv.reproduce.compare import Steps, compare
-from hpcenv.reproduce.seeds import are_sweeps, compare_sweeps
+from hpcenv.reproduction import compare_text
+from hpcenv.reproduction.closeness import Tolerance
+from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.seeds import are_sweeps, compare_sweeps
 
 _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESULTS_DIFFER}
 

@@ -7,9 +7,9 @@ import datetime as dt
 import click
 
 from hpcenv.cli import _render
-from hpcenv.doctor.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
 from hpcenv.errors import Status, UsageError
 from hpcenv.project import compatibility
+from hpcenv.survey.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
 from hpcenv.text import wrap
 
 _WORDS = {"match": "yes", "mismatch": "no", "unknown": "?"}

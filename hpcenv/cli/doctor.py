@@ -13,11 +13,6 @@ import click
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
-from hpcenv.doctor.checked import CheckedMachines, of_job, render
-from hpcenv.doctor.here import check_this_machine
-from hpcenv.doctor.machine import record_this_machine, write_recording
-from hpcenv.doctor.report import Diagnosis, doctor
-from hpcenv.doctor.site_profile import write
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
 from hpcenv.hostlist import expand_hostlist
 from hpcenv.project.store_config import StorePlace, default_store
@@ -29,6 +24,11 @@ from hpcenv.submission.request import SubmitOptions, parse_flags, preflight_opti
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome
 from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
+from hpcenv.survey.checked import CheckedMachines, of_job, render
+from hpcenv.survey.here import check_this_machine
+from hpcenv.survey.machine import record_this_machine, write_recording
+from hpcenv.survey.report import Diagnosis, doctor
+from hpcenv.survey.site_profile import write
 
 
 @click.command("doctor")

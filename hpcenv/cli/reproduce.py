@@ -34,19 +34,19 @@ from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.reproduce import reproduction_text
-from hpcenv.reproduce.attainable import expect, expect_after
-from hpcenv.reproduce.bundle import image as bundle_image
-from hpcenv.reproduce.bundle.archive import Archive, counted
-from hpcenv.reproduce.bundle.unpacked import unpack_once
-from hpcenv.reproduce.code_copy import copy_code, folder_of_submission
-from hpcenv.reproduce.compare import Steps, compare
-from hpcenv.reproduce.cost import estimate, proofs_cost
-from hpcenv.reproduce.measured import OF_RANKS
-from hpcenv.reproduce.record import RunRecord, read_record
-from hpcenv.reproduce.reproduction import Reproduction, Target, find_target, proved, verdict_of, why_rejected
-from hpcenv.reproduce.rungs import STEPS, Rung, RungPlan, plan_rung
-from hpcenv.reproduce.same_code import code_differences
+from hpcenv.reproduction import reproduction_text
+from hpcenv.reproduction.attainable import expect, expect_after
+from hpcenv.reproduction.bundle import image as bundle_image
+from hpcenv.reproduction.bundle.archive import Archive, counted
+from hpcenv.reproduction.bundle.unpacked import unpack_once
+from hpcenv.reproduction.code_copy import copy_code, folder_of_submission
+from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.cost import estimate, proofs_cost
+from hpcenv.reproduction.measured import OF_RANKS
+from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.reproduction.reproduction import Reproduction, Target, find_target, proved, verdict_of, why_rejected
+from hpcenv.reproduction.rungs import STEPS, Rung, RungPlan, plan_rung
+from hpcenv.reproduction.same_code import code_differences
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of, wait_for

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from hpcenv.cli import _render
-from hpcenv.doctor.site_values import FoundProfile, list_profiles, values_for
 from hpcenv.project.context import Context
 from hpcenv.project.site_page import page
 from hpcenv.project.site_when import GpuVendor, RunFacts
 from hpcenv.project.workspace import SPEC_NAME
+from hpcenv.survey.site_values import FoundProfile, list_profiles, values_for
 
 
 @click.command("site")

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.unit.identity.test_sif import write_sif
 
 import hpcenv as api
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import NotAccepted
 from hpcenv.project.workspace import read_lockfile
 from tests.conftest import ROOT, FakeSlurm
+from tests.unit.identity.test_sif import write_sif
 
 SEED = ROOT / "tests" / "fuzz" / "seeds" / "lockfile" / "sif.lock.toml"
 RECORDED = ROOT / "tests" / "recorded_runs" / "table-1"

@@ -12,7 +12,7 @@ from hpcenv.cli import _progress, _render
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import UsageError
-from hpcenv.reproduce.bundle.make import SUFFIX, make
+from hpcenv.reproduction.bundle.make import SUFFIX, make
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find_submitted
 

@@ -8,7 +8,7 @@ import click
 
 from hpcenv.cli import _progress, _render
 from hpcenv.cli._terminal import escape_control
-from hpcenv.reproduce.bundle.archive import Archive, counted
+from hpcenv.reproduction.bundle.archive import Archive, counted
 
 
 @click.command("unpack")

@@ -10,7 +10,7 @@ import click
 from hpcenv.cli import _progress, _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import BundleInvalid
-from hpcenv.reproduce.bundle.verify import VerifiedBundle, verify_bundle
+from hpcenv.reproduction.bundle.verify import VerifiedBundle, verify_bundle
 
 
 @click.command("verify")

@@ -10,11 +10,11 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
-from hpcenv.doctor.machine import decide_for, given_settings, seen_here, seen_in_file
 from hpcenv.errors import UsageError
 from hpcenv.judge.network import page
 from hpcenv.machine.network.explain import Backend
 from hpcenv.runs.network import NetworkExplanation, explain_run
+from hpcenv.survey.machine import decide_for, given_settings, seen_here, seen_in_file
 
 
 @click.command("explain")

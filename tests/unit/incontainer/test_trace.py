@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.records.trace import RankTrace, TracedOperation
-from hpcenv.reproduce.operations import common_steps, compare_traces
+from hpcenv.reproduction.operations import common_steps, compare_traces
 from tests.hooked_rank import HEAD, Rank, made_in
 
 pytestmark = pytest.mark.torch

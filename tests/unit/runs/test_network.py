@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import run_folders as folders
 
-from hpcenv.doctor import machine as machines
 from hpcenv.errors import RecordInvalid, RunNotFound, UsageError, WouldOverwrite
 from hpcenv.judge.network import rendezvous
 from hpcenv.machine.network.recording import MachineRecording, fabric_of, networks_of
@@ -17,6 +16,7 @@ from hpcenv.records.manifest import Environment, Manifest, Setting
 from hpcenv.records.network import FabricVersion
 from hpcenv.records.verdict import NodeVerdict, Verdict
 from hpcenv.runs.network import diff_networks, explain_run
+from hpcenv.survey import machine as machines
 
 MACHINES = Path(__file__).resolve().parents[2] / "machines"
 NODES = ("n1", "n2")

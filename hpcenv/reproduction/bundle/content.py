@@ -1,0 +1,239 @@
+"""What of a run goes into its bundle: records, measured values and the copy of the code, without credentials.
+
+Runs on: LOGIN NODE. An unpacked bundle has the names of a run folder, so all that reads run folders reads it:
+`hpcenv compare`, `report`, `reproduce`.
+
+Not in a bundle: hpcenv's own code, job scripts' output (unless asked for), checkpoints, homes of the ranks, secrets.
+Of the code, nothing is in it that git ignores or that looks like a credential, unless git tracks it or `--include`
+names it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpcenv.errors import FileUnusable, RecordInvalid, UsageError
+from hpcenv.records.codec import encode_record
+from hpcenv.records.facts import Facts
+from hpcenv.records.files import load_record, read_file
+from hpcenv.records.listing import LINK, Listing, Untracked, content_of, is_importable, walk
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.request import RequestRecord
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.variables import looks_like_credential, recorded_value
+from hpcenv.reproduction.bundle.archive import BundleMember
+from hpcenv.submission import credentials
+
+# A value that is shorter stands in files by chance.
+_SHORTEST_CREDENTIAL = 8
+_LONGEST_RECORD = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The members of a bundle that come from the run folder.
+
+    Attributes:
+        left_out: path in the run folder -> why it is not in the bundle.
+    """
+
+    members: tuple[BundleMember, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def collect(run: RunFolder, *, log: bool = False) -> Content:
+    """Return what of a run goes into its bundle.
+
+    Args:
+        run: the run folder.
+        log: whether job.log goes in. A log may hold what the script prints: names of users, paths, credentials.
+
+    Raises:
+        RecordInvalid: the manifest or the list of the copied code cannot be read.
+        FileUnusable: a file cannot be read.
+        UsageError: the value of a credential stands in one of the files.
+    """
+    manifest = load_record(Manifest, run.manifest)
+    left_out: dict[str, str] = {}
+    try:
+        members = [*_records(run, manifest, left_out), *_code(run, manifest, left_out)]
+        members = _without_private_diff(members, run, left_out)
+        if log and run.log.is_file():
+            members.append(BundleMember(name=run.log.name, source=run.log))
+        elif run.log.is_file():
+            left_out[run.log.name] = "logs are left out; --with-log takes it"
+        if run.checkpoints.is_dir():
+            left_out[run.checkpoints.name] = "checkpoints are left out"
+        _refuse_credentials(members, manifest)
+    except OSError as error:
+        raise FileUnusable(f"cannot read `{error.filename}`", why=error.strerror) from error
+    return Content(members=tuple(members), left_out=left_out)
+
+
+# -- records ------------------------------------------------------------------------------
+
+
+def _records(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Iterator[BundleMember]:
+    yield _member(run.manifest.name, _clean_manifest(manifest))
+    if run.request.is_file():
+        yield _member(run.request.name, _clean_request(load_record(RequestRecord, run.request)))
+    for path in (run.lockfile, run.submission, run.script, run.listing_after, run.source_diff):
+        if _is_regular(path):
+            yield BundleMember(name=path.name, source=path)
+    yield from _of_attempt(run, "", left_out)
+    if run.attempts.is_dir():
+        for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name):
+            if folder.is_dir() and not folder.is_symlink():
+                yield from _of_attempt(RunFolder(folder), f"{run.attempts.name}/{folder.name}/", left_out)
+    for folder in (run.metrics, run.determinism, run.trace):
+        yield from _files_below(run.path, folder)
+
+
+def _of_attempt(run: RunFolder, prefix: str, left_out: dict[str, str]) -> Iterator[BundleMember]:
+    """Yield the records of one attempt: those of the newest lie in the run folder itself."""
+    for path in (run.verdict, run.started, run.finished):
+        if _is_regular(path):
+            yield BundleMember(name=f"{prefix}{path.name}", source=path)
+    if run.facts.is_dir():
+        for path in sorted(run.facts.glob("*.json")):
+            name = f"{prefix}{run.facts.name}/{path.name}"
+            try:
+                yield _member(name, _clean_facts(load_record(Facts, path)))
+            except RecordInvalid as error:
+                left_out[name] = error.what
+    for folder in (run.exits, run.preflight):
+        for member in _files_below(run.path, folder):
+            yield replace(member, name=f"{prefix}{member.name}")
+
+
+def _files_below(folder: Path, part: Path) -> Iterator[BundleMember]:
+    if not part.is_dir() or part.is_symlink():
+        return
+    for path, entry in walk(folder, part.name):
+        if entry.is_file(follow_symlinks=False):
+            yield BundleMember(name=path, source=folder / path)
+
+
+def _member(name: str, record: object) -> BundleMember:
+    return BundleMember(name=name, source=encode_record(record).encode())
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+# -- without credentials ------------------------------------------------------------------
+
+
+def _clean_manifest(manifest: Manifest) -> Manifest:
+    settings = tuple(replace(one, value=recorded_value(one.name, one.value)) for one in manifest.settings)
+    return replace(manifest, settings=settings, secret_values="")
+
+
+def _clean_request(request: RequestRecord) -> RequestRecord:
+    given = request.options.get("env")
+    if not isinstance(given, dict):
+        return request
+    env: dict[str, str | None] = {
+        name: value if value is None else recorded_value(name, value) for name, value in given.items()
+    }
+    return replace(request, options={**request.options, "env": env})
+
+
+def _clean_facts(facts: Facts) -> Facts:
+    values = {
+        name: recorded_value(name.removeprefix("env."), value)
+        if name.startswith("env.") and isinstance(value, str)
+        else value
+        for name, value in facts.values.items()
+    }
+    return replace(facts, values=values)
+
+
+def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None:
+    """Refuse a bundle with a file that holds the value of a credential of this run.
+
+    Raises:
+        UsageError: it names the file and the variable, never the value.
+    """
+    values = {
+        setting.value.encode(): setting.name
+        for setting in manifest.settings
+        if looks_like_credential(setting.name) and len(setting.value) >= _SHORTEST_CREDENTIAL
+    }
+    if not values:
+        return
+    for member in members:
+        content = read_file(member.source, most=_LONGEST_RECORD) if isinstance(member.source, Path) else member.source
+        for value, name in values.items():
+            if value in content:
+                raise UsageError(
+                    f"`{member.name}` holds the value of {name}, which looks like a credential",
+                    why="a bundle is for other people",
+                    hint=f"give {name} with --secret in the next run, or remove the value from the file",
+                )
+
+
+# -- code ---------------------------------------------------------------------------------
+
+
+def _code(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Iterator[BundleMember]:
+    """Yield the copy of the code as it was at submission; what the run changed in it is left out and named."""
+    source = manifest.source
+    if source is None:
+        return
+    holder = RunFolder(Path(source.shared)) if source.shared else run
+    listing = load_record(Listing, holder.listing)
+    yield BundleMember(name=run.listing.name, source=holder.listing)
+    for path, content in sorted(listing.files.items()):
+        place = holder.path / path
+        if content.startswith(LINK):
+            yield BundleMember(name=path, link=content.removeprefix(LINK))
+        elif content_of(str(place)) != content:
+            left_out[path] = "it was changed after the submission"
+        elif why := _private(listing, path, place):
+            left_out[path] = why
+        else:
+            yield BundleMember(name=path, source=place, executable=bool(place.stat().st_mode & 0o100))
+    for path in listing.live:
+        left_out[path] = _LINKED.get((listing.untracked or {}).get(path, "other"), "the copy only links to it")
+
+
+def _without_private_diff(members: list[BundleMember], run: RunFolder, left_out: dict[str, str]) -> list[BundleMember]:
+    """Leave out the difference from the commit where it has a file that is left out: a new script."""
+    if not any(member.name == run.source_diff.name for member in members):
+        return members
+    diff = read_file(run.source_diff, most=_LONGEST_RECORD)
+    private = [path for path in left_out if b"+++ b/" + os.fsencode(path.partition("/")[2]) in diff]
+    if not private:
+        return members
+    left_out[run.source_diff.name] = f"it has the content of {private[0]}"
+    return [member for member in members if member.name != run.source_diff.name]
+
+
+_LINKED: dict[Untracked, str] = {
+    "ignored": "git ignores it, and the copy only links to it",
+    "credential": "it looks like a credential, and the copy only links to it",
+}
+
+
+def _private(listing: Listing, path: str, place: Path) -> str:
+    """Return why a copied file is not for others; empty if it is.
+
+    What git tracks and what `--include` names is. Of other files, name and content decide; also of all files of a run
+    whose listing does not say what git tracks.
+    """
+    if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
+        return ""
+    unknown = "" if listing.untracked is not None else "; the run does not say whether git tracks it"
+    if not is_importable(path) and credentials.is_named_like_one(path.partition("/")[2]):
+        return f"its name is that of a file with credentials{unknown}"
+    line = credentials.line_of(path, read_file(place, most=_LONGEST_RECORD))
+    return f"line {line} looks like a credential{unknown}" if line else ""

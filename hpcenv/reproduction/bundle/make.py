@@ -1,0 +1,187 @@
+"""Make the bundle of a run: the run's files, its record, and what a data repository wants beside them.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpcenv.errors import FileUnusable
+from hpcenv.identity.sif import file_sha256
+from hpcenv.progress import OnEvent, ignore
+from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.codec import SCHEMA, encode_record
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.bundle import citation
+from hpcenv.reproduction.bundle.archive import BundleMember, counted, write_archive
+from hpcenv.reproduction.bundle.content import Content, collect
+from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.submission import credentials
+from hpcenv.version import VERSION
+
+RECORD = "record.json"
+ABOUT = "bundle.json"
+IMAGE = "image.sif"
+SUFFIX = ".hpcenv.zip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a bundle is (`bundle.json`).
+
+    Attributes:
+        made_by: version of hpcenv.
+        fingerprint: of the lockfile.
+        image: name of the SIF in the bundle; empty without one.
+        left_out: path in the run folder -> why it is not here.
+    """
+
+    schema: int
+    made_by: str
+    run: str
+    fingerprint: str
+    image: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeBundle:
+    """A bundle that was written.
+
+    Attributes:
+        sha256: of the file.
+        size: in bytes.
+        files: how many members it has.
+        left_out: path in the run folder -> why it is not there.
+        notes: what to look at before it is published.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    files: int
+    left_out: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def make(
+    folder: Path,
+    target: Path,
+    *,
+    sif: Path | None = None,
+    log: bool = False,
+    authors: tuple[str, ...] = (),
+    on_event: OnEvent = ignore,
+) -> MadeBundle:
+    """Write the bundle of a run.
+
+    Args:
+        folder: the run folder.
+        target: the file to write; it must not exist.
+        sif: the image, to be included; its sha256 must be the locked one.
+        log: whether job.log is included.
+        authors: names for CITATION.cff, `Family, Given` or a name as it is.
+        on_event: gets the progress.
+
+    Raises:
+        RecordInvalid: the records of the run cannot be read.
+        FileUnusable: a file cannot be read, the SIF is not the locked one, or the archive cannot be written.
+        UsageError: a file holds the value of a credential.
+        WouldOverwrite: `target` exists.
+    """
+    run = RunFolder(folder)
+    if sif is not None:
+        _require_locked(sif, run)
+    record = read_record(folder)
+    content = _without_overlay(collect(run, log=log), run)
+    about = About(
+        schema=SCHEMA,
+        made_by=VERSION,
+        run=record.run,
+        fingerprint="" if record.lock is None else record.lock.fingerprint,
+        image="" if sif is None else IMAGE,
+        left_out=content.left_out,
+    )
+    members = [*content.members, *_described(record, about, authors)]
+    if sif is not None:
+        members.append(BundleMember(name=IMAGE, source=sif, compressed=False))
+    step = counted(on_event, "pack", target.name, sum(_size(member) for member in members))
+    digest = write_archive(target, _folder_name(record.run), members, step=step)
+    return MadeBundle(
+        path=target,
+        sha256=digest,
+        size=target.stat().st_size,
+        files=len(members) + 1,
+        left_out=content.left_out,
+        notes=_notes(record),
+    )
+
+
+def _notes(record: RunRecord) -> tuple[str, ...]:
+    names = credentials.arguments(record.args)
+    if not names:
+        return ()
+    what = f"{', '.join(names)}: an argument of the script that looks like a credential"
+    return (f"{what}; its value is in manifest.json, request.json and record.json of the bundle",)
+
+
+def _folder_name(run: str) -> str:
+    """Return the name of the folder in the archive; the file's name has no part in it: equal runs, equal bytes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
+
+
+def _without_overlay(content: Content, run: RunFolder) -> Content:
+    """Return what the bundle has, with a word on the overlay: the lockfile names its digest, and it is not included."""
+    container = read_lockfile(run.lockfile).container
+    if container is None or container.overlay is None:
+        return content
+    why = f"not included; its digest is {container.overlay.digest}: give the file to others as well"
+    return replace(content, left_out={**content.left_out, "overlay": why})
+
+
+def _require_locked(sif: Path, run: RunFolder) -> None:
+    """Refuse a file that is not the image of the run."""
+    locked = read_lockfile(run.lockfile).container
+    if locked is None:
+        raise FileUnusable(
+            f"`{sif}` does not belong to this run", why="its environment is the host's, without an image"
+        )
+    digest = file_sha256(sif)
+    if digest != locked.sif.sha256:
+        why = f"its sha256 is {digest}, the lockfile has {locked.sif.sha256}"
+        raise FileUnusable(f"`{sif}` is not the locked image", why=why)
+
+
+def _described(record: RunRecord, about: About, authors: tuple[str, ...]) -> list[BundleMember]:
+    """Return the members that are made from the record."""
+    return [
+        BundleMember(name=RECORD, source=encode_record(record).encode()),
+        BundleMember(name=ABOUT, source=encode_record(about).encode()),
+        BundleMember(name="CITATION.cff", source=citation.citation(record, authors).encode()),
+        BundleMember(name="README.md", source=_readme(record, about).encode()),
+    ]
+
+
+def _readme(record: RunRecord, about: About) -> str:
+    shape = record.shape
+    image = f"The image is in it: {about.image}." if about.image else "The image is fetched by its digest."
+    return f"""# Run {record.run}
+
+Made with hpcenv {about.made_by}: environment `{about.fingerprint}`, code, command and results of one training run on
+{shape.nodes} nodes with {shape.world_size} ranks. {image}
+
+Check that nothing was changed, and run it again:
+
+    hpcenv bundle verify FILE
+    hpcenv reproduce FILE
+
+Without hpcenv: unpack the file, then `sha256sum -c SHA256SUMS`. `lock.toml` names the image by its digest and every
+Python package by its hash; `source/` is the code; `record.json` has the command, the nodes and the results.
+"""
+
+
+def _size(member: BundleMember) -> int:
+    return len(member.source) if isinstance(member.source, bytes) else member.source.stat().st_size

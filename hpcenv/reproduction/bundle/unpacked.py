@@ -1,0 +1,66 @@
+"""The folder of an unpacked bundle, found again by a second call. Runs on: LOGIN NODE.
+
+`hpcenv reproduce FILE` is typed more than once: rung 0, then rung 2, then with other options. The second call uses the
+folder of the first one if it still holds the bundle and nothing else: another file could be read as a record of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcenv.errors import Command, FileUnusable, WouldOverwrite
+from hpcenv.records.listing import LINK, content_of, walk
+from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, Step
+
+
+def unpack_once(archive: Archive, folder: Path, *, step: Step) -> bool:
+    """Unpack a bundle, unless the folder holds it already; return whether anything was written.
+
+    Args:
+        archive: an open bundle.
+        folder: a new folder, or one that an earlier call has made: then its files are compared.
+        step: told how many bytes were written.
+
+    Raises:
+        WouldOverwrite: the folder exists and holds something else; nothing is written.
+        FileUnusable: it cannot be written, or read.
+        BundleInvalid: a file of the bundle differs from its sum; nothing is kept then.
+    """
+    if not os.path.lexists(folder):
+        archive.unpack(folder, step=step)
+        return True
+    try:
+        why = next(_differences(archive, folder), "")
+    except OSError as error:
+        raise FileUnusable(f"cannot read `{error.filename}`", why=error.strerror) from error
+    if why:
+        unpack = Command("hpcenv", "bundle", "unpack", str(archive.path), "FOLDER")
+        hint = ("remove it, or unpack the bundle elsewhere and name that folder: ", unpack)
+        raise WouldOverwrite(f"`{folder}` exists, and is not this bundle", why=why, hint=hint)
+    return False
+
+
+def _differences(archive: Archive, folder: Path) -> Iterator[str]:
+    """Yield how a folder differs from a bundle; nothing in it is followed out of it."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        yield "it is not a folder"
+        return
+    found = {path.removeprefix("./") for path, entry in walk(folder, ".") if not entry.is_dir(follow_symlinks=False)}
+    listed = _contents(archive)
+    for name in sorted(listed.keys() - found):
+        yield f"it has no `{name}`"
+    for name in sorted(found - listed.keys()):
+        yield f"`{name}` in it is not in the bundle"
+    for name, content in sorted(listed.items()):
+        if content_of(str(folder / name)) != content:
+            yield f"`{name}` in it is not the one of the bundle"
+
+
+def _contents(archive: Archive) -> dict[str, str]:
+    """Return the content of each member, as a listing has it."""
+    sums = hashlib.sha256(archive.read(SUMS, most=LONGEST_SUMS)).hexdigest()
+    return {**archive.sums, **{name: LINK + target for name, target in archive.links.items()}, SUMS: sums}

@@ -1,0 +1,166 @@
+"""Verify a bundle: its sums, and that lockfile, code and image in it belong together.
+
+Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. Nothing of the bundle is
+executed or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from hpcenv.errors import BundleInvalid, HpcenvError
+from hpcenv.progress import OnEvent, ignore
+from hpcenv.project import stale
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.workspace import parse_lockfile
+from hpcenv.records.codec import decode_record
+from hpcenv.records.listing import LINK, Listing, digest_of
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted
+from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, About
+
+Result = Literal["match", "mismatch", "unknown", "absent"]
+
+_LONGEST_LOCKFILE = 4 << 20
+_LONGEST_RECORD = 64 << 20
+_RUN = RunFolder(Path())
+_LISTED = 5
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleCheck:
+    """One thing that was checked.
+
+    Attributes:
+        name: a few words.
+        result: `absent` if the bundle does not hold the part: nothing was compared, and nothing is wrong.
+        detail: what was compared with what.
+    """
+
+    name: str
+    result: Result
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedBundle:
+    """What a bundle proves about itself. It does not prove who made it: `ssh-keygen -Y sign` does.
+
+    Attributes:
+        checks: in the order in which they were made.
+        left_out: what the bundle says it does not hold, with the reason.
+    """
+
+    path: Path
+    run: str
+    fingerprint: str
+    checks: tuple[BundleCheck, ...]
+    left_out: dict[str, str]
+
+    @property
+    def result(self) -> Result:
+        """The worst result of all checks. A part that the bundle does not hold does not count."""
+        results = {check.result for check in self.checks}
+        return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"
+
+
+def verify_bundle(path: Path, *, on_event: OnEvent = ignore) -> VerifiedBundle:
+    """Read a bundle and compare its parts with each other.
+
+    Raises:
+        FileUnusable: the file cannot be read.
+        BundleInvalid: it is not a bundle, or a file in it differs from its sum.
+    """
+    with Archive(path) as archive:
+        archive.verify(step=counted(on_event, "verify", path.name, archive.size))
+        about = _record(archive, About, ABOUT)
+        manifest = _record(archive, Manifest, _RUN.manifest.name)
+        locked = _lockfile(archive)
+        checks = (_sums(archive), _fingerprint(locked, about), *_code(archive, manifest), _image(archive, locked))
+    return VerifiedBundle(
+        path=path, run=about.run, fingerprint=about.fingerprint, checks=checks, left_out=about.left_out
+    )
+
+
+def _sums(archive: Archive) -> BundleCheck:
+    detail = f"{len(archive.sums)} files have the sha256 that {SUMS} lists"
+    return BundleCheck(name="sums", result="match", detail=detail)
+
+
+def _record(archive: Archive, kind: type[_Record], name: str) -> _Record:
+    text = archive.read(name, most=_LONGEST_RECORD)
+    try:
+        return decode_record(kind, text.decode("utf-8"), origin=f"{archive.path.name}/{name}")
+    except (HpcenvError, UnicodeDecodeError) as error:
+        what = error.what if isinstance(error, HpcenvError) else str(error)
+        raise BundleInvalid(f"`{name}` in `{archive.path.name}` cannot be read", why=what) from error
+
+
+def _lockfile(archive: Archive) -> Lockfile:
+    name = _RUN.lockfile.name
+    try:
+        return parse_lockfile(archive.read(name, most=_LONGEST_LOCKFILE), Path(archive.path.name) / name)
+    except BundleInvalid:
+        raise
+    except HpcenvError as error:
+        why = "\n".join(filter(None, (error.what, error.why)))
+        raise BundleInvalid(f"the lockfile in `{archive.path.name}` cannot be read", why=why) from error
+
+
+def _fingerprint(locked: Lockfile, about: About) -> BundleCheck:
+    edited = stale.edited_content(locked)
+    if edited is not None:
+        detail = f"it says {locked.fingerprint}, its content has {edited}: it was edited"
+        return BundleCheck(name="lockfile", result="mismatch", detail=detail)
+    if locked.fingerprint != about.fingerprint:
+        detail = f"it is {locked.fingerprint}, the bundle was made for {about.fingerprint}"
+        return BundleCheck(name="lockfile", result="mismatch", detail=detail)
+    return BundleCheck(name="lockfile", result="match", detail=f"its content has the fingerprint {locked.fingerprint}")
+
+
+def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
+    source = manifest.source
+    if source is None:
+        yield BundleCheck(name="code", result="unknown", detail="the run kept no copy of its code")
+        return
+    listing = _record(archive, Listing, _RUN.listing.name)
+    if source.digest and digest_of(listing.files) != source.digest:
+        detail = f"the list of its files has another digest than the {source.digest[:16]}... that the nodes compared"
+        yield BundleCheck(name="code", result="mismatch", detail=detail)
+        return
+    found = {**archive.sums, **{name: LINK + target for name, target in archive.links.items()}}
+    other = sorted(path for path, content in listing.files.items() if path in found and found[path] != content)
+    missing = sorted(path for path in listing.files if path not in found)
+    if other:
+        yield BundleCheck(name="code", result="mismatch", detail=f"not what the nodes compared: {_listed(other)}")
+    elif missing:
+        yield BundleCheck(name="code", result="unknown", detail=f"not in the bundle: {_listed(missing)}")
+    elif not source.digest:
+        yield BundleCheck(name="code", result="unknown", detail="the run recorded no digest of its code")
+    else:
+        detail = f"{len(listing.files)} files, those that every node compared (digest {source.digest[:16]}...)"
+        yield BundleCheck(name="code", result="match", detail=detail)
+
+
+def _image(archive: Archive, locked: Lockfile) -> BundleCheck:
+    container = locked.container
+    if container is None:
+        return BundleCheck(name="image", result="absent", detail="no image: the environment is the host's own")
+    if IMAGE not in archive.sums:
+        named = container.manifest_digest or f"sha256:{container.sif.sha256}"
+        return BundleCheck(name="image", result="absent", detail=f"the lockfile names {named}")
+    if archive.sums[IMAGE] != container.sif.sha256:
+        detail = f"its sha256 is {archive.sums[IMAGE]}, the lockfile has {container.sif.sha256}"
+        return BundleCheck(name="image", result="mismatch", detail=detail)
+    return BundleCheck(name="image", result="match", detail="its sha256 is the locked one")
+
+
+def _listed(paths: list[str]) -> str:
+    more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
+    return ", ".join(paths[:_LISTED]) + more

@@ -1,0 +1,151 @@
+"""Make a project from the copy of the code that a run folder holds, so that it can be submitted elsewhere.
+
+Runs on: LOGIN NODE. The run folder may be anybody's: only listed files with the listed content are copied, names stay
+inside the new folder, and links that lead out of it are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import FileUnusable, RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.records.files import load_record
+from hpcenv.records.listing import LINK, Listing
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.bundle.make import ABOUT, About
+from hpcenv.reproduction.proofs import file_sha256, safe_place
+from hpcenv.submission.request import CopiedCode
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeCopy:
+    """The code of a run in a new folder.
+
+    Attributes:
+        code: the folder, and the listed files that it has.
+        left_out: what it does not have, in words.
+    """
+
+    code: CopiedCode
+    left_out: tuple[str, ...]
+
+
+def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
+    """Copy the code of a run into a new folder.
+
+    Args:
+        target: a new folder, or one that an earlier call has made; then its files are compared.
+
+    Raises:
+        UsageError: the run has no copy of its code.
+        WouldOverwrite: the folder exists.
+        FileUnusable: a file cannot be copied, or is not the one that ran; the new folder is removed again.
+        RecordInvalid: the list of the files cannot be read.
+    """
+    if manifest.source is None or not run.source.is_dir() or run.source.is_symlink():
+        raise UsageError(
+            f"`{run.path}` has no copy of the code",
+            why="the run used its files in place, or the folder was published without `source/`",
+            hint="get the authors' repository at the recorded commit, and reproduce in it",
+        )
+    listed = load_record(Listing, run.listing).files
+    own = {path: content for path, content in listed.items() if path.startswith(f"{run.source.name}/")}
+    if len(own) < len(listed):
+        raise UsageError(
+            "the run worked in a folder outside of its project", hint="reproduce in the authors' repository"
+        )
+    missing = {path: why for path, why in left_out_of(run).items() if path in own and not _is_here(run, path)}
+    own = {path: content for path, content in own.items() if path not in missing}
+    said = [f"{path}: not in the bundle: {why}" for path, why in sorted(missing.items())]
+    said += _copied(run, own, target)
+    files = tuple(path.partition("/")[2] for path in own if os.path.lexists(target / path.partition("/")[2]))
+    return CodeCopy(code=CopiedCode(root=target, files=files), left_out=tuple(said))
+
+
+def left_out_of(run: RunFolder) -> Mapping[str, str]:
+    """Return what an unpacked bundle does not hold: path -> why; nothing for another folder."""
+    try:
+        return load_record(About, run.path / ABOUT).left_out
+    except RecordInvalid:
+        return {}
+
+
+def _is_here(run: RunFolder, path: str) -> bool:
+    return os.path.lexists(run.path / path)
+
+
+def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
+    """Copy listed files, or compare those of an earlier call; return what was left out, in words."""
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError as error:
+        changed = _changed_copy(own, target)
+        if changed:
+            why = f"its `{changed}` is not the one of the run"
+            raise WouldOverwrite(f"`{target}` exists", why=why, hint="--copy DIR names another folder") from error
+        return []
+    except OSError as error:
+        raise FileUnusable(f"cannot make `{target}`", why=error.strerror) from error
+    try:
+        return [said for path in sorted(own) if (said := _copy_file(run, path, own[path], target))]
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _changed_copy(listed: Mapping[str, str], target: Path) -> str:
+    """Return the first file in a copy that is not as listed; empty if all are."""
+    for path, content in sorted(listed.items()):
+        place = target / path.partition("/")[2]
+        try:
+            same = content.startswith(LINK) or (not place.is_symlink() and file_sha256(place) == content)
+        except OSError:
+            same = False
+        if not same:
+            return path.partition("/")[2]
+    return ""
+
+
+def _copy_file(run: RunFolder, path: str, content: str, target: Path) -> str:
+    """Copy one listed file; return why it was left out, empty if it was not."""
+    source = safe_place(run, path)
+    if source is None:
+        raise FileUnusable(f"`{path}` in the list of the run leads out of its folder", why=f"{run.listing}")
+    place = target / path.partition("/")[2]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if content.startswith(LINK):
+            return _copy_link(content.removeprefix(LINK), place, target, path)
+        if source.is_symlink() or file_sha256(source) != content:
+            raise FileUnusable(
+                f"`{source}` is not the file that the run was submitted with", why=f"{run.listing} has its sha256"
+            )
+        shutil.copy(source, place, follow_symlinks=False)
+    except OSError as error:
+        raise FileUnusable(f"cannot copy `{source}`", why=error.strerror) from error
+    return ""
+
+
+def _copy_link(points_to: str, place: Path, target: Path, path: str) -> str:
+    inside = os.path.normpath(os.path.join(place.parent, points_to))
+    if os.path.isabs(points_to) or not Path(inside).is_relative_to(target):
+        return f"{path}: a link that leads out of the project"
+    os.symlink(points_to, place)
+    return ""
+
+
+def folder_of_submission(manifest: Manifest, root: Path) -> Path:
+    """Return the folder in a copy of the project from which the run was submitted."""
+    source = manifest.source
+    if source is None:
+        return root
+    given = Path(manifest.submitted_in or manifest.workdir)
+    for start in (source.root, source.folder):
+        if given.is_relative_to(start):
+            return root / given.relative_to(start)
+    return root

@@ -1,0 +1,325 @@
+"""`hpcenv compare`: whether two runs gave the same, and if not, where they part and what differs between them.
+
+Runs on: LOGIN NODE. Three questions have separate answers: does a run repeat here, is it equal to the reference, does a
+restart replay the steps that it computes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import HpcenvError, NotComparable
+from hpcenv.locking.diff import diff
+from hpcenv.locking.difference import Change
+from hpcenv.reproduction import comparison
+from hpcenv.reproduction.causes import Cause, different_switches, rank_causes
+from hpcenv.reproduction.closeness import Tolerance
+from hpcenv.reproduction.comparison import Divergence, Level, MetricComparison, ParameterComparison
+from hpcenv.reproduction.measured import OF_RANKS, Measured, Start, read_measured
+from hpcenv.reproduction.series import Series
+from hpcenv.runs.find import find_run
+
+Question = Literal["repeats-here", "equals-reference", "restart-replays"]
+Answer = Literal["yes", "within", "no", "unknown", "not-asked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """One of the three questions with its answer in a word and in a sentence."""
+
+    question: Question
+    answer: Answer
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps to compare, both ends included; None is without an end."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def of(self, series: Sequence[Series]) -> tuple[Series, ...]:
+        """Return the part of each series, without those that have none of these steps."""
+        first, last = (
+            self.first if self.first is not None else -(1 << 62),
+            self.last if self.last is not None else 1 << 62,
+        )
+        cut = (one.between(first, last) for one in series)
+        return tuple(one for one in cut if one.steps)
+
+    def of_hashes(self, parameters: Mapping[int, Mapping[int, str]]) -> dict[int, dict[int, str]]:
+        """Return the hashes of these steps."""
+        return {rank: {n: one for n, one in hashes.items() if n in self} for rank, hashes in parameters.items()}
+
+    def __contains__(self, step: int) -> bool:
+        return (self.first is None or step >= self.first) and (self.last is None or step <= self.last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A run that is compared."""
+
+    name: str
+    folder: Path
+    measured: Measured
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """The comparison of a run with its reference.
+
+    Attributes:
+        reference, other: names of the runs.
+        verdict: `equal` to the last bit, `within` the tolerance, or `differs`.
+        headline: the verdict in one sentence.
+        first: the first pair of values that differs, of all metrics and parameters; None if all are equal.
+        answers: of the three questions.
+        causes: differences between the runs, the most likely cause first.
+        findings: what the ranks report about their determinism switches.
+        not_compared: what is in no record of a run, and what could not be read.
+    """
+
+    reference: str
+    other: str
+    reference_folder: Path
+    other_folder: Path
+    verdict: Level
+    headline: str
+    metrics: tuple[MetricComparison, ...]
+    parameters: ParameterComparison
+    first: Divergence | None
+    answers: tuple[Answered, ...]
+    causes: tuple[Cause, ...]
+    findings: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+
+
+def compare(
+    start: Path,
+    reference: str,
+    other: str,
+    *,
+    again: Sequence[str] = (),
+    runs: str | None = None,
+    tolerance: Tolerance | None = None,
+    steps: Steps | None = None,
+    metrics: Sequence[str] = (),
+) -> RunComparison:
+    """Compare a run with a reference.
+
+    Args:
+        start: the folder where the user is.
+        reference, other: a run folder, name or job id.
+        again: more runs like `other`, for the question whether it repeats here.
+        runs: folder of runs, if not the project's.
+        tolerance: None for the one of torch.testing.assert_close.
+        steps: the steps to compare; None for all.
+        metrics: names of metrics; none for all.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: a run cannot be found or read.
+        NotComparable: the runs have no metric of the same name and step.
+    """
+    sides = [read_side(start, word, runs, steps or Steps(), metrics) for word in (reference, other, *again)]
+    rule = tolerance or Tolerance()
+    found = _compare_measured(sides[0], sides[1], rule)
+    if found.level is None:
+        raise _not_comparable(sides[0], sides[1])
+    causes, missing = causes_between(start, sides[0], sides[1])
+    answers = (_repeats(sides, rule, causes, found), _equals(found), _replays(sides[:2], found))
+    return RunComparison(
+        reference=sides[0].name,
+        other=sides[1].name,
+        reference_folder=sides[0].folder,
+        other_folder=sides[1].folder,
+        verdict=found.verdict,
+        headline=found.headline,
+        metrics=found.metrics,
+        parameters=found.parameters,
+        first=found.first,
+        answers=answers,
+        causes=causes,
+        findings=tuple(f"{side.name}: {text}" for side in sides[:2] for text in side.measured.findings),
+        not_compared=(*missing, *(f"{side.name}: {text}" for side in sides[:2] for text in side.measured.problems)),
+    )
+
+
+def read_side(start: Path, word: str, runs: str | None, steps: Steps, metrics: Sequence[str]) -> Side:
+    """Return what a run measured in these steps; metrics by name, none for all.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: it cannot be found or read.
+    """
+    run = find_run(start, word, runs=runs)
+    measured = read_measured(run.folder)
+    kept = tuple(one for one in steps.of(measured.series) if not metrics or one.name in metrics)
+    cut = Measured(
+        **{**vars(measured), "series": kept, "parameters": steps.of_hashes(measured.parameters)},
+    )
+    return Side(
+        name=run.manifest.run,
+        folder=run.folder.path,
+        measured=cut,
+        ranks=run.manifest.nodes * run.manifest.nproc_per_node,
+    )
+
+
+def _not_comparable(reference: Side, other: Side) -> NotComparable:
+    names = [sorted({one.name for one in side.measured.series}) for side in (reference, other)]
+    why = "\n".join(
+        f"{side.name} has {', '.join(found[:8]) if found else 'no metrics'}"
+        for side, found in zip((reference, other), names, strict=True)
+    )
+    hint = "runs record their losses with `--determinism seeded` or `bitwise`, or with hpcenv.training.log_metrics"
+    return NotComparable(
+        f"`{reference.name}` and `{other.name}` have no metric with the same steps", why=why, hint=hint
+    )
+
+
+def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
+    """Return what differs between two runs, the most likely cause first, and what no record holds."""
+    changes, missing = _changes(start, reference, other)
+    switches = different_switches(reference.measured.effective, other.measured.effective)
+    return rank_causes(changes, switches), missing
+
+
+def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """Return what differs between the runs beside their results, and what no record holds."""
+    try:
+        found = diff(start, str(reference.folder), str(other.folder))
+    except HpcenvError as error:
+        return (), (f"the environments of the runs: {error.what}",)
+    return found.changes, found.not_compared
+
+
+# -- the results --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What two runs have in common."""
+
+    metrics: tuple[MetricComparison, ...]
+    parameters: ParameterComparison
+    level: Level | None
+
+    @property
+    def incomplete(self) -> tuple[MetricComparison, ...]:
+        return tuple(one for one in self.metrics if one.judged and not one.complete)
+
+    @property
+    def verdict(self) -> Level:
+        level = self.level or "differs"
+        if level != "differs" and self.incomplete:
+            return "differs"
+        return "within" if level == "equal" and self.parameters.same is False else level
+
+    @property
+    def first(self) -> Divergence | None:
+        found = [one.first for one in self.metrics if one.judged and one.first is not None]
+        found += [self.parameters.first] if self.parameters.first is not None else []
+        return min(found, key=lambda one: one.step, default=None)
+
+    @property
+    def headline(self) -> str:
+        pairs = sum(one.compared for one in self.metrics if one.judged)
+        if self.level == "differs":
+            beyond = [one.first_beyond for one in self.metrics if one.judged and one.first_beyond is not None]
+            first = min(beyond, key=lambda one: one.step)
+            return f"differs: {first.name} is beyond the tolerance from step {first.step} on"
+        if self.incomplete:
+            one = self.incomplete[0]
+            word = "equal to the last bit" if self.level == "equal" else "within the tolerance"
+            return (
+                f"differs: not the same steps; {one.name} is {word} in the {one.compared} values that both have,"
+                f" {one.only_reference} are only in the reference, {one.only_other} only in the other run"
+            )
+        if self.level == "equal" and self.parameters.same is False:
+            first_weights = self.parameters.first
+            step = 0 if first_weights is None else first_weights.step
+            return f"losses equal to the last bit, weights differ from step {step} on"
+        if self.level == "equal":
+            weights = ", weights too" if self.parameters.same else ", weights not compared"
+            return f"equal to the last bit: {pairs} values{weights}"
+        return f"within the tolerance, not equal: {pairs} values"
+
+
+def _compare_measured(reference: Side, other: Side, tolerance: Tolerance) -> _Found:
+    same_ranks = reference.ranks == other.ranks
+    metrics = comparison.compare_metrics(
+        reference.measured.series, other.measured.series, tolerance, same_ranks=same_ranks
+    )
+    parameters = comparison.compare_parameters(reference.measured.parameters, other.measured.parameters)
+    return _Found(metrics=metrics, parameters=parameters, level=comparison.overall(metrics))
+
+
+# -- the three questions ------------------------------------------------------------------
+
+_WORDS: dict[Level, Answer] = {"equal": "yes", "within": "within", "differs": "no"}
+
+
+def _equals(found: _Found) -> Answered:
+    return Answered(question="equals-reference", answer=_WORDS[found.verdict], text=found.headline)
+
+
+def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause], found: _Found) -> Answered:
+    """Answer whether the run repeats here: from further runs, or from the reference if nothing differs between them."""
+    question: Question = "repeats-here"
+    if len(sides) == 2:
+        if any(cause.likelihood != "unlikely" for cause in causes):
+            text = f"not asked: submit {sides[1].name} once more, and name that run as the third one"
+            return Answered(question=question, answer="not-asked", text=text)
+        text = f"the runs differ in nothing that is known to change results: {found.headline}"
+        return Answered(question=question, answer=_WORDS[found.verdict], text=text)
+    others = [(side, _compare_measured(sides[1], side, tolerance)) for side in sides[2:]]
+    unknown = [side.name for side, one in others if one.level is None]
+    if unknown:
+        text = f"{', '.join(unknown)} has no metric in common with {sides[1].name}"
+        return Answered(question=question, answer="unknown", text=text)
+    side, worst = max(others, key=lambda pair: comparison.LEVELS.index(pair[1].verdict))
+    text = f"{sides[1].name} against {side.name}: {worst.headline}"
+    return Answered(question=question, answer=_WORDS[worst.verdict], text=text)
+
+
+def _replays(sides: Sequence[Side], found: _Found) -> Answered:
+    """Answer whether a restart replays: from steps that a run computed twice, else from a run without that restart."""
+    question: Question = "restart-replays"
+    restarted = [side for side in sides if len(side.measured.starts) > 1]
+    if not restarted:
+        return Answered(question=question, answer="not-asked", text="not asked: no run was started again")
+    counted, first = 0, None
+    for side in restarted:
+        for count, divergence in _replayed(side.measured.starts):
+            counted += count
+            if first is None and divergence is not None:
+                first = (side, divergence)
+    if first is not None:
+        side, pair = first
+        text = f"{side.name}: step {pair.step} of {pair.name} gave {pair.reference}, and {pair.value} after the restart"
+        return Answered(question=question, answer="no", text=text)
+    if counted:
+        text = f"{counted} values were computed again after a restart, equal to the last bit"
+        return Answered(question=question, answer="yes", text=text)
+    if len(restarted) < len(sides) and found.verdict == "equal":
+        text = f"the steps of {restarted[0].name} after its restart equal those of the run without one"
+        return Answered(question=question, answer="yes", text=text)
+    text = "no step was computed twice, and there is no equal run without the restart"
+    return Answered(question=question, answer="unknown", text=text)
+
+
+def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
+    """Yield for each start how many values it computed again, and the first of them that differs."""
+    for number, later in enumerate(starts):
+        for earlier in starts[:number]:
+            metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)
+            of_ranks = [one for one in metrics if one.source in OF_RANKS and one.judged]
+            parameters = comparison.compare_parameters(earlier.parameters, later.parameters)
+            firsts = (*(one.first for one in of_ranks), parameters.first)
+            differing = [first for first in firsts if first is not None]
+            count = sum(one.compared for one in of_ranks) + parameters.compared
+            yield count, min(differing, key=lambda pair: pair.step, default=None)

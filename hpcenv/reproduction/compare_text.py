@@ -1,0 +1,144 @@
+"""The comparison of two runs as text, at most 80 columns wide. Pure. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from hpcenv.judge.verdict_table import shorten
+from hpcenv.reproduction.causes import Cause, Likelihood
+from hpcenv.reproduction.compare import Question, RunComparison
+from hpcenv.reproduction.comparison import Divergence, MetricComparison
+from hpcenv.text import visible
+
+_WIDTH = 80
+# Metrics, differences in one group, and lines about what was not compared that are printed. `--json` has all.
+_METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
+
+QUESTIONS: dict[Question, str] = {
+    "repeats-here": "Does it repeat here?",
+    "equals-reference": "Is it equal to the reference?",
+    "restart-replays": "Does a restart replay?",
+}
+LIKELIHOODS: dict[Likelihood, str] = {
+    "another-experiment": "another experiment",
+    "changes-results": "changes results",
+    "may-change-results": "may change results",
+    "unlikely": "unlikely to change results",
+}
+
+
+def render(result: RunComparison) -> str:
+    """Return the comparison as text, without control characters."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: RunComparison) -> Iterator[str]:
+    yield from wrapped(result.headline)
+    yield f"  reference  {visible(result.reference)}"
+    yield f"  run        {visible(result.other)}"
+    yield ""
+    for one in result.answers:
+        yield from wrapped(f"{QUESTIONS[one.question]} {one.text}")
+    yield ""
+    yield from _metric_lines(result.metrics)
+    yield from parameter_lines(result)
+    if result.first is not None:
+        yield ""
+        yield from divergence_lines(result.first)
+    if result.causes:
+        yield ""
+        yield "differences between the runs, the most likely cause first:"
+        yield from cause_lines(result.causes)
+    if result.findings:
+        yield ""
+        yield from some_lines("the ranks report", result.findings)
+    if result.not_compared:
+        yield ""
+        yield from some_lines("not compared", result.not_compared)
+
+
+def wrapped(text: str, *, indent: str = "  ", first: str = "") -> Iterator[str]:
+    """Yield a text in lines of at most 80 columns, without control characters."""
+    yield from textwrap.wrap(visible(text), _WIDTH, initial_indent=first, subsequent_indent=indent)
+
+
+def some_lines(title: str, rows: Sequence[str]) -> Iterator[str]:
+    """Yield a title and the first rows below it."""
+    yield f"{title}:"
+    for row in rows[:_NOT_COMPARED]:
+        yield from wrapped(row, first="  ", indent="    ")
+    if len(rows) > _NOT_COMPARED:
+        yield f"  and {len(rows) - _NOT_COMPARED} more"
+
+
+def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
+    rows = [("METRIC", "SOURCE", "PAIRS", "EQUAL", "LARGEST DIFFERENCE", "LEVEL")]
+    for one in metrics[:_METRICS]:
+        level = one.level if one.judged else "not judged"
+        rows.append((_short(one.name, 24), one.source, str(one.compared), str(one.equal), largest(one), level))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if len(metrics) > _METRICS:
+        yield f"and {len(metrics) - _METRICS} more metrics"
+    for one in metrics[:_METRICS]:
+        for note in one.notes:
+            yield from wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent="    ")
+        if one.level != "equal" and one.judged:
+            yield from wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent="    ")
+
+
+def largest(one: MetricComparison) -> str:
+    """Return the largest difference of a metric: in ULP if they are few, else relative."""
+    if one.first is None:
+        return "-"
+    if one.largest_ulp is not None and one.largest_ulp < 1000:
+        return f"{one.largest_ulp} ULP"
+    if one.largest_relative is not None:
+        return f"relative {one.largest_relative:.1e}"
+    return "no distance" if one.largest_absolute is None else f"absolute {one.largest_absolute:.1e}"
+
+
+def _short(text: str, most: int) -> str:
+    shown = visible(text)
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+
+
+def parameter_lines(result: RunComparison) -> Iterator[str]:
+    """Yield the line about the hashes of the parameters."""
+    found = result.parameters
+    if not found.compared:
+        yield "parameters: no hash of the same rank and step in both runs"
+    elif found.first is None:
+        yield f"parameters: {found.compared} hashes, all equal"
+    else:
+        until = "" if found.last_equal_step is None else f", equal up to step {found.last_equal_step}"
+        yield f"parameters: {found.compared} hashes, {found.compared - found.equal} differ{until}"
+
+
+def divergence_lines(pair: Divergence) -> Iterator[str]:
+    """Yield the first pair of values that differs."""
+    rank = "" if pair.rank is None else f", rank {pair.rank}"
+    distance = "" if pair.ulp is None else f" ({pair.ulp} ULP apart)"
+    yield f"first difference: step {pair.step}{rank}, {_short(pair.name, 30)}{distance}"
+    for word, decimal, bits in (
+        ("reference", pair.reference_decimal, pair.reference),
+        ("run", pair.value_decimal, pair.value),
+    ):
+        yield f"  {word:9}  {decimal}  {bits}" if decimal else f"  {word:9}  {bits}"
+
+
+def cause_lines(causes: Iterable[Cause], *, first: int = 1) -> Iterator[str]:
+    """Yield numbered differences between two runs, each with its first changes."""
+    for number, cause in enumerate(causes, start=first):
+        yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent="   ")
+        for field, left, right in cause.changes[:_CHANGES]:
+            yield from wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent="       ")
+        if len(cause.changes) > _CHANGES:
+            yield f"     and {len(cause.changes) - _CHANGES} more"
+
+
+def _value(text: str) -> str:
+    shown = shorten(text)
+    return shown if len(shown) <= 160 else f"{shown[:157]}..."

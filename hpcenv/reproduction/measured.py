@@ -1,0 +1,160 @@
+"""What a run measured: losses, metrics and hashes of parameters of every rank, and what the ranks read back.
+
+Runs on: LOGIN NODE. From the files of the ranks (`records/metrics.py`, `records/determinism.py`), and from the files
+that the training wrote itself (`metric_files.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hpcenv.records.determinism import RankDeterminism, read_run_determinism
+from hpcenv.records.manifest import Value
+from hpcenv.records.metrics import RankMetrics, Recorded, number, read_run_metrics
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.metric_files import read_metric_files
+from hpcenv.reproduction.series import Series, by_step
+
+# Sources that hpcenv recorded itself, of each rank.
+OF_RANKS = ("backward", "log_metrics")
+
+_Key = tuple[str, str, int, int]  # source, name, part, rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the ranks recorded between one start and its end: of an attempt of the job, or of torchrun.
+
+    Attributes:
+        attempt: number of the attempt of the job.
+        process: which start of torchrun in that attempt, 0 for the first.
+        parameters: rank -> step -> sha256 of the parameters.
+    """
+
+    attempt: int
+    process: int
+    series: tuple[Series, ...]
+    parameters: dict[int, dict[int, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run measured.
+
+    Attributes:
+        series: all metrics; where a step was computed again after a restart, its last value.
+        parameters: rank -> step -> sha256 of the parameters, likewise.
+        starts: the same by start, in order.
+        effective: rank -> name of the switch -> value that was read last; of the last attempt.
+        findings: what the ranks report about their switches, in words.
+        problems: what could not be read.
+    """
+
+    series: tuple[Series, ...] = ()
+    parameters: dict[int, dict[int, str]] = field(default_factory=dict)
+    starts: tuple[Start, ...] = ()
+    effective: dict[str, dict[str, Value | None]] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_measured(run: RunFolder) -> Measured:
+    """Return what a run measured; nothing is an error here, and what could not be read is in `problems`."""
+    ranks = read_run_metrics(run)
+    switches, unreadable = read_run_determinism(run)
+    files = read_metric_files(run)
+    starts = _starts(ranks)
+    of_ranks, parameters = _merged(starts)
+    problems = [f"determinism of attempt {one.attempt}, rank {one.rank}: {one.why}" for one in unreadable]
+    return Measured(
+        series=(*of_ranks, *files.series),
+        parameters=parameters,
+        starts=starts,
+        effective=_effective(switches),
+        findings=tuple(dict.fromkeys(_findings(switches))),
+        problems=(*_problems(ranks), *problems, *files.problems),
+    )
+
+
+def _starts(ranks: Sequence[RankMetrics]) -> tuple[Start, ...]:
+    values: dict[tuple[int, int], dict[_Key, list[tuple[int, float]]]] = {}
+    dtypes: dict[_Key, str] = {}
+    hashes: dict[tuple[int, int], dict[int, dict[int, str]]] = {}
+    for one in ranks:
+        for record in one.records:
+            place = one.attempt, record.process
+            if record.kind == "parameters":
+                hashes.setdefault(place, {}).setdefault(one.rank, {})[record.step] = record.value
+            elif record.used:
+                key = _key(record, one.rank)
+                values.setdefault(place, {}).setdefault(key, []).append((record.step, number(record)))
+                dtypes[key] = "float64" if record.dtype == "int" else record.dtype
+    return tuple(
+        Start(
+            attempt=place[0],
+            process=place[1],
+            series=tuple(_series(key, pairs, dtypes[key]) for key, pairs in sorted(values.get(place, {}).items())),
+            parameters=hashes.get(place, {}),
+        )
+        for place in sorted({*values, *hashes})
+    )
+
+
+def _key(record: Recorded, rank: int) -> _Key:
+    source = "backward" if record.kind == "loss" else "log_metrics"
+    return source, record.name, record.index if record.kind == "loss" else 0, rank
+
+
+def _series(key: _Key, pairs: Sequence[tuple[int, float]], dtype: str) -> Series:
+    source, name, part, rank = key
+    steps, values, _ = by_step(pairs)
+    return Series(
+        name=name, source=source, file="metrics", dtype=dtype, steps=steps, values=values, rank=rank, part=part
+    )
+
+
+def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
+    """Return the series over all starts: a later start replaces the steps that it computed again."""
+    pairs: dict[_Key, list[tuple[int, float]]] = {}
+    dtypes: dict[_Key, str] = {}
+    parameters: dict[int, dict[int, str]] = {}
+    for start in starts:
+        for one in start.series:
+            key = one.source, one.name, one.part, one.rank or 0
+            pairs.setdefault(key, []).extend(zip(one.steps, one.values, strict=True))
+            dtypes[key] = one.dtype
+        for rank, hashes in start.parameters.items():
+            parameters.setdefault(rank, {}).update(hashes)
+    return tuple(_series(key, found, dtypes[key]) for key, found in sorted(pairs.items())), parameters
+
+
+def _effective(switches: Sequence[RankDeterminism]) -> dict[str, dict[str, Value | None]]:
+    """Return what each rank read last: the attempts come in order."""
+    found: dict[str, dict[str, Value | None]] = {}
+    for one in switches:
+        values: dict[str, Value | None] = {switch.name: switch.effective for switch in one.switches}
+        values |= {f"version.{name}": version for name, version in one.versions.items()}
+        values |= {"profile": one.profile, "seed": one.seed, "rank-seed": one.rank_seed}
+        found[str(one.rank)] = values
+    return found
+
+
+def _findings(switches: Sequence[RankDeterminism]) -> Iterable[str]:
+    for one in switches:
+        for switch in one.switches:
+            if switch.overridden:
+                place = f" at {switch.changed_at}" if switch.changed_at else ""
+                yield f"rank {one.rank}: the script set {switch.name} to {switch.effective}{place}, not {switch.asked}"
+        for count in one.without_deterministic_kernel:
+            yield f"rank {one.rank}: {count.operation} ran {count.count} times without a deterministic kernel"
+        yield from (f"rank {one.rank}: {problem}" for problem in one.problems)
+
+
+def _problems(ranks: Sequence[RankMetrics]) -> Iterable[str]:
+    for one in ranks:
+        where = f"metrics of attempt {one.attempt}, rank {one.rank}"
+        yield from (f"{where}: {problem}" for problem in one.problems)
+        yield from (f"{where}: {note}" for note in one.notes)
+        if one.cut:
+            yield f"{where}: the last line is cut: the rank was killed while it wrote"

@@ -1,0 +1,137 @@
+"""Repeat the beginning of a run with the trace on: the same code, lockfile, options and shape. Runs on: LOGIN NODE.
+
+The code is the one in the folder where the run was submitted, if it is unchanged; else the copy that the run keeps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcenv.errors import FileUnusable, HpcenvError
+from hpcenv.project.acceptance import Asked
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
+from hpcenv.reproduction.code_copy import copy_code, folder_of_submission
+from hpcenv.runs.entries import Run
+from hpcenv.submission import request, rerun
+from hpcenv.submission.plan import Plan
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedSteps:
+    """Which optimizer steps are traced.
+
+    Attributes:
+        first, last: both ends, included; the process ends after the last one.
+        resumed: step of the checkpoint that the training begins with; 0 to begin at the start.
+        checkpoint: name of that checkpoint in the run folder; empty without one.
+    """
+
+    first: int
+    last: int
+    resumed: int = 0
+    checkpoint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """What is submitted to trace the steps of a run.
+
+    Attributes:
+        recorded: what the record of the run asks of this machine.
+        notes: where the code comes from, in words.
+    """
+
+    of: str
+    plan: Plan
+    context: Context
+    workspace: Workspace
+    recorded: tuple[Asked, ...]
+    notes: tuple[str, ...] = ()
+
+
+def traced_options(run: Run, steps: TracedSteps) -> SubmitOptions:
+    """Return the options that repeat a run up to the last traced step.
+
+    Raises:
+        UsageError, RecordInvalid, FileUnusable: the run cannot be submitted again from its record.
+    """
+    if steps.resumed and not steps.checkpoint and not run.manifest.resume_from:
+        raise FileUnusable(
+            f"`{run.manifest.run}` has no checkpoint of step {steps.resumed}",
+            why="the trace of the other run begins with the checkpoint of that step",
+        )
+    old = rerun.options_of_run(run)
+    wanted: dict[str, object] = {"trace_steps": str(steps), "stop_after_steps": steps.last, "record_metrics": True}
+    if steps.checkpoint:
+        wanted["resume_from"] = str(run.folder.checkpoints / steps.checkpoint)
+    elif run.manifest.resume_from:
+        # The very checkpoint: the run that it belongs to may have a newer one by now.
+        wanted["resume_from"] = run.manifest.resume_from
+    name = rerun.free_name(f"{old.name or run.manifest.run}-trace"[:90], run.folder.path.parent)
+    options = replace(old, **{**request.parse_flags(wanted), "name": name, "chain": None, "requeue": None})
+    return rerun.with_own_lockfile(options, run.folder)
+
+
+def plan_repetition(
+    run: Run,
+    steps: TracedSteps,
+    context: Context,
+    *,
+    open_project: Callable[[Path], Workspace],
+) -> Repetition:
+    """Plan the job that traces steps of a run.
+
+    Args:
+        context: of the command; a copy of the code goes below its folder.
+        open_project: returns the project around a folder.
+
+    Raises:
+        HpcenvError: the run cannot be repeated here; `why` has the reasons.
+    """
+    options = traced_options(run, steps)
+    recorded = rerun.asked_by_record(options, {})
+    try:
+        here = rerun.context_again(context, run.manifest, request.command_of(options))
+        workspace = open_project(here.cwd)
+        plan = plan_job(workspace, options, here)
+        rerun.require_same_inputs(run.manifest, plan, allow=False, other_lock=False)
+        return Repetition(of=run.manifest.run, plan=plan, context=here, workspace=workspace, recorded=recorded)
+    except HpcenvError as error:
+        if run.manifest.source is None or not run.folder.source.is_dir():
+            raise
+        in_place = error
+    try:
+        return _from_copy(run, options, context, open_project, recorded)
+    except HpcenvError as error:
+        why = "\n".join(filter(None, (error.why, f"and where it was submitted: {in_place.what}", in_place.why)))
+        raise error.changed(why=why) from error
+
+
+def _from_copy(
+    run: Run,
+    options: SubmitOptions,
+    context: Context,
+    open_project: Callable[[Path], Workspace],
+    recorded: tuple[Asked, ...],
+) -> Repetition:
+    target = Path(os.path.abspath(context.cwd / f"{run.folder.path.name}-code"))
+    left_out = copy_code(run.folder, run.manifest, target).left_out
+    folder = folder_of_submission(run.manifest, target)
+    workspace = open_project(folder)
+    options = replace(options, runs_dir=str(run.folder.path.parent))
+    there = replace(context, cwd=folder, command=request.command_of(options))
+    plan = plan_job(workspace, options, there)
+    rerun.require_same_inputs(run.manifest, plan, allow=False, other_lock=False)
+    notes = (f"the code is the run's own copy, in {target}", *left_out)
+    return Repetition(
+        of=run.manifest.run, plan=plan, context=there, workspace=workspace, recorded=recorded, notes=notes
+    )

@@ -1,0 +1,164 @@
+"""The report as one HTML file that needs nothing else: no script, no font, no network. Pure. Runs on: LOGIN NODE.
+
+The content security policy of the page forbids loading anything, so a hostile text in a record can neither run nor
+call home, also if the escaping had a fault. Texts are escaped, and control characters are shown as escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from hpcenv.judge.verdict_table import shorten
+from hpcenv.reproduction import compare_text, plot
+from hpcenv.reproduction.causes import Cause
+from hpcenv.reproduction.compare import RunComparison
+from hpcenv.reproduction.run_page import PlotContent, RunPage
+from hpcenv.text import visible
+from hpcenv.version import VERSION
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_WORDS = {"equal": "Equal", "within": "Within the tolerance", "differs": "Differs", "none": "Report"}
+_CHANGES = 12
+
+_STYLE = """
+:root { color-scheme: light dark; --bg: #fff; --fg: #1a1a1a; --soft: #5c5c5c; --line: #d5d5d5; --panel: #f5f5f4;
+  --a: #0b5cad; --b: #b34700; --mark: #9b1c1c; --good: #14642f; --fair: #7a5200; --bad: #9b1c1c; }
+@media (prefers-color-scheme: dark) { :root { --bg: #16181b; --fg: #e6e6e6; --soft: #a8a8a8; --line: #3b3f45;
+  --panel: #1f2226; --a: #7ab8ff; --b: #ffab70; --mark: #ff9c9c; --good: #7fd99b; --fair: #f0c060; --bad: #ff9c9c; } }
+* { box-sizing: border-box; }
+body { background: var(--bg); color: var(--fg); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem;
+  padding: 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.3rem; margin: .2rem 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+.verdict { border-left: .4rem solid var(--soft); background: var(--panel); padding: .7rem 1rem; margin: 1rem 0; }
+.verdict strong { display: block; font-size: 1.2rem; }
+.equal { border-color: var(--good); } .equal strong { color: var(--good); }
+.within { border-color: var(--fair); } .within strong { color: var(--fair); }
+.differs { border-color: var(--bad); } .differs strong { color: var(--bad); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+caption { text-align: left; color: var(--soft); padding: .3rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
+th, .wide td { overflow-wrap: normal; } figure { margin: 0; }
+code, pre { font: .85rem/1.45 ui-monospace, monospace; }
+pre { background: var(--panel); padding: .7rem; overflow-x: auto; }
+svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { fill: var(--fg); }
+svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
+svg .curve0 { fill: none; stroke: var(--a); stroke-width: 2; }
+svg .curve1 { fill: none; stroke: var(--b); stroke-width: 2; stroke-dasharray: 7 4; }
+svg circle.curve0 { fill: var(--a); } svg circle.curve1 { fill: var(--b); }
+svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 2 3; } svg .mark-text { fill: var(--mark); }
+svg .span { fill: var(--a); } footer { color: var(--soft); margin-top: 2rem; font-size: .85rem; }
+@media (max-width: 32rem) { svg { font-size: 22px; } }
+@media print { body { max-width: none; } details { display: block; } }
+"""
+
+
+def render(page: RunPage) -> str:
+    """Return the page."""
+    body = "\n".join(_body(page))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{_text(page.title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _body(page: RunPage) -> Iterator[str]:
+    yield f"<header><h1>{_text(page.title)}</h1></header><main>"
+    yield f'<div class="verdict {page.verdict}" role="status"><strong>{_WORDS[page.verdict]}</strong>'
+    yield f"{_text(page.headline)}</div>"
+    yield _pairs("Summary", page.summary)
+    if page.answers:
+        yield "<h2>Three questions</h2>"
+        yield _pairs("", page.answers)
+    if page.plots:
+        yield "<h2>Curves</h2>"
+        for number, one in enumerate(page.plots):
+            yield from _plot(one, number)
+    if page.comparison is not None:
+        yield from _comparison(page.comparison)
+    yield "<h2>Nodes</h2>"
+    yield _table("What each node found on itself", page.nodes)
+    yield "<h2>Timeline</h2>"
+    yield plot.timeline(page.spans, key="times")
+    yield "<h2>Run it again</h2>"
+    yield f"<pre>{_text_lines(page.again)}</pre>"
+    yield "<h2>Checklist for a paper</h2>"
+    yield _pairs("", [(question, answer or "not recorded") for question, answer in page.checklist])
+    if page.notes:
+        yield "<h2>What could not be read, and what the ranks report</h2><ul>"
+        yield from (f"<li>{_text(note)}</li>" for note in page.notes[:50])
+        yield "</ul>"
+    yield f"</main><footer>Written by hpcenv {VERSION}.</footer>"
+
+
+def _plot(one: PlotContent, number: int) -> Iterator[str]:
+    yield f"<figure>{plot.curves(one.title, one.curves, key=f'plot{number}', mark=one.mark)}"
+    yield f"<figcaption>{_text(one.title)}</figcaption></figure>"
+    yield "<details><summary>Exact values</summary>"
+    yield _table(f"{one.title}: both ends, and around the first difference", one.rows)
+    yield "</details>"
+
+
+def _comparison(found: RunComparison) -> Iterator[str]:
+    yield "<h2>Results</h2>"
+    header = ("metric", "source", "pairs", "equal", "largest difference", "level")
+    rows = [
+        (one.name, one.source, str(one.compared), str(one.equal), compare_text.largest(one),
+         one.level if one.judged else "not judged")
+        for one in found.metrics
+    ]  # fmt: skip
+    yield _table("Metrics of both runs", (header, *rows))
+    yield f"<p>{_text(' '.join(compare_text.parameter_lines(found)))}</p>"
+    if found.first is not None:
+        yield f"<pre>{_text_lines(tuple(compare_text.divergence_lines(found.first)))}</pre>"
+    yield "<h2>Differences between the runs</h2>"
+    if not found.causes:
+        yield "<p>None that is recorded.</p>"
+    else:
+        yield "<p>The most likely cause of other results comes first.</p><ol>"
+        yield from map(_cause, found.causes)
+        yield "</ol>"
+    if found.not_compared:
+        yield "<h2>Not compared</h2><ul>"
+        yield from (f"<li>{_text(text)}</li>" for text in found.not_compared[:50])
+        yield "</ul>"
+
+
+def _cause(cause: Cause) -> str:
+    rows = [("field", "reference", "run"), *((f, shorten(a), shorten(b)) for f, a, b in cause.changes[:_CHANGES])]
+    more = len(cause.changes) - _CHANGES
+    tail = f"<p>and {more} more</p>" if more > 0 else ""
+    likelihood = compare_text.LIKELIHOODS[cause.likelihood]
+    head = f"<strong>{_text(cause.group)}</strong> ({_text(likelihood)}): {_text(cause.why)}"
+    return f"<li>{head}{_table(cause.group, rows)}{tail}</li>"
+
+
+def _pairs(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>' for name, value in pairs)
+    return f"<table>{f'<caption>{_text(caption)}</caption>' if caption else ''}{rows}</table>"
+
+
+def _table(caption: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first row is its header, in a box that scrolls by itself."""
+    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    label = escape(visible(caption), quote=True)
+    return (
+        f'<div class="wide" role="region" aria-label="{label}" tabindex="0"><table><caption>{label}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+_LONGEST = 2000
+
+
+def _text(text: str) -> str:
+    shown = visible(text)
+    return escape(shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}...", quote=True)
+
+
+def _text_lines(lines: Sequence[str]) -> str:
+    return "\n".join(_text(line) for line in lines)

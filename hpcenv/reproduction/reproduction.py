@@ -1,0 +1,196 @@
+"""A reproduction: the run that is reproduced, what was proved, what it costs, what came out. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hpcenv.errors import HpcenvError, RecordInvalid, RunNotFound, UsageError
+from hpcenv.hostlist import fold_hostlist
+from hpcenv.project.acceptance import Review
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.workspace import find_lockfile, read_lockfile
+from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
+from hpcenv.reproduction.attainable import Attainable
+from hpcenv.reproduction.compare import RunComparison
+from hpcenv.reproduction.cost import Cost
+from hpcenv.reproduction.measured import Measured, read_measured
+from hpcenv.reproduction.proofs import StatementProof, prove_lockfile, prove_run
+from hpcenv.reproduction.record import RunRecord, record_of
+from hpcenv.reproduction.rungs import Rung
+from hpcenv.runs.find import find_run
+
+# Fields of a rejected run that an error names.
+_NAMED = 5
+
+ReproductionVerdict = Literal[
+    "proved", "not-proved", "planned", "reproduced-bitwise", "reproduced-within", "not-reproduced", "not-comparable"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is reproduced.
+
+    Attributes:
+        run: its folder; None for a lockfile alone, of which only rung 0 is possible.
+        lockfile: path of the lockfile.
+        record, measured, manifest: of the run.
+    """
+
+    name: str
+    lockfile: Path
+    run: RunFolder | None = None
+    manifest: Manifest | None = None
+    record: RunRecord | None = None
+    measured: Measured = field(default_factory=Measured)
+
+    def locked(self) -> Lockfile | None:
+        """Return the lockfile; None if it cannot be read."""
+        try:
+            return read_lockfile(self.lockfile)
+        except HpcenvError:
+            return None
+
+    def proofs(self) -> tuple[StatementProof, ...]:
+        """Return what the files prove by themselves."""
+        if self.run is None:
+            return prove_lockfile(self.lockfile)
+        return prove_run(self.run, self.measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """One page: the verdict, and everything that it rests on.
+
+    Attributes:
+        headline: the verdict in one sentence.
+        image: how the environment was obtained; empty at rung 0.
+        asks: what the project asks of this machine; None at rung 0.
+        expected: the best agreement that can be expected, with reasons.
+        run, run_folder: the new run; empty and None without one.
+        outcome: what became of it.
+        notes: options that were left out, code that differs, and the like.
+    """
+
+    target: str
+    rung: Rung
+    verdict: ReproductionVerdict
+    headline: str
+    proofs: tuple[StatementProof, ...]
+    cost: Cost
+    image: str = ""
+    asks: Review | None = None
+    expected: Attainable | None = None
+    run: str = ""
+    run_folder: Path | None = None
+    outcome: str = ""
+    comparison: RunComparison | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
+    """Return what `word` names: a run (folder, name, job id), the lockfile in a run folder, or a lockfile.
+
+    Raises:
+        UsageError: it is another kind of file.
+        RunNotFound, RecordInvalid, LockfileMissing: it does not exist, or cannot be read.
+    """
+    path = Path(os.path.abspath(start / word))
+    if path.is_file():
+        if path.suffix != ".toml":
+            raise UsageError(
+                f"`{word}` is neither a lockfile nor a run folder",
+                why="only a folder has the files of a run",
+                hint="name the run folder",
+            )
+        if path.name == RunFolder(path.parent).lockfile.name and RunFolder(path.parent).manifest.is_file():
+            return _target_of(path.parent)
+        return Target(name=path.name, lockfile=path)
+    if RunFolder(path).manifest.is_file():
+        return _target_of(path)
+    try:
+        return _target_of(find_run(start, word, runs=runs).folder.path)
+    except RunNotFound:
+        lockfile = _lockfile_named(start, word)
+        if lockfile is None:
+            raise
+        return Target(name=word, lockfile=lockfile)
+
+
+def _lockfile_named(start: Path, word: str) -> Path | None:
+    try:
+        path = find_lockfile(start, word)
+    except HpcenvError:
+        return None
+    return path if path.is_file() else None
+
+
+def _target_of(folder: Path) -> Target:
+    run = RunFolder(folder)
+    measured = read_measured(run)
+    manifest = load_record(Manifest, run.manifest)
+    record = record_of(run, measured)
+    return Target(
+        name=manifest.run, lockfile=run.lockfile, run=run, manifest=manifest, record=record, measured=measured
+    )
+
+
+def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Reproduction:
+    """Return the page of rung 0."""
+    wrong = [one for one in proofs if one.result == "differs"]
+    unknown = [one for one in proofs if one.result == "unknown"]
+    good = len(proofs) - len(wrong) - len(unknown)
+    if wrong:
+        headline = f"not proved: {wrong[0].what}: {wrong[0].why}"
+    else:
+        headline = f"proved from the files: {good} of {len(proofs)} statements; unknown here: {len(unknown)}"
+    return Reproduction(
+        target=target.name,
+        rung=0,
+        verdict="not-proved" if wrong else "proved",
+        headline=headline,
+        proofs=proofs,
+        cost=cost,
+    )
+
+
+def why_rejected(folder: Path) -> tuple[str, ...]:
+    """Return what the gate found on the nodes of a run that it rejected, one line for each field; empty if unknown."""
+    try:
+        verdict = load_record(Verdict, RunFolder(folder).verdict)
+    except RecordInvalid:
+        return ()
+    nodes: dict[tuple[str, str, str], list[str]] = {}
+    for one in verdict.findings:
+        if one.severity == "must" and one.result != "match":
+            nodes.setdefault((one.field, one.locked, one.found), []).append(one.node)
+    lines = [
+        f"{fold_hostlist(names)}: {field}: locked {left}, found {right}"
+        for (field, left, right), names in nodes.items()
+    ]
+    more = [f"and {len(lines) - _NAMED} more fields"] if len(lines) > _NAMED else []
+    return (*lines[:_NAMED], *more)
+
+
+def verdict_of(comparison: RunComparison, expected: Attainable, rung: Rung) -> tuple[ReproductionVerdict, str]:
+    """Return the verdict of a reproduction, and its sentence: what came out, and the most likely reason."""
+    part = "" if rung == 3 else f" in the first steps (rung {rung})"
+    if expected.best == "nothing":
+        why = f"; it is another experiment: {expected.reasons[0]}"
+    elif expected.best == "within" and comparison.verdict != "equal":
+        why = f"; the last bit was not to be expected: {expected.reasons[0]}"
+    else:
+        why = ""
+    if comparison.verdict == "equal":
+        return "reproduced-bitwise", f"reproduced, bitwise{part}: {comparison.headline}{why}"
+    if comparison.verdict == "within":
+        return "reproduced-within", f"reproduced within the tolerance{part}: {comparison.headline}{why}"
+    if not why and all(cause.likelihood == "unlikely" for cause in comparison.causes):
+        why = "; nothing that is recorded of the two runs explains it"
+    return "not-reproduced", f"not reproduced{part}: {comparison.headline}{why}"

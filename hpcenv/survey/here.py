@@ -1,0 +1,123 @@
+"""Run the preflight checks of this machine: those that mean something before a job, or outside of one.
+
+Runs on: LOGIN NODE, or any machine. On a compute node, inside a job, all quick checks of the host run with the numbers
+of that job; elsewhere only those whose result also holds for jobs, or for runs on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.errors import NodesUnknown
+from hpcenv.facts import host_checks, places
+from hpcenv.judge.checks.table import at_level
+from hpcenv.machine import gpus
+from hpcenv.machine.network.detect import detect
+from hpcenv.machine.network.reach import observe
+from hpcenv.machine.this_node import ThisNode, find_this_node
+from hpcenv.machine.tree import HostTree
+from hpcenv.project import severities
+from hpcenv.project.severities import Policy
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.manifest import Environment, Manifest, PreflightOptions
+from hpcenv.records.severities import Severities
+from hpcenv.survey.checked import CheckedMachines, machines, rows_of
+from hpcenv.version import VERSION
+
+# Where there are no GPUs and no job: Slurm passes the limits of this shell on to jobs, and jobs use the same folders.
+_ON_A_LOGIN_NODE = {"sys.nofile", "fs.answers", "fs.usable", "fs.full", "fs.space", "time.filesystem"}
+
+
+def check_this_machine(
+    environ: Mapping[str, str],
+    *,
+    workdir: Path,
+    runs: Path,
+    store: Path,
+    policy: Policy,
+    skipped: Sequence[str] = (),
+) -> CheckedMachines:
+    """Run the quick checks of this machine. A file is written to `runs` and to TMPDIR, and removed at once.
+
+    Args:
+        environ: environment variables of this process.
+        workdir: the user's folder.
+        runs: where run folders are made; while it does not exist, the folder that it will be made in counts.
+        store: where images are kept.
+        policy: [policy] of the project; empty without one.
+        skipped: checks that are not wanted.
+    """
+    found_gpus = gpus.read(environ=environ)
+    manifest, place = _pretended_run(environ, found_gpus, workdir=workdir, runs=runs, store=store)
+    left_out = _not_asked(manifest) | set(skipped)
+    manifest = replace(manifest, preflight=PreflightOptions(level="quick", skipped=tuple(sorted(left_out))))
+    seen = host_checks.AlreadyRead(
+        gpus=found_gpus,
+        network=observe(place.nodes[0], environ),
+        fabric=detect(HostTree(), environ, gpus=found_gpus.places),
+        look=places.start(manifest, environ),
+    )
+    checks = host_checks.run(manifest, place, environ, seen)
+    judged = Severities(severities.resolve(policy, gpus=manifest.gpus_per_node > 0))
+    rows = rows_of(place.node, checks.results(), judged)
+    seconds = {place.node: checks.seconds}
+    return machines("quick", rows, nodes=(place.node,), silent={}, skipped=skipped, seconds=seconds)
+
+
+def _not_asked(manifest: Manifest) -> set[str]:
+    """Return the checks that say nothing about a login node."""
+    if manifest.cluster == "slurm" or manifest.gpus_per_node:
+        return set()
+    checks = at_level(PreflightOptions(level="quick"), gpus=True, places=("host",))
+    return {check.id for check in checks} - _ON_A_LOGIN_NODE
+
+
+def _pretended_run(
+    environ: Mapping[str, str], found: gpus.GpuFacts, *, workdir: Path, runs: Path, store: Path
+) -> tuple[Manifest, ThisNode]:
+    """Return a run that would use this machine, and the place of this machine in it."""
+    host = socket.gethostname()
+    try:
+        place, cluster = find_this_node(environ, cluster="slurm"), "slurm"
+        count = environ.get("SLURM_GPUS_ON_NODE", "0")
+    except NodesUnknown:
+        place, cluster = ThisNode(node=host, nodes=(host,), attempt=0, job_id="doctor"), "local"
+        count = str(found.values.get("host.gpu-count", 0))
+    wanted = int(count) if count.isdecimal() else 0
+    # The store stands for the folder of the environment.
+    environment = Environment(kind="host", python=str(store / "python"))
+    return (
+        Manifest(
+            schema=SCHEMA,
+            run="doctor",
+            run_folder=str(_existing(runs)),
+            cluster="slurm" if cluster == "slurm" else "local",
+            nodes=len(place.nodes),
+            nproc_per_node=max(wanted, 1),
+            gpus_per_node=wanted,
+            cpus_per_task=0,
+            backend="nccl" if wanted else "gloo",
+            environment=environment,
+            script="",
+            script_sha256="",
+            args=(),
+            workdir=str(workdir),
+            settings=(),
+            expectations=(),
+            packages=(),
+            probe_level="record",
+            lockfile="",
+            lockfile_sha256="",
+            hpcenv_version=VERSION,
+        ),
+        place,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next((one for one in (folder, *folder.parents) if os.path.isdir(one)), folder)

@@ -1,0 +1,163 @@
+"""The report as HTML and Markdown: what it says, that it loads nothing, and that no text of a record can act."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hpcenv.cluster import energy
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction import plot, report_html, report_markdown
+from hpcenv.reproduction.compare import compare
+from hpcenv.reproduction.measured import read_measured
+from hpcenv.reproduction.record import read_record
+from hpcenv.reproduction.run_page import RunPage, make_page
+from tests import measured_runs
+
+RECORDED = Path(__file__).parents[2] / "recorded_runs"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "record.schema.json"
+
+
+def page_of(folder: Path, reference: Path | None = None) -> RunPage:
+    measured = read_measured(RunFolder(folder))
+    if reference is None:
+        return make_page(read_record(folder), measured)
+    return make_page(
+        read_record(folder), measured, other=read_measured(RunFolder(reference)), other_name=reference.name,
+        comparison=compare(folder, str(reference), str(folder)),
+    )  # fmt: skip
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and whether each is closed."""
+
+    VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_says_the_verdict_first_and_marks_the_first_difference():
+    text = report_html.render(page_of(RECORDED / "other-lr", RECORDED / "table-1"))
+    elements = Elements(text)
+    assert elements.open == []
+    body = text[text.index("<main>") :]
+    assert body.index("Differs") < body.index("Summary") < body.index("<svg") < body.index("Checklist")
+    assert "first difference: step 2" in body and "run.arguments" in body and "--lr, 0.021" in body
+    assert "hpcenv reproduce table-1-rung-3 --rung 3" in body
+
+
+def test_the_page_loads_nothing():
+    text = report_html.render(page_of(RECORDED / "other-lr", RECORDED / "table-1"))
+    for tag, attributes in Elements(text).found:
+        assert tag not in ("script", "link", "iframe", "img", "object", "embed", "form", "base"), tag
+        assert not {"src", "href", "srcset", "style", "action", "data"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+    assert "default-src 'none'" in text and "url(" not in text and "@import" not in text
+    assert not re.search(r"https?://", text)
+
+
+def test_plots_have_names_for_screen_readers_and_ids_are_unique():
+    elements = Elements(report_html.render(page_of(RECORDED / "other-lr", RECORDED / "table-1"))).found
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    pictures = [attributes for tag, attributes in elements if tag == "svg"]
+    assert len(pictures) == 2
+    for one in pictures:
+        assert one["role"] == "img" and set(str(one["aria-labelledby"]).split()) <= set(ids)
+    tables = [attributes for tag, attributes in elements if tag == "div" and attributes.get("role") == "region"]
+    assert all(one["aria-label"] and one["tabindex"] == "0" for one in tables)
+
+
+def test_the_picture_is_xml_and_bounded():
+    steps = tuple(range(1, 200_001))
+    values = tuple((step * 7919) % 1000 / 10 for step in steps)
+    text = plot.curves("loss", [plot.Curve(name="a", steps=steps, values=values)], key="p", mark=150_000)
+    ET.fromstring(text)
+    assert len(text) < 200_000
+    highest = max(values)
+    assert any(f"{value:.4g}" in text for value in (highest, 100.0))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(float("nan"),), (float("inf"), 1.0, float("nan"), 2.0), (1e308, -1e308), (0.0, 0.0), (5e-324, 1e-323), (1.0,)],
+    ids=str,
+)
+def test_strange_values_make_a_picture_or_words(values):
+    text = plot.curves("x", [plot.Curve(name="a", steps=tuple(range(len(values))), values=values)], key="p")
+    ET.fromstring(text)
+
+
+def test_hostile_texts_do_not_act(tmp_path):
+    evil = "</title><script>alert(1)</script>\x1b[2J\x00\u202e|[x](javascript:y)`"
+    run = measured_runs.make(tmp_path, "first", args=(evil, "--seed"), module=evil)
+    row = {"kind": "metric", "step": 1, "name": evil[:190], "value": (1.0).hex(), "dtype": "float64"}
+    measured_runs.record(run, 0, (1.0,), more=[row])
+    page = page_of(run.path)
+    text = report_html.render(page)
+    assert "<script" not in text and "\x1b" not in text and "\x00" not in text and "\u202e" not in text
+    assert Elements(text).open == []
+    for picture in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(picture)
+    # An indented block is shown as it is; everywhere else the characters are escaped.
+    markdown = "\n".join(line for line in report_markdown.render(page).splitlines() if not line.startswith("    "))
+    assert "<script" not in markdown and not re.search(r"(?<!\\)\]\(", markdown) and "\x1b" not in markdown
+
+
+def test_a_report_of_one_run_needs_no_reference():
+    page = page_of(RECORDED / "table-1")
+    text = report_html.render(page)
+    assert "table-1: completed" in text and "Three questions" not in text
+    checklist = dict(page.checklist)
+    assert checklist["Type of compute"] == "CPU" and checklist["Seeds"] == "base seed 0"
+    assert checklist["Determinism"] == "bitwise" and "torch 2.13.0" in checklist["Versions"]
+    assert checklist["Energy"] == ""
+    assert [span.name for span in page.spans] == ["queue", "check", "training"]
+    markdown = report_markdown.render(page)
+    assert "## Checklist for a paper" in markdown and "not recorded" in markdown
+
+
+def test_the_command_writes_the_files(hpcenv, tmp_path):
+    words = ("report", str(RECORDED / "other-lr"), "--against", str(RECORDED / "table-1"))
+    done = hpcenv(*words, "--html", "r.html", "--markdown", "r.md", "--record", "record.json", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "r.md").read_text().startswith("# table-1-rung-3 against table-1")
+    jsonschema.validate(json.loads((tmp_path / "record.json").read_text()), json.loads(SCHEMA.read_text()))
+    assert hpcenv("report", "x", "--against", "y", cwd=tmp_path).status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "joules"),
+    [
+        ("7|1200\n", 1200.0),
+        ("7|1200\n7|300\n", 1500.0),
+        ("7|0\n", None),
+        ("7|\n", None),
+        ("", None),
+        ("7|12|x\n", None),
+    ],
+)
+def test_energy_is_unknown_rather_than_zero(text, joules):
+    assert energy.parse(text)[0] == joules
