@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcenv.api.here import open_project, project_folder, require_accepted
+from hpcenv.locking import init as initial
 from hpcenv.locking import lock as locking
+from hpcenv.locking.init import InitResult
 from hpcenv.locking.lock import CheckResult, LockResult
-from hpcenv.project import init as project_init
 from hpcenv.project.context import cache_folder
-from hpcenv.project.init import InitResult
 from hpcenv.project.spec import DEFAULT_LOCK
 
 
 def init(
-    project: str | Path = ".", *, image: str = "host", python: str | None = None, plain_http: Sequence[str] = ()
+    project: str | Path = ".",
+    *,
+    image: str = "host",
+    python: str | None = None,
+    plain_http: Sequence[str] = (),
+    force: bool = False,
 ) -> InitResult:
     """Write a commented hpcenv.toml into a folder: `hpcenv init`.
 
@@ -24,13 +29,20 @@ def init(
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
         python: the interpreter: a path, or a name inside the image; None leaves the default as a comment.
         plain_http: registries without TLS, each as HOST:PORT.
+        force: replace the hpcenv.toml that is there; without it the home folder is refused, too.
 
     Raises:
         WouldOverwrite: the folder has one already.
         UsageError: a value that the file cannot hold.
+        SpecError: an image or an interpreter that `hpcenv lock` would refuse.
     """
-    return project_init.init(
-        project_folder(project), environ=os.environ, image=image, python=python, plain_http=tuple(plain_http)
+    return initial.init(
+        project_folder(project),
+        environ=os.environ,
+        image=image,
+        python=python,
+        plain_http=tuple(plain_http),
+        force=force,
     )
 
 

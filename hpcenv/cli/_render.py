@@ -21,12 +21,12 @@ from hpcenv.cli import _errors
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import clean_text
 from hpcenv.errors import Command as HintCommand
-from hpcenv.errors import HpcenvError, Interrupted, UsageError, render_hint
+from hpcenv.errors import Hint, HpcenvError, Interrupted, UsageError, render_hint
 from hpcenv.project import context as project_context
 from hpcenv.project import document
 from hpcenv.project.context import Context
 from hpcenv.project.store_config import StorePlace
-from hpcenv.project.workspace import SPEC_NAME, Workspace, open_workspace
+from hpcenv.project.workspace import SPEC_NAME, TO_BEGIN, Workspace, open_workspace, project_around
 from hpcenv.submission.choose_store import find_store
 
 Error = TypeVar("Error", bound=HpcenvError)
@@ -130,13 +130,19 @@ class Where:
     def __init__(self, *, store: str | None = None, trust: tuple[str, ...] = ()) -> None:
         self.store, self.trust = store, trust
 
-    def project(self, start: Path | None = None) -> Workspace:
-        """Return the project around a folder, the user's if none is named, with the store that applies."""
+    def project(self, start: Path | None = None, *, script: str | None = None) -> Workspace:
+        """Return the project around a folder, the user's if none is named, with the store that applies.
+
+        Args:
+            script: what the user wants to submit; where it is in another project, the error names that one.
+        """
+        here = start or cwd()
         return open_workspace(
-            start or cwd(),
+            here,
             store=self._named(),
             default_store=_default_store,
             trusted_owners=self._owners(),
+            hint=_without_project(here, script),
         )
 
     @property
@@ -181,6 +187,17 @@ class Where:
         return (Path(os.path.abspath(cwd() / Path(named).expanduser())), origin) if named else None
 
 
+def _without_project(here: Path, script: str | None) -> Hint:
+    """Return what to do where no project is: never `hpcenv init` in a folder of which much more than one is below."""
+    around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
+    if around is not None:
+        return f"cd {shlex.quote(os.path.relpath(around, here))} (the project of `{script}` is there)"
+    home = os.environ.get("HOME")
+    if home and Path(os.path.realpath(home)).is_relative_to(os.path.realpath(here)):
+        return "cd PROJECT, the folder of your project; to begin one: mkdir PROJECT && cd PROJECT && hpcenv init"
+    return TO_BEGIN
+
+
 def _default_store(root: Path | None, site: str | None) -> tuple[Path, str]:
     context = Context(environ=os.environ, cwd=cwd(), now=local_time(), token="", command=(), cache=cache_folder())
     return find_store(context, root, site)
@@ -203,9 +220,9 @@ def store_option(command: Command) -> Command:
     return cast("Command", store(owners(with_place)))
 
 
-def open_project(start: Path | None = None) -> Workspace:
-    """Return the project around a folder, the user's if none is named, with the store that applies."""
-    return Where().project(start)
+def open_project(start: Path | None = None, *, script: str | None = None) -> Workspace:
+    """Return the project around a folder, the user's if none is named, with the store that applies; see `Where`."""
+    return Where().project(start, script=script)
 
 
 # What makes no other run of a submission.

@@ -52,7 +52,7 @@ def command(
     """  # noqa: D301  (click's mark for "do not wrap")
     waiting = wait_of(wait, timeout)
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
-    workspace = _render.open_project()
+    workspace = _render.open_project(script=params["script"])
     # A dry run and --test-only start and queue nothing.
     if not (dry_run or test_only):
         _accept.require(workspace, accept, as_json=as_json)

@@ -86,12 +86,22 @@ class Workspace:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
+# What to do where no project is.
+TO_BEGIN: Hint = Command("hpcenv", "init")
+
+
+def project_around(folder: Path) -> Path | None:
+    """Return the folder of the hpcenv.toml that holds for an absolute path; None if there is none above it."""
+    return next((one for one in (folder, *folder.parents) if os.path.isfile(one / SPEC_NAME)), None)
+
+
 def open_workspace(
     start: Path,
     *,
     store: tuple[Path, str] | None = None,
     default_store: DefaultStore | None = None,
     trusted_owners: tuple[str, ...] = (),
+    hint: Hint = TO_BEGIN,
 ) -> Workspace:
     """Find hpcenv.toml in `start` or above it and read it.
 
@@ -100,15 +110,16 @@ def open_workspace(
         default_store: called with the folder of hpcenv.toml and its `site` if the project names no folder of images,
             and one is needed; returns the folder, and what names it. None means a folder in the project.
         trusted_owners: users who may own the store, in addition to the caller and root.
+        hint: what to do where there is no project.
 
     Raises:
         SpecError: no hpcenv.toml exists, or it is not valid; every problem is listed.
     """
     # Links are not resolved: nodes may know a folder only by the path that the user has (automounter).
     start = Path(os.path.abspath(start))
-    root = next((folder for folder in (start, *start.parents) if os.path.isfile(folder / SPEC_NAME)), None)
+    root = project_around(start)
     if root is None:
-        raise SpecError(f"no `{SPEC_NAME}` in `{start}` or above it", hint=Command("hpcenv", "init"))
+        raise SpecError(f"no `{SPEC_NAME}` in `{start}` or above it", hint=hint)
     path = root / SPEC_NAME
     content = toml_files.read_bytes(path, error=SpecError)
     data = toml_files.loads(content, path, error=SpecError)

@@ -138,8 +138,10 @@ def test_the_story_of_a_run_as_json(hpcenv: Any, project: Path) -> None:
 
 
 def test_init_as_json(hpcenv: Any, tmp_path: Path) -> None:
-    envelope = check(hpcenv("init", "--json", cwd=tmp_path), command="init", ok=True)
-    assert envelope["data"] == {"image": "host", "path": str(tmp_path / "hpcenv.toml")}
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    done = hpcenv("init", "--json", cwd=folder, environ={"HOME": str(tmp_path)})
+    assert check(done, command="init", ok=True)["data"] == {"image": "host", "path": str(folder / "hpcenv.toml")}
 
 
 def test_a_stale_lockfile_is_data_and_an_error(hpcenv: Any, project: Path) -> None:

@@ -76,21 +76,28 @@ def test_a_typo_gets_a_hint(words: tuple[str, ...], what: str, hint: str, hpcenv
 
 
 def test_init_writes_once(hpcenv: Any, tmp_path: Path) -> None:
-    assert hpcenv("init", "--image", "docker://ghcr.io/team/train:1", cwd=tmp_path).status == 0
-    before = (tmp_path / "hpcenv.toml").read_text()
-    done = hpcenv("init", cwd=tmp_path)
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    user = {"HOME": str(tmp_path)}
+    assert hpcenv("init", "--image", "docker://ghcr.io/team/train:1", cwd=folder, environ=user).status == 0
+    before = (folder / "hpcenv.toml").read_text()
+    done = hpcenv("init", cwd=folder, environ=user)
     assert done.status == 17
     assert "error[would-overwrite]" in done.stderr
-    assert (tmp_path / "hpcenv.toml").read_text() == before
+    assert (folder / "hpcenv.toml").read_text() == before
+    assert hpcenv("init", "--force", cwd=folder, environ=user).status == 0
+    assert (folder / "hpcenv.toml").read_text() != before
 
 
 @pytest.mark.parametrize("words", [("--image", 'a"b'), ("--image", "a\nb"), ("--python", "a\\b"), ("--image", "")])
 def test_init_leaves_nothing_when_a_value_cannot_stand_in_the_file(
     words: tuple[str, ...], hpcenv: Any, tmp_path: Path
 ) -> None:
-    done = hpcenv("init", *words, cwd=tmp_path)
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    done = hpcenv("init", *words, cwd=folder, environ={"HOME": str(tmp_path)})
     assert done.status in (2, 3)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_project_is_found_from_a_folder_below_it(hpcenv: Any, project: Path) -> None:
@@ -100,9 +107,23 @@ def test_a_project_is_found_from_a_folder_below_it(hpcenv: Any, project: Path) -
 
 
 def test_outside_of_a_project(hpcenv: Any, tmp_path: Path) -> None:
-    done = hpcenv("lock", cwd=tmp_path)
+    done = hpcenv("lock", cwd=tmp_path, environ={"HOME": "/nonexistent"})
     assert done.status == 3
     assert done.stderr == f"error[spec-invalid]: no `hpcenv.toml` in `{tmp_path}` or above it\n\nhint: hpcenv init\n"
+
+
+@pytest.mark.parametrize("home", [".", "alice"])
+def test_no_hint_makes_the_home_folder_a_project(home: str, hpcenv: Any, tmp_path: Path) -> None:
+    """The copy of each run would be made of all that the user has."""
+    done = hpcenv("lock", cwd=tmp_path, environ={"HOME": str(tmp_path / home)})
+    assert "hint: cd PROJECT, the folder of your project; to begin one: mkdir PROJECT && cd PROJECT" in done.stderr
+
+
+def test_outside_of_the_scripts_project(hpcenv: Any, project: Path) -> None:
+    script = f"{project.name}/train.py"
+    done = hpcenv("submit", script, "--gpus", "0", "--nproc", "1", cwd=project.parent, environ={"HOME": "/"})
+    assert done.status == 3
+    assert f"hint: cd {project.name} (the project of `{script}` is there)\n" in done.stderr
 
 
 def test_the_users_name_for_a_folder_is_kept(hpcenv: Any, project: Path, tmp_path: Path) -> None:

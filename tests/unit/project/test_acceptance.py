@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcenv.errors import NotAccepted
+from hpcenv.locking.init import init
 from hpcenv.project import acceptance
-from hpcenv.project.init import init
 from hpcenv.project.options import OPTIONS
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.request import SubmitOptions

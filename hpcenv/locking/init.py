@@ -1,0 +1,122 @@
+"""`hpcenv init`: write a commented hpcenv.toml.
+
+Runs on: LOGIN NODE. What `hpcenv lock` would refuse without looking into an image is refused here, before the file
+is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import FileUnusable, SpecError, UsageError, WouldOverwrite
+from hpcenv.image.reference import DefinitionFile, LocalImage, RegistryName, SifFile, Source, parse_source
+from hpcenv.project import acceptance, document, toml_files
+from hpcenv.project.spec import TEMPLATE, Project
+from hpcenv.project.workspace import SPEC_NAME, open_workspace
+from hpcenv.records.files import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitResult:
+    """The file that was written."""
+
+    path: Path
+    image: str
+
+
+def init(
+    folder: Path,
+    *,
+    environ: Mapping[str, str],
+    image: str = "host",
+    python: str | None = None,
+    plain_http: tuple[str, ...] = (),
+    force: bool = False,
+) -> InitResult:
+    """Write hpcenv.toml into `folder`, and accept what it asks of this machine: the user typed it.
+
+    Args:
+        environ: the user's environment, for the home folder and the folder of what he accepted.
+        image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
+        python: the interpreter; None leaves the default as a comment.
+        plain_http: registries that are used without TLS, each as HOST:PORT.
+        force: replace a file that is there, and make the home folder a project.
+
+    Raises:
+        WouldOverwrite: the file exists.
+        UsageError: a value that cannot be written into the file, or the folder is the user's home.
+        SpecError: the value names no image, an image of a changing name, or a file that is not there.
+    """
+    path = folder / SPEC_NAME
+    for word in filter(None, (image, python, *plain_http)):
+        if not word.isprintable() or '"' in word or "\\" in word:
+            raise UsageError(f"{word!r} cannot be written into {SPEC_NAME}")
+    _require_lockable(parse_source(image), folder)
+    if python is not None and image == "host":
+        _require_program(python, folder)
+    for host in plain_http:
+        if "/" in host:
+            raise UsageError(f"`{host}` is no host of a registry", hint="--plain-http HOST:PORT, without http://")
+    text = _text(image, python, plain_http)
+    project, problems = document.parse(Project, toml_files.loads(text.encode(), path, error=SpecError), text=text)
+    if project is None:
+        raise SpecError(f"`{path}` would not be valid", why="\n".join(problems))
+    if not force:
+        _require_new(path, environ)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(text, path)
+    # Not the site profiles that the folder may have.
+    written = tuple(one for one in acceptance.asked_by(open_workspace(folder)) if one.key in ("python", "image"))
+    # Without that folder, the next command asks.
+    with contextlib.suppress(FileUnusable):
+        acceptance.keep(written, folder, environ)
+    return InitResult(path=path, image=image)
+
+
+def _text(image: str, python: str | None, plain_http: tuple[str, ...]) -> str:
+    line = f'python = "{python}"' if python else '# python = ".venv/bin/python"'
+    hosts = ", ".join(f'"{host}"' for host in plain_http)
+    http = f"plain-http = [{hosts}]" if plain_http else '# plain-http = ["registry.example:5000"]'
+    return TEMPLATE.format(image=image, python=line, plain_http=http)
+
+
+def _require_new(path: Path, environ: Mapping[str, str]) -> None:
+    """Refuse to replace a file, and to make everything that the user has one project."""
+    if os.path.lexists(path):
+        raise WouldOverwrite(
+            f"`{path}` exists", hint="edit it; --force replaces it, and what was changed in it is lost"
+        )
+    home = environ.get("HOME")
+    if home and os.path.realpath(home) == os.path.realpath(path.parent):
+        raise UsageError(
+            f"`{path.parent}` is your home folder",
+            why="every folder in it would be a part of this project",
+            hint="mkdir PROJECT && cd PROJECT, then `hpcenv init` there; --force makes the home folder a project",
+        )
+
+
+def _require_lockable(source: Source, folder: Path) -> None:
+    """Refuse an image that `hpcenv lock` cannot find, or will not take without another word of the user."""
+    if isinstance(source, RegistryName) and source.digest is None and source.tag in (None, "latest"):
+        has = "has no tag" if source.tag is None else "has the tag `latest`"
+        raise SpecError(
+            f"`{source}` {has}, which names another image every few weeks",
+            hint="use the tag of a version, or a digest",
+        )
+    if isinstance(source, (LocalImage, SifFile, DefinitionFile)):
+        place = folder / Path(source.path).expanduser()
+        if not os.path.exists(place):
+            raise SpecError(
+                f"there is no `{place}`", why=f"`{source}` names it", hint="make it before, or correct the path"
+            )
+
+
+def _require_program(python: str, folder: Path) -> None:
+    place = folder / Path(python).expanduser()
+    if not os.path.isfile(place) or not os.access(place, os.X_OK):
+        inside = " (the program in the environment: ENVIRONMENT/bin/python)" if place.is_dir() else ""
+        raise SpecError(f"`{place}` is not an executable Python{inside}", why="--python names it")
