@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from hpcenv import filesystem
 from hpcenv.container import bare_image
 from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import (
@@ -167,6 +169,7 @@ def lock(
     workspace = workspace.for_lock(name)
     # Before the image is made: a newer lockfile is refused, and that must not take minutes.
     before, unreadable = _previous(path)
+    _require_writable(path)  # likewise
     lost = _notes_on_previous(before, path)
     pin_file = None if pins is None else open_pins(pins)  # likewise
     options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
@@ -183,6 +186,8 @@ def lock(
         if found_overlay is not None:
             environment, container, base = _with_overlay(workspace, environment, container, found_overlay, environ)
     answer = probe(environment, environ, level=level, variables=workspace.project.env)
+    # Before wheels are looked for, which may take a minute where the index does not answer.
+    _require_lockable(answer, workspace)
     origins = _origins(environment, answer, base)
     binds = _lock_binds(workspace, environment, environ)
     image = None if container is None else Path(environment.sif)
@@ -634,13 +639,7 @@ def _compose(
     before: Lockfile | None,
     binds: tuple[lock_model.LockedBindTable, ...],
 ) -> Lockfile:
-    values, unknown = dict(answer["values"]), {**answer["unknown"], **_unknown_sources(answer)}
-    missing = [field for field in lock_model.REQUIRED if field not in values]
-    if missing:
-        reasons = "\n".join(f"{field}: {unknown.get(field, 'not reported')}" for field in missing)
-        raise EnvironmentUnreadable("this environment cannot be locked", why=reasons)
-    _require_torch(values, workspace)
-    _require_known(unknown, workspace)
+    values, unknown = dict(answer["values"]), _unknown(answer)
     kept = _proved_before(before, answer)
     wheels = kept | _proved_now(found, kept)
     packages = PackagesTable(
@@ -681,6 +680,11 @@ def _compose(
     if problems:
         raise SpecError(f"`{workspace.spec}` is not valid", why="\n".join(problems))
     return draft.model_copy(update={"fingerprint": lock_model.fingerprint(lock_model.to_data(draft))})
+
+
+def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return what could not be read, with the reasons."""
+    return {**answer["unknown"], **_unknown_sources(answer)}
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
@@ -732,14 +736,47 @@ def _without_path(reason: str, values: Mapping[str, Any]) -> str:
     return reason.replace(prefix, "{prefix}") if isinstance(prefix, str) and prefix != "/" else reason
 
 
+def _require_writable(path: Path) -> None:
+    """Refuse a lockfile that could not be written when all the work is done.
+
+    Raises:
+        FileUnusable: no file can be made in its folder, or in the nearest one that is there.
+    """
+    folder = next(one for one in path.parents if os.path.lexists(one))
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise filesystem.refused(path, error) from error
+
+
+def _require_lockable(answer: Mapping[str, Any], workspace: Workspace) -> None:
+    """Refuse an environment that no lockfile can describe.
+
+    Raises:
+        EnvironmentUnreadable: a value that each lockfile has, or that must match on the nodes, could not be read; or it
+            has no torch.
+    """
+    values, unknown = answer["values"], _unknown(answer)
+    missing = [field for field in lock_model.REQUIRED if field not in values]
+    if missing:
+        reasons = "\n".join(f"{field}: {unknown.get(field, 'not reported')}" for field in missing)
+        raise EnvironmentUnreadable("this environment cannot be locked", why=reasons)
+    _require_torch(values, workspace)
+    _require_known(unknown, workspace)
+
+
 def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
     """Refuse an environment in which no training could start, unless the project says so."""
     severity = severities.severities(workspace.project.policy).of("torch.version")
     if values["torch.version"] == "absent" and severity == "must":
+        unnamed = workspace.project.on_host and workspace.project.python is None
+        another = "activate another environment, or name its" if unnamed else "name another"
         raise EnvironmentUnreadable(
             "this environment has no torch",
-            why=f"looked with {values.get('python.executable', 'its Python')}",
-            hint="install torch into it, or name another `python` in hpcenv.toml;\n"
+            why=f"looked with {values.get('python.executable', 'its Python')}"
+            + (": hpcenv.toml names no `python`" if unnamed else ""),
+            hint=f"install torch into it, or {another} `python` in hpcenv.toml;\n"
             '      to lock it all the same: "torch.version" = "info" under [policy]',
         )
 

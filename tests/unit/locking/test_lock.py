@@ -84,6 +84,26 @@ def test_an_environment_without_torch_is_refused(project: Path, python_without_t
     assert '"torch.version" = "info" under [policy]' in str(caught.value.hint)
 
 
+def test_without_torch_no_index_is_asked(project: Path, python_without_torch: Path, tmp_path: Path) -> None:
+    (project / "hpcenv.toml").write_text('image = "host"\n')
+    said: list[str] = []
+    environ = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(python_without_torch.parents[1])}
+    with pytest.raises(EnvironmentUnreadable, match="this environment has no torch") as caught:
+        lock(open_workspace(project), environ=environ, report=said.append, wheels_cache=tmp_path / "wheels")
+    assert said == [f"reading {python_without_torch}"]
+    assert "activate another environment" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("folder", ["/proc/nosuch", "train.py/locks"])
+def test_a_lockfile_that_cannot_be_written_is_refused_before_the_work(folder: str, project: Path) -> None:
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write(f'[paths]\nlockfiles = "{folder}"\n')
+    said: list[str] = []
+    with pytest.raises(FileUnusable, match="default.lock.toml. cannot be written"):
+        lock(open_workspace(project), environ={"PATH": os.environ["PATH"]}, report=said.append)
+    assert said == []
+
+
 def test_unless_the_policy_says_so(project: Path, python_without_torch: Path) -> None:
     spec = f'image = "host"\npython = "{python_without_torch}"\n[policy]\n"torch.version" = "info"\n'
     (project / "hpcenv.toml").write_text(spec)
