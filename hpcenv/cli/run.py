@@ -46,7 +46,7 @@ def command(
     node differs from the lockfile, and 91 if that could not be told: then nothing is started.
 
     \b
-        hpcenv run -- python -c 'import torch; print(torch.__version__)'
+        hpcenv run -- python3 -c 'import torch; print(torch.__version__)'
         salloc --nodes 2 --gpus-per-node 8
         hpcenv run --pty
 

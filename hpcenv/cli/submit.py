@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -51,6 +54,7 @@ def command(
         hpcenv submit -m package.train --nodes 2 --gpus 8 -- --lr 3e-4
     """  # noqa: D301  (click's mark for "do not wrap")
     waiting = wait_of(wait, timeout)
+    stray = _before_dashes(params["args"], sys.argv[1:])
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
     workspace = _render.open_project(script=params["script"])
     # A dry run and --test-only start and queue nothing.
@@ -64,11 +68,27 @@ def command(
     if options.sweep or options.array is not None:
         return _sweep.submit(workspace, options, context, dry_run=dry_run, wait=waiting, as_json=as_json)
     plan = plan_job(workspace, options, context)
+    plan = replace(plan, notes=(*stray, *plan.notes))
     if not dry_run:
         _accept.remember_typed(workspace, options, plan)
     review = _accept.reviewed(workspace) if dry_run else None
     by_name = options.runs_dir is None
     return carry_out(plan, context, by_name=by_name, review=review, wait=waiting, as_json=as_json)
+
+
+def _before_dashes(arguments: Sequence[str], typed: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on arguments of the script that were typed before `--`: `--mem 10 G` leaves `G` there.
+
+    Args:
+        arguments: those of the script, without `--`.
+        typed: the command line without `hpcenv`.
+    """
+    behind = len(typed) - typed.index("--") - 1 if "--" in typed else 0
+    before = arguments[: len(arguments) - behind]
+    if not before:
+        return ()
+    goes = "is an argument" if len(before) == 1 else "are arguments"
+    return (f"{', '.join(f'`{word}`' for word in before)} {goes} of the script, typed before `--`",)
 
 
 def carry_out(

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.container import runtime
-from hpcenv.errors import Command, EnvironmentUnreadable, ImageMismatch, ToolMissing, UsageError
+from hpcenv.errors import Command, EnvironmentUnreadable, Hint, ImageMismatch, ToolMissing, UsageError
 from hpcenv.identity import sif, sif_check
 from hpcenv.identity.overlay_check import FIELD
+from hpcenv.image.reference import SifFile
 from hpcenv.locking import overlay
 from hpcenv.locking.environment import container_environment, with_overlay
-from hpcenv.locking.image_source import locked_sif
+from hpcenv.locking.image_source import locked_sif, locked_source
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import ContainerTable, Lockfile
@@ -148,7 +149,7 @@ def identify_sif(
         raise ImageMismatch(
             f"`{image}` is not the locked SIF",
             why=f"its sha256 is {digest}, the lockfile says {wanted.sha256}",
-            hint=("move it away, then: ", hint),
+            hint=_to_repair(container, lock),
         )
     else:
         notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
@@ -192,6 +193,16 @@ def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[
         return ()  # another kind of file system: the check of the nodes starts it, and tells what is wrong
     unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
     return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
+
+
+def _to_repair(container: ContainerTable, lock: str) -> Hint:
+    """Return what to do about a SIF that has changed."""
+    command = _command_to_make(container, lock)
+    if isinstance(locked_source(container), SifFile):
+        return ("bring the locked file back; to lock the one that is there: ", command)
+    if container.manifest_digest is None:
+        return ("move it away, then: ", command)
+    return (command, " moves it aside, and makes the locked one again")
 
 
 def _command_to_make(container: ContainerTable, lock: str) -> Command:

@@ -85,6 +85,7 @@ def test_a_sif_that_was_changed_before_the_submission_is_refused_there(
     done = submit("late", "--nodes", "1")
     assert done.status == 11, done.text
     assert "is not the locked SIF" in done.stderr
+    assert "hint: `hpcenv image build` moves it aside, and makes the locked one again" in done.stderr
 
 
 # The others: HPCENV_TEST_LONG=1.

@@ -172,6 +172,29 @@ def test_submit_says_the_shape_and_what_to_type_next(hpcenv: Any, shared_project
     assert "next: hpcenv status a    hpcenv logs -f a" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("--mem", "10", "G"), "note: `G` is an argument of the script, typed before `--`\n"),
+        (("G", "H", "--", "--lr", "1"), "note: `G`, `H` are arguments of the script, typed before `--`\n"),
+        (("--", "G"), ""),
+    ],
+)
+def test_a_word_that_became_an_argument_is_named(
+    words: tuple[str, ...], note: str, hpcenv: Any, shared_project: Path, fake_slurm: Any
+) -> None:
+    """`--mem 10 G` asks for 10 MiB, and the script gets G."""
+    done = hpcenv(*WORDS, "--dry-run", *words, cwd=shared_project, environ=fake_slurm.environ)
+    assert done.status == 0, done.stderr
+    assert (note in done.stderr) if note else ("of the script" not in done.stderr)
+
+
+def test_lock_says_what_to_type_next_if_it_wrote(hpcenv: Any, project: Path) -> None:
+    said = "next: hpcenv submit SCRIPT --nodes N --gpus 0 --nproc R"
+    assert said not in hpcenv("lock", "--no-wheels", cwd=project).stderr
+    assert said + " --lock paper\n" in hpcenv("lock", "--no-wheels", "--lock", "paper", cwd=project).stderr
+
+
 def test_with_a_folder_of_ones_own_the_next_command_finds_the_run(
     hpcenv: Any, shared_project: Path, fake_slurm: Any
 ) -> None:
