@@ -91,7 +91,7 @@ TO_BEGIN: Hint = Command("hpcenv", "init")
 
 
 def project_around(folder: Path) -> Path | None:
-    """Return the folder of the hpcenv.toml that holds for an absolute path; None if there is none above it."""
+    """Return the folder of the hpcenv.toml that holds for an absolute path; None where no folder has one."""
     return next((one for one in (folder, *folder.parents) if os.path.isfile(one / SPEC_NAME)), None)
 
 
