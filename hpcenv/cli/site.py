@@ -11,7 +11,7 @@ import click
 from hpcenv.cli import _render
 from hpcenv.project.context import Context
 from hpcenv.project.site_page import page
-from hpcenv.project.site_when import GpuVendor, RunFacts
+from hpcenv.project.site_when import RunFacts, SiteGpuVendor
 from hpcenv.project.workspace import SPEC_NAME
 from hpcenv.survey.site_values import FoundProfile, list_profiles, values_for
 
@@ -29,7 +29,7 @@ def command(
     name: str | None,
     nodes: int,
     partition: str | None,
-    gpu_vendor: GpuVendor | None,
+    gpu_vendor: SiteGpuVendor | None,
     gpu: str | None,
     nccl: str | None,
     rocm: str | None,

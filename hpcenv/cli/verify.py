@@ -15,7 +15,7 @@ from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
 from hpcenv.errors import UsageError
 from hpcenv.judge import verdict_table
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.verdict import Verdict
 from hpcenv.submission.request import SubmitOptions, parse_flags
@@ -65,7 +65,7 @@ def command(
     options |= parse_flags({name: options[name] for name in _OF_JOBS})
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
-    level: Level | None = "deep" if options["deep"] else None
+    level: FieldLevel | None = "deep" if options["deep"] else None
     started = time.monotonic()
     if nodes is None:
         verdict, seconds = _verify_here(workspace, options, level)
@@ -107,7 +107,7 @@ def _refuse_without_effect(nodes: int | None, options: dict[str, Any]) -> None:
 
 
 def _verify_here(
-    workspace: Workspace, options: dict[str, Any], level: Level | None
+    workspace: Workspace, options: dict[str, Any], level: FieldLevel | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
     verdict, facts = verify(
         workspace,
@@ -121,7 +121,7 @@ def _verify_here(
 
 
 def _verify_nodes(
-    workspace: Workspace, nodes: int, options: dict[str, Any], level: Level | None
+    workspace: Workspace, nodes: int, options: dict[str, Any], level: FieldLevel | None
 ) -> tuple[Verdict, dict[str, dict[str, float]]]:
     request = SubmitOptions(
         script=None,

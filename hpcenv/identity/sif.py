@@ -47,7 +47,7 @@ __all__ = [
     "write",
 ]
 
-Source = str | os.PathLike[str] | int
+SifSource = str | os.PathLike[str] | int
 
 _HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
 _DESCRIPTOR = struct.Struct("<iBIIIqqqqqqq128s384s")
@@ -181,7 +181,7 @@ class Superblock:
     bytes_used: int
 
 
-def read_header(source: Source) -> Header:
+def read_header(source: SifSource) -> Header:
     """Read header and object table, and check that the file holds all they promise.
 
     Costs two small reads, whatever the file's size.
@@ -288,7 +288,7 @@ def _primary(name: str, objects: tuple[Object, ...]) -> Object:
     return primary[0]
 
 
-def read_object(source: Source, entry: Object, *, limit: int = _OBJECT_LIMIT) -> bytes:
+def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT) -> bytes:
     """Return the bytes of a small object (definition file, JSON, signature).
 
     Args:
@@ -305,7 +305,7 @@ def read_object(source: Source, entry: Object, *, limit: int = _OBJECT_LIMIT) ->
         return _read(fd, name, entry.offset, entry.size)
 
 
-def labels(source: Source, header: Header | None = None) -> dict[str, str]:
+def labels(source: SifSource, header: Header | None = None) -> dict[str, str]:
     """Return the image's labels, as `apptainer build` writes them; {} if it has none.
 
     Apptainer keeps them in the JSON object `inspect-metadata.json`, below
@@ -326,7 +326,7 @@ def labels(source: Source, header: Header | None = None) -> dict[str, str]:
             raise _damaged(name, f"its labels cannot be read: {type(error).__name__}") from error
 
 
-def superblock(source: Source, header: Header | None = None) -> Superblock:
+def superblock(source: SifSource, header: Header | None = None) -> Superblock:
     """Return facts of the primary partition's squashfs, and check its size against the object's.
 
     Raises:
@@ -356,7 +356,7 @@ def superblock(source: Source, header: Header | None = None) -> Superblock:
 
 
 def partition_sha256(
-    source: Source, header: Header | None = None, on_bytes: Callable[[int], None] | None = None
+    source: SifSource, header: Header | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> str:
     """Return the SHA-256 of the primary partition, in hexadecimal.
 
@@ -374,7 +374,7 @@ def partition_sha256(
         return _sha256(fd, name, entry.offset, entry.size, on_bytes)
 
 
-def file_sha256(source: Source, on_bytes: Callable[[int], None] | None = None) -> str:
+def file_sha256(source: SifSource, on_bytes: Callable[[int], None] | None = None) -> str:
     """Return the SHA-256 of the whole file, in hexadecimal.
 
     Raises:
@@ -412,7 +412,7 @@ def normalise(path: str | os.PathLike[str]) -> None:
         raise _unreadable(str(path), error) from error
 
 
-def embedded_lock(source: Source, header: Header | None = None) -> bytes | None:
+def embedded_lock(source: SifSource, header: Header | None = None) -> bytes | None:
     """Return the lockfile that the SIF carries, or None; it is not checked here.
 
     Raises:
@@ -530,7 +530,7 @@ def _write_at(fd: int, offset: int, data: bytes) -> None:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[tuple[int, str]]:
+def _opened(source: SifSource) -> Iterator[tuple[int, str]]:
     """Give an open descriptor of a regular file and the name to use in messages."""
     if isinstance(source, int):
         name, fd, mine = _name_of(source), source, False

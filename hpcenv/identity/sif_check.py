@@ -151,7 +151,7 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
 
 
 # Digest of what is read of a file in any case, and where its file system lies: `header_of`, `superblock_of`.
-Header = Callable[[int], tuple[str, int, int]]
+ReadHeader = Callable[[int], tuple[str, int, int]]
 
 
 def superblock_of(descriptor: int) -> tuple[str, int, int]:
@@ -299,7 +299,7 @@ def node_records(places: Iterable[Path] = NODE_PLACES) -> Records | None:
 
 
 def identify(
-    descriptor: int, records: Records | None, *, tick: float = _SECONDS_TO_SETTLE, read_header: Header = header_of
+    descriptor: int, records: Records | None, *, tick: float = _SECONDS_TO_SETTLE, read_header: ReadHeader = header_of
 ) -> tuple[str, SifIdentity | None]:
     """Return the hash of a SIF, from an earlier record if possible, and its identity for the nodes.
 
@@ -339,7 +339,7 @@ def check(
     known: SifIdentity | None,
     records: Records | None,
     tick: float = _SECONDS_TO_SETTLE,
-    read_header: Header = header_of,
+    read_header: ReadHeader = header_of,
 ) -> CheckedSif:
     """Return the hash of an open SIF by the cheapest way that proves it.
 
@@ -378,7 +378,7 @@ def check(
     return established("full", digest, lasting=lasting, why=doubt if known is not None else "")
 
 
-def _header_or_nothing(descriptor: int, read_header: Header) -> str:
+def _header_or_nothing(descriptor: int, read_header: ReadHeader) -> str:
     """Return the header's digest; an empty text for a file that is not a SIF: its hash will differ."""
     try:
         return read_header(descriptor)[0]

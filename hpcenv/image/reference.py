@@ -28,6 +28,7 @@ __all__ = [
     "DIGEST",
     "DefinitionFile",
     "HostEnvironment",
+    "ImageSource",
     "LayeredImage",
     "LocalImage",
     "Platform",
@@ -35,7 +36,6 @@ __all__ = [
     "RegistryName",
     "SifFile",
     "SifReference",
-    "Source",
     "parse_layered",
     "parse_platform",
     "parse_reference",
@@ -145,7 +145,7 @@ class HostEnvironment:
 
 # An image that consists of layers, so hpcenv can convert it.
 LayeredImage = Reference | LocalImage
-Source = Reference | LocalImage | SifReference | SifFile | DefinitionFile | HostEnvironment
+ImageSource = Reference | LocalImage | SifReference | SifFile | DefinitionFile | HostEnvironment
 
 # The grammar of github.com/distribution/reference v0.6 (2024-03), `reference.go`, and its
 # `normalize.go`: the first component is a host if it contains a dot or colon or is `localhost`.
@@ -175,7 +175,7 @@ _DOCKERFILE = re.compile(r"(?:Dockerfile|Containerfile)(?:\..+)?|.+\.(?:dockerfi
 _LONGEST = 4096
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> ImageSource:
     """Parse the name of an image.
 
     Raises:
@@ -217,7 +217,7 @@ def parse_layered(text: str) -> LayeredImage:
     return require_layers(parse_source(text))
 
 
-def require_layers(source: Source) -> LayeredImage:
+def require_layers(source: ImageSource) -> LayeredImage:
     """Return the image, if hpcenv can convert it.
 
     Raises:

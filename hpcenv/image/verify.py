@@ -15,7 +15,7 @@ from hpcenv.image.convert import squashfs_reader, tree
 from hpcenv.image.convert.conversion import FORMAT_LABEL, OpenBlobs, added, compare_sif, merged_layers, shown
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.pull import ImageRequest, resolve
-from hpcenv.image.reference import Platform, Reference, Source, parse_source
+from hpcenv.image.reference import ImageSource, Platform, Reference, parse_source
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
@@ -138,7 +138,7 @@ def _stored(store: Store, digest: str, request: ImageRequest) -> Path:
     return image.path
 
 
-def origin(path: Path, place: StorePlace) -> Source:
+def origin(path: Path, place: StorePlace) -> ImageSource:
     """Return the image that a SIF was made from, as the SIF's labels or the store name it.
 
     Raises:

@@ -21,19 +21,19 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-Outcome = Dict[str, str]
+CheckAnswer = Dict[str, str]
 
 _GIB = 2**30
 
 
-def _outcome(name: str, state: str, found: object) -> Outcome:
+def _outcome(name: str, state: str, found: object) -> CheckAnswer:
     return {"id": name, "state": state, "found": str(found)[:500]}
 
 
 # -- what needs no torch --------------------------------------------------------------------
 
 
-def check_limits(options: argparse.Namespace) -> Iterator[Outcome]:
+def check_limits(options: argparse.Namespace) -> Iterator[CheckAnswer]:
     """Yield the outcomes about shared memory, locked memory and cores inside the environment."""
     room = os.statvfs("/dev/shm")  # noqa: S108
     free = room.f_frsize * room.f_bavail
@@ -63,7 +63,7 @@ def _adapters() -> List[str]:
         return []
 
 
-def _memlock(options: argparse.Namespace) -> Outcome:
+def _memlock(options: argparse.Namespace) -> CheckAnswer:
     if not _adapters() or options.backend != "nccl":
         return _outcome("inside.memlock", "not-run", "this run uses no RDMA")
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -72,7 +72,7 @@ def _memlock(options: argparse.Namespace) -> Outcome:
     return _outcome("inside.memlock", "fine" if enough else "failed", found)
 
 
-def check_verbs(_: argparse.Namespace) -> Iterator[Outcome]:
+def check_verbs(_: argparse.Namespace) -> Iterator[CheckAnswer]:
     """Yield how many RDMA devices libibverbs of the environment opens, against those of the host."""
     name, adapters = "inside.verbs", _adapters()
     if not adapters:
@@ -97,7 +97,7 @@ _CUDA_CHECKS = ("cuda.matmul", "cuda.amp")
 _SIZE = 256
 
 
-def check_cuda(options: argparse.Namespace) -> Iterator[Outcome]:
+def check_cuda(options: argparse.Namespace) -> Iterator[CheckAnswer]:
     """Yield whether CUDA multiplies right, and does so in mixed precision, on every GPU that torch sees."""
     if options.gpus == 0:
         yield from (_outcome(name, "not-run", "no GPU") for name in _CUDA_CHECKS)
@@ -117,7 +117,7 @@ def check_cuda(options: argparse.Namespace) -> Iterator[Outcome]:
     yield _on_each_gpu("cuda.amp", torch, count, _wrong_mixed)
 
 
-def _on_each_gpu(name: str, torch: Any, count: int, wrong: Callable[[Any, Any], str]) -> Outcome:
+def _on_each_gpu(name: str, torch: Any, count: int, wrong: Callable[[Any, Any], str]) -> CheckAnswer:
     problems = []
     for index in range(count):
         problem = wrong(torch, torch.device("cuda", index))
@@ -162,7 +162,7 @@ def _wrong_mixed(torch: Any, device: Any) -> str:
 # -- process groups -------------------------------------------------------------------------
 
 
-def check_groups(options: argparse.Namespace) -> Iterator[Outcome]:
+def check_groups(options: argparse.Namespace) -> Iterator[CheckAnswer]:
     """Yield whether a process group of one rank starts and sums, with gloo, and with NCCL where the run uses it."""
     import torch
 

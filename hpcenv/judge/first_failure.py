@@ -19,7 +19,7 @@ from typing import Literal
 from hpcenv.records.outcome import NodeExit, RankExit
 from hpcenv.text import visible, wrap
 
-Cause = Literal[
+FailureKind = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
     "asked-to-end", "disk-full", "no-facts",
 ]  # fmt: skip
@@ -40,14 +40,14 @@ _LOST_PEER = re.compile(
 )
 
 # Slurm's states of a job that Slurm itself ended (cluster/slurm.py).
-_BY_SLURM: dict[str, tuple[Cause, str]] = {
+_BY_SLURM: dict[str, tuple[FailureKind, str]] = {
     "timeout": ("time-limit", "the job reached its time limit"),
     "preempted": ("preemption", "the job was preempted"),
     "cancelled": ("cancelled", "the job was cancelled"),
     "node-fail": ("node-failure", "a node failed, says Slurm"),
     "out-of-memory": ("lack-of-memory", "the job ran out of memory, says Slurm"),
 }
-_STOPPED: dict[str, tuple[Cause, str]] = {
+_STOPPED: dict[str, tuple[FailureKind, str]] = {
     "time-limit": ("time-limit", "the job reached its time limit"),
     "preemption": ("preemption", "the job was preempted"),
 }
@@ -85,7 +85,7 @@ class FirstFailure:
     """
 
     headline: str
-    cause: Cause
+    cause: FailureKind
     node: str = ""
     rank: int | None = None
     status: int | None = None
@@ -354,7 +354,7 @@ def unfinished(stopped: str, *, saved: bool, not_again: str) -> str:
 
 def _of_unfinished(exits: Sequence[NodeExit], nproc: int, text: str, notes: tuple[str, ...]) -> FirstFailure:
     reason = next((record.stopped for record in exits if record.stopped), "")
-    cause: Cause = _STOPPED[reason][0] if reason in _STOPPED else "asked-to-end"
+    cause: FailureKind = _STOPPED[reason][0] if reason in _STOPPED else "asked-to-end"
     return FirstFailure(headline=text, cause=cause, others=_count(exits, nproc), notes=notes)
 
 

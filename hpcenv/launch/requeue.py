@@ -24,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import Verdict
 
-Stopped = Literal["", "time-limit", "preemption", "unknown"]
+StopReason = Literal["", "time-limit", "preemption", "unknown"]
 
 _SECONDS = 20.0
 # A longer list of excluded nodes is damaged.
@@ -49,7 +49,7 @@ class Ending:
         why: one line for the log; may be empty.
     """
 
-    stopped: Stopped = ""
+    stopped: StopReason = ""
     saved: bool = False
     before: bool = False
     cancelled: bool = False
@@ -73,7 +73,7 @@ def judge(
     attempt: int,
     retried: int,
     next_link: bool,
-    before: Stopped | Literal["cancelled"] = "",
+    before: StopReason | Literal["cancelled"] = "",
 ) -> Ending:
     """Decide what follows an attempt. Pure.
 
@@ -95,7 +95,7 @@ def judge(
         return _after_rejection(manifest, verdict, retried=retried)
     known = [record.stopped for record in exits if record.stopped]
     # One node may know the reason, while another one got no answer from Slurm.
-    stopped: Stopped = next((word for word in known if word != "unknown"), known[0] if known else "")
+    stopped: StopReason = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
     # Where a node failed, srun asked the others to end: that is no request to the job.
     asked = any(record.asked_to_end for record in exits) and first_failure.first_status(exits) is None
@@ -110,7 +110,7 @@ def judge(
     return _requeued(manifest, ending, _REASONS[stopped], attempt=attempt, next_link=next_link)
 
 
-def _after_no_training(manifest: Manifest, stopped: Stopped, *, attempt: int, next_link: bool) -> Ending:
+def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int, next_link: bool) -> Ending:
     """Return what follows an attempt that was stopped before the training started, so that nothing was saved.
 
     After the time limit, only `--requeue always` requeues it: the next attempt has no more time.

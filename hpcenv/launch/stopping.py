@@ -26,6 +26,7 @@ from typing import Literal
 from hpcenv import process
 from hpcenv.errors import HpcenvError
 from hpcenv.launch.current_attempt import is_current_attempt
+from hpcenv.launch.requeue import StopReason
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, save_record
@@ -34,7 +35,6 @@ from hpcenv.records.outcome import StopRequest
 from hpcenv.records.run_folder import RunFolder
 
 Reason = Literal["time-limit", "preemption", "cancelled", "unknown"]
-Stopped = Literal["", "time-limit", "preemption", "unknown"]
 
 # The signal that Slurm sends as a warning. The ranks get the signal of `--stop-signal`.
 WARNING = signal.SIGUSR2
@@ -162,7 +162,7 @@ class Stop:
         return self.answer is not None and self.answer.reason == "preemption"
 
     @property
-    def stopped(self) -> Stopped:
+    def stopped(self) -> StopReason:
         """Why the training was asked to save its state and stop; empty if it was not, or was cancelled."""
         reason = "unknown" if self.answer is None else self.answer.reason
         if self._number == 0 or reason == "cancelled" or (self._number != WARNING and reason == "unknown"):

@@ -11,10 +11,10 @@ from pathlib import Path
 from hpcenv.errors import SpecError
 from hpcenv.image.reference import (
     DefinitionFile,
+    ImageSource,
     LocalImage,
     Platform,
     SifFile,
-    Source,
     parse_platform,
     parse_source,
 )
@@ -24,7 +24,7 @@ from hpcenv.project.workspace import Workspace
 __all__ = ["absolute", "locked_sif", "locked_source", "project_platform", "project_source", "within"]
 
 
-def project_source(workspace: Workspace) -> Source:
+def project_source(workspace: Workspace) -> ImageSource:
     """Return the image that `image` in hpcenv.toml names; its path is as the user wrote it.
 
     Raises:
@@ -49,7 +49,7 @@ def project_platform(workspace: Workspace) -> Platform:
         raise SpecError(error.what, why=f"it is `platform` in {workspace.spec}", hint=error.hint_parts) from None
 
 
-def locked_source(container: ContainerTable) -> Source:
+def locked_source(container: ContainerTable) -> ImageSource:
     """Return the image that a lockfile names.
 
     Raises:

@@ -67,7 +67,7 @@ from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelPr
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import CondaTable, ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
@@ -76,7 +76,7 @@ from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
 from hpcenv.version import VERSION
 
-Report = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 Kept = TypeVar("Kept", BuiltPackage, KnownFile)
 
 # The probe reads every installed file once: this takes minutes on a cold parallel file
@@ -129,13 +129,13 @@ def lock(
     workspace: Workspace,
     *,
     environ: Mapping[str, str],
-    report: Report,
+    report: ReportProgress,
     on_event: OnEvent = ignore,
     name: str = DEFAULT_LOCK,
     allow_floating: bool = False,
     plain_http: tuple[str, ...] = (),
     upgrade: bool = False,
-    level: Level = "full",
+    level: FieldLevel = "full",
     pins: Path | None = None,
     wheels_cache: Path | None = None,
     require_hashes: bool = False,
@@ -472,7 +472,7 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
 def _wheel_proofs(
     answer: Mapping[str, Any],
     environ: Mapping[str, str],
-    report: Report,
+    report: ReportProgress,
     *,
     cache: Path | None,
     named: Sequence[KnownFile],
@@ -500,7 +500,7 @@ def _wheel_proofs(
     }
 
 
-def _named_in_image(image: Path | None, built: Sequence[BuiltPackage], report: Report) -> tuple[KnownFile, ...]:
+def _named_in_image(image: Path | None, built: Sequence[BuiltPackage], report: ReportProgress) -> tuple[KnownFile, ...]:
     """Return the wheels that an image names itself: reports of pip, and packages that were compiled in it."""
     reported = _report_in(image, REPORT, partial(parse_report, origin=REPORT), report) if image is not None else ()
     return (*(one.file for one in built), *reported)
@@ -516,7 +516,7 @@ def _require_as_pinned_here(
     answer: Mapping[str, Any],
     proofs: Mapping[str, WheelProof],
     conda: Sequence[InstalledConda],
-    report: Report,
+    report: ReportProgress,
 ) -> None:
     """Compare the environment that was just read with the pins, and report what could not be compared.
 
@@ -598,7 +598,9 @@ def _unsure(difference: PinDifference) -> str:
     return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
-def _report_in(image: Path, name: str, parse: Callable[[bytes], Sequence[Kept]], report: Report) -> tuple[Kept, ...]:
+def _report_in(
+    image: Path, name: str, parse: Callable[[bytes], Sequence[Kept]], report: ReportProgress
+) -> tuple[Kept, ...]:
     """Return what a recipe of `hpcenv image init` left in its image about the packages: pip's report, or its own."""
     try:
         part = sif.read_header(image).runs

@@ -40,7 +40,7 @@ _SHOWN = 200
 _LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP")
 
 # Key, value, and digest of the file.
-_Row: TypeAlias = tuple[str, str, str]
+_AcceptanceRow: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +311,7 @@ def digest_of(asked: Sequence[Asked]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def _row(one: Asked) -> _Row:
+def _row(one: Asked) -> _AcceptanceRow:
     return one.key, one.value, one.content
 
 
@@ -375,7 +375,7 @@ def _file(root: Path, environ: Mapping[str, str]) -> Path:
     return state_folder(environ) / "accepted" / f"{name}.json"
 
 
-def _read(root: Path, environ: Mapping[str, str]) -> list[_Row]:
+def _read(root: Path, environ: Mapping[str, str]) -> list[_AcceptanceRow]:
     """Return what was accepted for a project, the newest last; a damaged file accepts nothing."""
     try:
         data = read_json(_file(root, environ))

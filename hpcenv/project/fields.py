@@ -21,8 +21,8 @@ from hpcenv.records.severities import fits
 Profile = DeterminismProfile
 
 
-Level = Literal["record", "full", "deep"]
-LEVELS: tuple[Level, ...] = ("record", "full", "deep")
+FieldLevel = Literal["record", "full", "deep"]
+LEVELS: tuple[FieldLevel, ...] = ("record", "full", "deep")
 
 # What it takes to make two environments equal in a field, the hardest first: a different package does not
 # matter while the GPU is different.
@@ -113,7 +113,7 @@ class Field:
     source: str
     why: str
     remedy: str = _RELOCK
-    level: Level = "record"
+    level: FieldLevel = "record"
     judged_by: tuple[JudgedBy, ...] = ("lockfile",)
     fixed: str = ""
     gpus: bool = False

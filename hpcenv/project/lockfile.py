@@ -20,7 +20,7 @@ from hpcenv.judge.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
-from hpcenv.project.fields import LEVELS, Level, Profile
+from hpcenv.project.fields import LEVELS, FieldLevel, Profile
 from hpcenv.records.manifest import (
     DataCompare,
     Expectation,
@@ -594,7 +594,7 @@ def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Profile | N
     return severity_model.severities(lockfile.policy, profile or lockfile.determinism.profile, gpus=gpus)
 
 
-def expectations(lockfile: Lockfile, *, level: Level, origin: str) -> tuple[Expectation, ...]:
+def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple[Expectation, ...]:
     """Flatten the lockfile into what every node is compared with.
 
     Args:
@@ -689,7 +689,7 @@ UNKNOWN_WHEN_LOCKED = "unknown when it was locked"
 
 
 def _unknown_expectations(
-    lockfile: Lockfile, severities: Severities, *, level: Level, origin: str
+    lockfile: Lockfile, severities: Severities, *, level: FieldLevel, origin: str
 ) -> tuple[Expectation, ...]:
     """Return the fields that the lockfile does not know: every node then reports that it did not compare them."""
     matter = [
@@ -703,7 +703,7 @@ def _unknown_expectations(
     )
 
 
-def _compared_at(field: str, level: Level) -> bool:
+def _compared_at(field: str, level: FieldLevel) -> bool:
     """Return whether a node compares this field with the lockfile, where it looks this deep."""
     row = fields.find(field)
     return row is not None and "lockfile" in row.judged_by and LEVELS.index(row.level) <= LEVELS.index(level)

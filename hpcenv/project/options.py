@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 from hpcenv.records.manifest import CPU_BINDINGS, DETERMINISM_PROFILES, LAUNCHERS
 
-Kind = Literal[
+ValueKind = Literal[
     "text",  # any text
     "word",  # text without blanks, quotes and backslashes: it becomes part of an #SBATCH line
     "count",  # a whole number, at least `minimum`
@@ -42,21 +42,21 @@ Kind = Literal[
 ]
 
 # Kinds whose values are numbers, yes or no, or a word from a list: none of them names anything outside the project.
-BOUNDED: frozenset[Kind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
+BOUNDED: frozenset[ValueKind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
 
-Place = Literal["command", "python", "project", "site"]
-COMMAND: frozenset[Place] = frozenset({"command", "python"})
-PROJECT: frozenset[Place] = COMMAND | {"project"}
-EVERYWHERE: frozenset[Place] = PROJECT | {"site"}
-ONLY_COMMAND: frozenset[Place] = frozenset({"command"})
-ONLY_PROJECT: frozenset[Place] = frozenset({"project"})
-ONLY_FILES: frozenset[Place] = frozenset({"project", "site"})
-ALL_BUT_COMMAND: frozenset[Place] = ONLY_FILES | {"python"}
+OptionPlace = Literal["command", "python", "project", "site"]
+COMMAND: frozenset[OptionPlace] = frozenset({"command", "python"})
+PROJECT: frozenset[OptionPlace] = COMMAND | {"project"}
+EVERYWHERE: frozenset[OptionPlace] = PROJECT | {"site"}
+ONLY_COMMAND: frozenset[OptionPlace] = frozenset({"command"})
+ONLY_PROJECT: frozenset[OptionPlace] = frozenset({"project"})
+ONLY_FILES: frozenset[OptionPlace] = frozenset({"project", "site"})
+ALL_BUT_COMMAND: frozenset[OptionPlace] = ONLY_FILES | {"python"}
 
-Group = Literal[
+OptionGroup = Literal[
     "Shape", "Slurm", "Launch", "Environment", "Checks", "Stop and requeue", "Code", "Many runs", "Staging", "Output"
 ]
-GROUPS: tuple[Group, ...] = get_args(Group)
+GROUPS: tuple[OptionGroup, ...] = get_args(OptionGroup)
 
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
 
@@ -87,10 +87,10 @@ class Option:
     """
 
     name: str
-    kind: Kind
-    group: Group
+    kind: ValueKind
+    group: OptionGroup
     help: str
-    places: frozenset[Place] = COMMAND
+    places: frozenset[OptionPlace] = COMMAND
     metavar: str = ""
     minimum: int = 1
     choices: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Option:
 
 
 def _directive(
-    name: str, kind: Kind, text: str, *, short: str = "", environment: str = "", metavar: str = ""
+    name: str, kind: ValueKind, text: str, *, short: str = "", environment: str = "", metavar: str = ""
 ) -> Option:
     """Return a row whose value is written as `#SBATCH --NAME=VALUE`; it can be set everywhere."""
     return Option(
@@ -721,7 +721,7 @@ OPTIONS: tuple[Option, ...] = (
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
-def in_place(place: Place) -> tuple[Option, ...]:
+def in_place(place: OptionPlace) -> tuple[Option, ...]:
     """Return the options that can be set in one place, in the order of the table."""
     return tuple(option for option in OPTIONS if place in option.places)
 

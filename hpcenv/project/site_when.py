@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Text, Word
 
-GpuVendor = Literal["nvidia", "amd", "none"]
+SiteGpuVendor = Literal["nvidia", "amd", "none"]
 
 _BOUND = re.compile(r"\s*(>=|<=|==|<|>)?\s*([0-9]+(?:\.[0-9]+)*)\s*\Z")
 
@@ -29,7 +29,7 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-Bounds = Annotated[Text, AfterValidator(_bounds)]
+BoundsText = Annotated[Text, AfterValidator(_bounds)]
 Words = Annotated[tuple[Word, ...], BeforeValidator(_listed)]
 
 
@@ -45,11 +45,11 @@ class WhenTable(Document):
     """
 
     partition: Words = ()
-    nodes: Bounds | None = None
-    gpu_vendor: GpuVendor | None = None
+    nodes: BoundsText | None = None
+    gpu_vendor: SiteGpuVendor | None = None
     gpu: Words = ()
-    nccl: Bounds | None = None
-    rocm: Bounds | None = None
+    nccl: BoundsText | None = None
+    rocm: BoundsText | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class RunFacts:
 
     nodes: int
     partition: str | None = None
-    gpu_vendor: GpuVendor | None = None
+    gpu_vendor: SiteGpuVendor | None = None
     gpu: str | None = None
     nccl: str | None = None
     rocm: str | None = None

@@ -31,7 +31,7 @@ from hpcenv.recipes.image_lint import (
     SEVERITIES,
     KnownTrouble,
     LintFinding,
-    Severity,
+    LintSeverity,
     finding,
     secret_file,
     secret_name,
@@ -485,7 +485,7 @@ def _check_compatibility(
 
 
 # Severities of fields (project/fields.py) as severities of findings.
-_SEVERITIES: dict[str, Severity] = {"must": "error", "warn": "warn", "info": "info"}
+_SEVERITIES: dict[str, LintSeverity] = {"must": "error", "warn": "warn", "info": "info"}
 
 
 def _cuda_of(versions: Mapping[str, str], table: Compat) -> str:

@@ -23,8 +23,8 @@ from packaging.version import InvalidVersion, Version
 
 from hpcenv.errors import SpecError
 
-Severity = Literal["error", "warn", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warn", "info")
+LintSeverity = Literal["error", "warn", "info"]
+SEVERITIES: tuple[LintSeverity, ...] = ("error", "warn", "info")
 
 # The table that is part of hpcenv. project/toml_files.py reads it.
 PACKAGED_TROUBLES = Path(__file__).with_name("troubles.toml")
@@ -39,7 +39,7 @@ class Rule:
     """
 
     id: str
-    severity: Severity
+    severity: LintSeverity
     why: str
     advice: str
     limit: int = 0
@@ -60,7 +60,7 @@ class LintFinding:
     """
 
     rule: str
-    severity: Severity
+    severity: LintSeverity
     origin: str
     what: str
     line: int | None = None
@@ -70,7 +70,7 @@ class LintFinding:
     allowed: str | None = None
 
 
-def _rule(name: str, severity: Severity, why: str, advice: str, *, limit: int = 0) -> Rule:
+def _rule(name: str, severity: LintSeverity, why: str, advice: str, *, limit: int = 0) -> Rule:
     return Rule(id=name, severity=severity, why=why, advice=advice, limit=limit)
 
 

@@ -18,7 +18,7 @@ from hpcenv.image.reference import LocalImage, Platform, parse_source
 from hpcenv.judge.compat.table import Compat
 from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_content, image_lint, image_reader, recipe_lint
-from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, Severity
+from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, LintSeverity
 
 RecipeOrImage = Literal["dockerfile", "definition", "sif", "image"]
 
@@ -48,7 +48,7 @@ class LintResult:
     findings: tuple[LintFinding, ...]
     counts: dict[str, int]
 
-    def count_from(self, severity: Severity) -> int:
+    def count_from(self, severity: LintSeverity) -> int:
         """Return the number of findings that have this severity or a worse one."""
         return sum(self.counts[one] for one in SEVERITIES[: SEVERITIES.index(severity) + 1])
 

@@ -50,8 +50,8 @@ from typing import Any, Literal
 from hpcenv.records.files import read_lines
 from hpcenv.records.run_folder import RunFolder
 
-Kind = Literal["loss", "metric", "parameters"]
-KINDS: tuple[Kind, ...] = ("loss", "metric", "parameters")
+MetricKind = Literal["loss", "metric", "parameters"]
+KINDS: tuple[MetricKind, ...] = ("loss", "metric", "parameters")
 
 # A damaged file has many bad lines: the first ones say enough.
 _MOST_PROBLEMS = 20
@@ -79,7 +79,7 @@ class Recorded:
         scale: factor of a GradScaler that was divided out, as text; empty without one.
     """
 
-    kind: Kind
+    kind: MetricKind
     step: int
     name: str
     value: str
@@ -260,7 +260,7 @@ def _start(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _recorded(kind: Kind, data: dict[str, Any], *, process: int) -> Recorded:
+def _recorded(kind: MetricKind, data: dict[str, Any], *, process: int) -> Recorded:
     value, dtype, scale = _text(data, "value"), _text(data, "dtype"), data.get("scale", "")
     form = _SHA256 if kind == "parameters" else _WHOLE if dtype == "int" else _FLOAT
     if not form.match(value) or not _DTYPE.match(dtype) or (kind == "parameters" and dtype != "sha256"):

@@ -17,7 +17,7 @@ from hpcenv.records.manifest import Bind, Setting
 FABRIC_SCHEMA = 1
 
 GpuVendor = Literal["nvidia", "amd", "none", "unknown"]
-Answer = Literal["yes", "no", "unknown"]
+YesNo = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,9 @@ class CxiDevice:
     """
 
     device: str
-    link: Answer = "unknown"
+    link: YesNo = "unknown"
     speed_mbit: int | None = None
-    rendezvous_get: Answer = "unknown"
+    rendezvous_get: YesNo = "unknown"
     numa: int | None = None
 
 
@@ -245,7 +245,7 @@ class SettingEffect:
     name: str
     value: str
     origin: str
-    took_effect: Answer
+    took_effect: YesNo
     where: str
     found: str
     why: str = ""

@@ -39,8 +39,8 @@ from hpcenv.records.files import read_lines
 from hpcenv.records.metrics import rank_files
 from hpcenv.records.run_folder import RunFolder
 
-Phase = Literal["setup", "forward", "backward", "gradients", "optimizer"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+TracePhase = Literal["setup", "forward", "backward", "gradients", "optimizer"]
+PHASES: tuple[TracePhase, ...] = get_args(TracePhase)
 
 UNKNOWN = "-"
 
@@ -82,7 +82,7 @@ class TracedOperation:
 
     index: int
     name: str
-    phase: Phase
+    phase: TracePhase
     module: str
     module_class: str
     at: str

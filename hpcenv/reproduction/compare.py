@@ -17,13 +17,13 @@ from hpcenv.locking.difference import Change
 from hpcenv.reproduction import comparison
 from hpcenv.reproduction.causes import Cause, different_switches, rank_causes
 from hpcenv.reproduction.closeness import Tolerance
-from hpcenv.reproduction.comparison import Divergence, Level, MetricComparison, ParameterComparison
+from hpcenv.reproduction.comparison import Divergence, MetricComparison, Nearness, ParameterComparison
 from hpcenv.reproduction.measured import OF_RANKS, Measured, Start, read_measured
 from hpcenv.reproduction.series import Series
 from hpcenv.runs.find import find_run
 
 Question = Literal["repeats-here", "equals-reference", "restart-replays"]
-Answer = Literal["yes", "within", "no", "unknown", "not-asked"]
+SameAnswer = Literal["yes", "within", "no", "unknown", "not-asked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Answered:
     """One of the three questions with its answer in a word and in a sentence."""
 
     question: Question
-    answer: Answer
+    answer: SameAnswer
     text: str
 
 
@@ -88,7 +88,7 @@ class RunComparison:
     other: str
     reference_folder: Path
     other_folder: Path
-    verdict: Level
+    verdict: Nearness
     headline: str
     metrics: tuple[MetricComparison, ...]
     parameters: ParameterComparison
@@ -206,14 +206,14 @@ class _Found:
 
     metrics: tuple[MetricComparison, ...]
     parameters: ParameterComparison
-    level: Level | None
+    level: Nearness | None
 
     @property
     def incomplete(self) -> tuple[MetricComparison, ...]:
         return tuple(one for one in self.metrics if one.judged and not one.complete)
 
     @property
-    def verdict(self) -> Level:
+    def verdict(self) -> Nearness:
         level = self.level or "differs"
         if level != "differs" and self.incomplete:
             return "differs"
@@ -260,7 +260,7 @@ def _compare_measured(reference: Side, other: Side, tolerance: Tolerance) -> _Fo
 
 # -- the three questions ------------------------------------------------------------------
 
-_WORDS: dict[Level, Answer] = {"equal": "yes", "within": "within", "differs": "no"}
+_WORDS: dict[Nearness, SameAnswer] = {"equal": "yes", "within": "within", "differs": "no"}
 
 
 def _equals(found: _Found) -> Answered:

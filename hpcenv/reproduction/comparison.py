@@ -16,8 +16,8 @@ from hpcenv.reproduction.closeness import Tolerance, coarser, same_bits, ulps
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.series import PRINTED, Series
 
-Level = Literal["equal", "within", "differs"]
-LEVELS: tuple[Level, ...] = ("equal", "within", "differs")
+Nearness = Literal["equal", "within", "differs"]
+LEVELS: tuple[Nearness, ...] = ("equal", "within", "differs")
 
 # Metrics that measure the machine and not the training: never equal, and not judged.
 _OF_MACHINE = re.compile(
@@ -72,7 +72,7 @@ class MetricComparison:
     dtype: str
     compared: int
     equal: int
-    level: Level
+    level: Nearness
     first: Divergence | None
     first_beyond: Divergence | None
     largest_ulp: int | None
@@ -135,18 +135,18 @@ def compare_metrics(
     return tuple(one for one in found if one.compared)
 
 
-_Key = tuple[str, str]
-_Place = tuple[int, int]  # rank, part
+_SeriesKey = tuple[str, str]
+_SeriesPlace = tuple[int, int]  # rank, part
 
 
-def _order(key: _Key) -> tuple[int, str, str]:
+def _order(key: _SeriesKey) -> tuple[int, str, str]:
     source, name = key
     return (OF_RANKS.index(source) if source in OF_RANKS else len(OF_RANKS), source, name)
 
 
-def _grouped(series: Iterable[Series]) -> dict[_Key, dict[_Place, Series]]:
+def _grouped(series: Iterable[Series]) -> dict[_SeriesKey, dict[_SeriesPlace, Series]]:
     """Return the series by source and name; where several files have the same name, the first one by path."""
-    found: dict[_Key, dict[_Place, Series]] = {}
+    found: dict[_SeriesKey, dict[_SeriesPlace, Series]] = {}
     for one in sorted(series, key=lambda each: each.file):
         place = -1 if one.rank is None else one.rank, one.part
         found.setdefault((one.source, one.name), {}).setdefault(place, one)
@@ -159,7 +159,7 @@ def means_of(series: Iterable[Series]) -> dict[tuple[str, str], Series]:
     return {key: one for key, one in found.items() if one.steps}
 
 
-def _means(group: Mapping[_Place, Series]) -> dict[_Place, Series]:
+def _means(group: Mapping[_SeriesPlace, Series]) -> dict[_SeriesPlace, Series]:
     """Return the mean over ranks of each step that all ranks have; of several calls of `backward`, their sum.
 
     The gradients of the calls between two optimizer steps add up. So their sum, averaged over the ranks, is what a
@@ -229,7 +229,12 @@ def _earlier(known: Divergence | None, found: Divergence) -> Divergence:
 
 
 def _compare(
-    key: _Key, left: Mapping[_Place, Series], right: Mapping[_Place, Series], tolerance: Tolerance, *, mean: bool
+    key: _SeriesKey,
+    left: Mapping[_SeriesPlace, Series],
+    right: Mapping[_SeriesPlace, Series],
+    tolerance: Tolerance,
+    *,
+    mean: bool,
 ) -> MetricComparison:
     source, name = key
     tally, only_left, only_right = _Tally(), 0, 0
@@ -247,7 +252,7 @@ def _compare(
             tally.add(label, place[0], step, (values[step], others[step]), dtype, tolerance)
         only_left += len(values) - len(common)
         only_right += len(others) - len(common)
-    level: Level = "equal" if tally.equal == tally.compared else "within" if tally.beyond is None else "differs"
+    level: Nearness = "equal" if tally.equal == tally.compared else "within" if tally.beyond is None else "differs"
     if level == "equal" and mean:
         level = "within"  # a sum in another order that happens to agree
     return MetricComparison(
@@ -260,7 +265,7 @@ def _compare(
 
 
 def _notes(
-    left: Mapping[_Place, Series], right: Mapping[_Place, Series], dtypes: set[str], *, mean: bool
+    left: Mapping[_SeriesPlace, Series], right: Mapping[_SeriesPlace, Series], dtypes: set[str], *, mean: bool
 ) -> Iterable[str]:
     if mean:
         yield "another number of ranks: the mean over all ranks was compared, and never as equal to the last bit"
@@ -294,7 +299,7 @@ def compare_parameters(
     )
 
 
-def overall(metrics: Sequence[MetricComparison]) -> Level | None:
+def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
     """Return the level of two runs: the worst of the metrics that are judged; None if none is.
 
     A metric that was printed with few digits lowers nothing while it agrees, if others are exact.

@@ -19,7 +19,7 @@ from hpcenv.reproduction.series import Series, by_step
 # Sources that hpcenv recorded itself, of each rank.
 OF_RANKS = ("backward", "log_metrics")
 
-_Key = tuple[str, str, int, int]  # source, name, part, rank
+_MeasuredKey = tuple[str, str, int, int]  # source, name, part, rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ def read_measured(run: RunFolder) -> Measured:
 
 
 def _starts(ranks: Sequence[RankMetrics]) -> tuple[Start, ...]:
-    values: dict[tuple[int, int], dict[_Key, list[tuple[int, float]]]] = {}
-    dtypes: dict[_Key, str] = {}
+    values: dict[tuple[int, int], dict[_MeasuredKey, list[tuple[int, float]]]] = {}
+    dtypes: dict[_MeasuredKey, str] = {}
     hashes: dict[tuple[int, int], dict[int, dict[int, str]]] = {}
     for one in ranks:
         for record in one.records:
@@ -101,12 +101,12 @@ def _starts(ranks: Sequence[RankMetrics]) -> tuple[Start, ...]:
     )
 
 
-def _key(record: Recorded, rank: int) -> _Key:
+def _key(record: Recorded, rank: int) -> _MeasuredKey:
     source = "backward" if record.kind == "loss" else "log_metrics"
     return source, record.name, record.index if record.kind == "loss" else 0, rank
 
 
-def _series(key: _Key, pairs: Sequence[tuple[int, float]], dtype: str) -> Series:
+def _series(key: _MeasuredKey, pairs: Sequence[tuple[int, float]], dtype: str) -> Series:
     source, name, part, rank = key
     steps, values, _ = by_step(pairs)
     return Series(
@@ -116,8 +116,8 @@ def _series(key: _Key, pairs: Sequence[tuple[int, float]], dtype: str) -> Series
 
 def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
     """Return the series over all starts: a later start replaces the steps that it computed again."""
-    pairs: dict[_Key, list[tuple[int, float]]] = {}
-    dtypes: dict[_Key, str] = {}
+    pairs: dict[_MeasuredKey, list[tuple[int, float]]] = {}
+    dtypes: dict[_MeasuredKey, str] = {}
     parameters: dict[int, dict[int, str]] = {}
     for start in starts:
         for one in start.series:

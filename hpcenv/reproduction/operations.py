@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcenv.records.trace import UNKNOWN, Phase, RankTrace, TracedOperation, TracedStep, TracedTensor
+from hpcenv.records.trace import UNKNOWN, RankTrace, TracedOperation, TracedStep, TracedTensor, TracePhase
 
 # In the order of how much they explain: the first of several ranks' differences is shown.
 DifferenceKind = Literal["kernel", "random", "sequence", "collective", "inputs"]
@@ -61,7 +61,7 @@ class OperationDifference:
     rank: int
     index: int
     name: str
-    phase: Phase
+    phase: TracePhase
     module: str
     module_class: str
     at: str

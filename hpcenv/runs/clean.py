@@ -18,7 +18,7 @@ from pathlib import Path
 from hpcenv.errors import Command, UsageError
 from hpcenv.records.files import LONGEST_RECORD, read_file, read_json
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.entries import Damaged, Submitted, Sweep, Unrecorded, is_element, open_folder
+from hpcenv.runs.entries import Damaged, Entry, Submitted, Sweep, Unrecorded, is_element, open_folder
 from hpcenv.runs.find import find_any, list_runs, runs_folder
 from hpcenv.runs.listing import STATES
 from hpcenv.runs.outputs import read_outputs
@@ -163,7 +163,7 @@ def plan_clean(start: Path, request: CleanRequest, *, environ: Mapping[str, str]
     return CleanPlan(folder=folder, runs=tuple(removals), kept=tuple(kept), data=data, leftovers=leftovers)
 
 
-def _removal(entry: _Entry, why: str) -> RunRemoval:
+def _removal(entry: Entry, why: str) -> RunRemoval:
     path = _path(entry)
     count, names = 0, []
     for element in _elements(entry):
@@ -194,20 +194,17 @@ def _named(start: Path, word: str, request: CleanRequest) -> Path:
     return path
 
 
-_Entry = Submitted | Sweep | Unrecorded | Damaged
-
-
-def _path(entry: _Entry) -> Path:
+def _path(entry: Entry) -> Path:
     return entry.folder if isinstance(entry, Sweep) else entry.folder.path
 
 
-def _elements(entry: _Entry) -> tuple[Submitted, ...]:
+def _elements(entry: Entry) -> tuple[Submitted, ...]:
     if isinstance(entry, (Damaged, Unrecorded)):
         return ()
     return entry.elements if isinstance(entry, Sweep) else (entry,)
 
 
-def _states(entries: Sequence[_Entry], environ: Mapping[str, str]) -> dict[Path, tuple[RunState, ...]]:
+def _states(entries: Sequence[Entry], environ: Mapping[str, str]) -> dict[Path, tuple[RunState, ...]]:
     """Return the states of the runs of each entry, with one query to Slurm."""
     submitted = [element for entry in entries for element in _elements(entry)]
     states = iter(read_states(submitted, environ))
@@ -219,13 +216,13 @@ def _states(entries: Sequence[_Entry], environ: Mapping[str, str]) -> dict[Path,
     return result
 
 
-def _is_meant(entry: _Entry, states: Sequence[RunState], request: CleanRequest, now: float) -> bool:
+def _is_meant(entry: Entry, states: Sequence[RunState], request: CleanRequest, now: float) -> bool:
     if request.states and not (states and all(state.state in request.states for state in states)):
         return False
     return request.older_than is None or now - _last(entry) > request.older_than
 
 
-def _last(entry: _Entry) -> float:
+def _last(entry: Entry) -> float:
     """Return the time of the last change in a run folder, in seconds since the epoch."""
     if isinstance(entry, (Damaged, Unrecorded)):
         return entry.changed
@@ -238,7 +235,7 @@ def _last(entry: _Entry) -> float:
     return max(moments)
 
 
-def _protected(entry: _Entry, states: Sequence[RunState], *, named: bool) -> str | None:
+def _protected(entry: Entry, states: Sequence[RunState], *, named: bool) -> str | None:
     """Return why a run must be kept; None if it may be removed."""
     if isinstance(entry, Damaged):
         return f"its state is unknown: {entry.problem}"

@@ -100,6 +100,9 @@ class Damaged:
     changed: float
 
 
+Entry = Submitted | Sweep | Unrecorded | Damaged
+
+
 def not_submitted(path: Path) -> RunNotFound:
     """Return the error for a run folder whose submission was not recorded."""
     return RunNotFound(
@@ -119,7 +122,7 @@ def is_element(folder: Path) -> bool:
     return os.path.lexists(folder.parent / SWEEP_RECORD)
 
 
-def open_folder(folder: Path) -> Submitted | Sweep | Unrecorded | Damaged:
+def open_folder(folder: Path) -> Entry:
     """Read one folder in the folder of runs. Its manifest, which is long, is not read."""
     try:
         if os.path.lexists(folder / SWEEP_RECORD):

@@ -14,6 +14,7 @@ from hpcenv.project import toml_files
 from hpcenv.runs.entries import (
     SWEEP_RECORD,
     Damaged,
+    Entry,
     Run,
     Submitted,
     Sweep,
@@ -196,9 +197,9 @@ def _require_folder(folder: Path) -> None:
         raise FileUnusable(f"cannot read the folder of runs `{folder}`", why=error.strerror) from error
 
 
-def list_runs(parent: Path) -> list[Submitted | Sweep | Unrecorded | Damaged]:
+def list_runs(parent: Path) -> list[Entry]:
     """Return the entries of a folder of runs, the newest first. Slurm is not asked."""
-    dated: list[tuple[float, Submitted | Sweep | Unrecorded | Damaged]] = []
+    dated: list[tuple[float, Entry]] = []
     for folder in _entry_paths(parent):
         entry = open_folder(folder)
         if isinstance(entry, (Unrecorded, Damaged)):

@@ -14,13 +14,11 @@ from pathlib import Path
 from hpcenv.cluster import slurm
 from hpcenv.errors import UsageError
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.entries import Damaged, Submitted, Sweep, Unrecorded
+from hpcenv.runs.entries import Damaged, Entry, Submitted, Sweep, Unrecorded
 from hpcenv.runs.find import find, list_runs, runs_folder
 from hpcenv.runs.fingerprint import read_fingerprint
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.runs.unrecorded import read_unrecorded
-
-Entry = Submitted | Sweep | Unrecorded | Damaged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,12 +238,12 @@ def _rules(request: Request, origins: Mapping[str, str], offer: Offer, notes: li
     return None
 
 
-_Condition = tuple[str, str, Callable[[Offer], bool]]
+_OfferCondition = tuple[str, str, Callable[[Offer], bool]]
 
 
-def _conditions(request: Request, origins: Mapping[str, str]) -> list[_Condition]:
+def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCondition]:
     """Return what a node must have, each condition with its origin, in the order of the messages."""
-    found: list[_Condition] = []
+    found: list[_OfferCondition] = []
     gpus, kind = request.gpus_per_node, request.gpu_type
     if gpus and kind:
         what = f"{gpus} GPU{'s' * (gpus > 1)} of type {kind}"

@@ -17,7 +17,7 @@ from hpcenv.errors import SpecError, SubmitRejected, UsageError
 from hpcenv.locking.environment import host_environment
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import severities
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import Workspace
@@ -36,7 +36,7 @@ from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
 
 
-def default_level(environment: Environment) -> Level:
+def default_level(environment: Environment) -> FieldLevel:
     """Return how deep nodes look: the hash of a SIF covers its files; on the host nothing does."""
     return "record" if environment.kind == "sif" else "full"
 

@@ -34,7 +34,7 @@ from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.project import document, git, stale, toml_files
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context, state_folder
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
@@ -156,7 +156,7 @@ class _Gate:
     """What the check compares on the nodes."""
 
     environment: Environment
-    level: Level
+    level: FieldLevel
     table: dict[str, Any]
     sif: LockedSif
 

@@ -18,7 +18,7 @@ from hpcenv.errors import Command, UsageError
 from hpcenv.judge.checks.table import BY_ID as CHECKS_BY_ID
 from hpcenv.judge.checks.table import at_level
 from hpcenv.project import option_values
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_types import OptionValues
 from hpcenv.project.option_values import OptionValue
@@ -66,7 +66,7 @@ class SubmitOptions(OptionValues):
 
     script: str | None
     args: tuple[str, ...] = ()
-    level: Level | None = None
+    level: FieldLevel | None = None
     call: Call | None = None
     lockfile: Path | None = None
     copied: CopiedCode | None = None

@@ -48,10 +48,10 @@ def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list
     return [f"`{script}`, line {line}: {text}" for text, line in sorted(found.items(), key=lambda one: one[1])]
 
 
-Found = Iterator[tuple[int, str]]
+FoundLines = Iterator[tuple[int, str]]
 
 
-def _data_parallel(nodes: list[Any], shape: LaunchShape) -> Found:
+def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     """torch.nn.DataParallel (its page in the documentation of torch 2.13 recommends DistributedDataParallel)."""
     if shape.nproc_per_node * shape.nodes == 1:
         return
@@ -60,7 +60,7 @@ def _data_parallel(nodes: list[Any], shape: LaunchShape) -> Found:
         yield call.lineno, f"DataParallel is for one process: {what}; DistributedDataParallel is for ranks"
 
 
-def _spawn(nodes: list[Any], shape: LaunchShape) -> Found:
+def _spawn(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     """torch.multiprocessing.spawn (its page in the documentation of torch 2.13)."""
     for call in _calls(nodes, "spawn", "start_processes"):
         if _name(call.func).split(".")[0] in ("mp", "torch", "multiprocessing", "spawn", "start_processes"):
@@ -71,7 +71,7 @@ def _spawn(nodes: list[Any], shape: LaunchShape) -> Found:
             yield call.lineno, f"{what}: {ranks}; --launcher none is for that"
 
 
-def _own_address(nodes: list[Any], shape: LaunchShape) -> Found:
+def _own_address(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     """MASTER_ADDR and MASTER_PORT, tcp:// or TCPStore, with a fixed value (torch.distributed's page, torch 2.13)."""
     for line, name, value in _environment_values(nodes):
         if name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -121,7 +121,7 @@ def _harm(name: str, shape: LaunchShape) -> str:
     return "the ranks may not find each other"
 
 
-def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> Found:
+def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     """--local-rank, which torch.distributed.launch passed and torchrun does not ("Migrating to torchrun", 2.13)."""
     reads = any(_text(node) == "LOCAL_RANK" for node in nodes)
     for call in _calls(nodes, "add_argument"):

@@ -37,7 +37,7 @@ from hpcenv.machine.this_node import ThisNode
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import stale, toml_files
 from hpcenv.project.context import Context
-from hpcenv.project.fields import Level
+from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
 from hpcenv.project.spec import DEFAULT_LOCK
@@ -69,7 +69,7 @@ def verify(
     *,
     environ: Mapping[str, str],
     lock: str = DEFAULT_LOCK,
-    level: Level | None = None,
+    level: FieldLevel | None = None,
     sif: Path | None = None,
     gpus: int | None = None,
 ) -> tuple[Verdict, Facts]:
@@ -219,7 +219,7 @@ def _manifest(
     locked: Lockfile,
     path: Path,
     environment: Environment,
-    level: Level,
+    level: FieldLevel,
     gpus: int,
     profile: Profile | None,
 ) -> Manifest:
@@ -258,10 +258,10 @@ def _manifest(
     )
 
 
-Outcome = Literal["match", "warned", "mismatch", "unknown", "nodes-disagree"]
+VerifyOutcome = Literal["match", "warned", "mismatch", "unknown", "nodes-disagree"]
 
 
-def outcome(verdict: Verdict, *, strict: bool) -> tuple[Outcome, int]:
+def outcome(verdict: Verdict, *, strict: bool) -> tuple[VerifyOutcome, int]:
     """Return the outcome of a verdict, with its exit status.
 
     Args:

@@ -44,7 +44,7 @@ from hpcenv.image.convert.layer_index import FileSink
 from hpcenv.image.convert.layer_stream import Ahead, GuessedWrong
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
 from hpcenv.image.convert.mount_points import unusable_mount_points
-from hpcenv.image.convert.runtime_files import Member, RuntimeFiles, additions, runtime_files
+from hpcenv.image.convert.runtime_files import RuntimeFiles, RuntimeMember, additions, runtime_files
 from hpcenv.image.convert.squashfs import Compression, Packer, PackResult
 from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.registry import blobs, oci_layout
@@ -95,7 +95,7 @@ class _UnpublishedSif:
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    extra: tuple[Member, ...] = ()
+    extra: tuple[RuntimeMember, ...] = ()
     libraries: dict[str, str] = field(default_factory=dict)
 
 
@@ -487,7 +487,7 @@ class _Job:
         source = self.source
         if all(source.known(position) is not None for position in range(len(source))):
             return None
-        results: list[tuple[MergedTree, tuple[Member, ...]]] = []
+        results: list[tuple[MergedTree, tuple[RuntimeMember, ...]]] = []
 
         def write(out: BinaryIO) -> None:
             own = [entry for entry, _ in self._files.members]
@@ -556,7 +556,7 @@ class _Job:
         sif.write(finished, architecture=_architecture(self._image), squashfs_offset=offset, objects=objects)
         return result
 
-    def _describe(self, packer: Packer, result: PackResult, extra: tuple[Member, ...]) -> _UnpublishedSif:
+    def _describe(self, packer: Packer, result: PackResult, extra: tuple[RuntimeMember, ...]) -> _UnpublishedSif:
         return _UnpublishedSif(
             builder="hpcenv",
             tools={"hpcenv-format": FORMAT, packer.kind: ".".join(map(str, packer.version))},
@@ -608,7 +608,7 @@ def _files(image: ResolvedImage) -> RuntimeFiles:
     return runtime_files(image.config, labels=_labels(image), architecture=_architecture(image), epoch=_epoch(image))
 
 
-def added(image: ResolvedImage, merged: MergedTree) -> tuple[RuntimeFiles, tuple[Member, ...]]:
+def added(image: ResolvedImage, merged: MergedTree) -> tuple[RuntimeFiles, tuple[RuntimeMember, ...]]:
     """Return the files that hpcenv adds to those of the image."""
     files = _files(image)
     return files, additions(files, merged.find)
@@ -651,7 +651,7 @@ def _compressor(packer: Packer, compression: Compression) -> dict[str, str]:
 def _prove(
     file: Path,
     merged: MergedTree,
-    extra: tuple[Member, ...],
+    extra: tuple[RuntimeMember, ...],
     builder: Literal["hpcenv", "apptainer"],
     on_event: OnEvent,
 ) -> str:
@@ -681,7 +681,7 @@ def _prove(
 def compare_sif(
     file: Path,
     merged: MergedTree,
-    extra: tuple[Member, ...],
+    extra: tuple[RuntimeMember, ...],
     *,
     builder: Literal["hpcenv", "apptainer"],
     on_event: OnEvent,

@@ -30,9 +30,9 @@ __all__ = [
     "sources",
 ]
 
-Kind = Literal["registry", "layout", "file", "nothing", "distribution"]
+BaseKind = Literal["registry", "layout", "file", "nothing", "distribution"]
 
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, BaseKind] = {
     "docker": "registry",
     "oras": "registry",
     "library": "registry",
@@ -121,7 +121,7 @@ class DefinitionSource:
 
     bootstrap: str
     origin: str
-    kind: Kind
+    kind: BaseKind
     digest: str | None
     line: int
     stage: str | None

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NoReturn, Protocol, cast
 from hpcenv.errors import Command, FileUnusable, ImageMismatch, RecordInvalid, UsageError
 from hpcenv.image.convert import tar_stream
 from hpcenv.image.convert.tar_stream import PULL_AGAIN
-from hpcenv.image.convert.tree import Kind, TreeEntry, content_hash
+from hpcenv.image.convert.tree import FileKind, TreeEntry, content_hash
 
 __all__ = ["FORMAT", "FileSink", "LayerIndex", "LayerLimits", "index_layer", "normal_path", "open_blob", "read_ahead"]
 
@@ -68,7 +68,7 @@ LETTERS: dict[str, int] = {
 }
 FILE, DIRECTORY, SYMLINK, HARD_LINK = b"fdlh"
 WHITEOUT, OPAQUE = b"wo"
-KIND_OF = cast("dict[int, Kind]", {letter: kind for kind, letter in LETTERS.items()})
+KIND_OF = cast("dict[int, FileKind]", {letter: kind for kind, letter in LETTERS.items()})
 _ALL_LETTERS = bytes(sorted([*LETTERS.values(), WHITEOUT, OPAQUE]))
 
 

@@ -44,9 +44,9 @@ from typing import Any
 from hpcenv.errors import ImageUnavailable
 from hpcenv.image.convert.tree import TreeEntry, content_hash
 
-__all__ = ["Member", "RuntimeFiles", "additions", "followed_links", "quoted", "runtime_files"]
+__all__ = ["RuntimeFiles", "RuntimeMember", "additions", "followed_links", "quoted", "runtime_files"]
 
-Member = tuple[TreeEntry, bytes]
+RuntimeMember = tuple[TreeEntry, bytes]
 
 # Limits the configuration, which is stored five times before the file system. Docker's limit for a
 # manifest with its configuration is 4 MiB.
@@ -70,8 +70,8 @@ class RuntimeFiles:
         notes: what was omitted from the image's configuration, one sentence each.
     """
 
-    members: tuple[Member, ...]
-    mount_points: tuple[Member, ...]
+    members: tuple[RuntimeMember, ...]
+    mount_points: tuple[RuntimeMember, ...]
     definition: bytes
     inspection: bytes
     oci_config: bytes
@@ -117,7 +117,7 @@ def runtime_files(
     )
 
 
-def additions(files: RuntimeFiles, find: Callable[[bytes], TreeEntry | None]) -> tuple[Member, ...]:
+def additions(files: RuntimeFiles, find: Callable[[bytes], TreeEntry | None]) -> tuple[RuntimeMember, ...]:
     """Return the members to add to an image.
 
     A mount point is omitted if the image has an entry with that path, or if its folder
@@ -127,7 +127,7 @@ def additions(files: RuntimeFiles, find: Callable[[bytes], TreeEntry | None]) ->
         files: the result of `runtime_files`.
         find: returns the image's entry at a path (as in `TreeEntry.path`), or None.
     """
-    added: dict[bytes, Member] = {}
+    added: dict[bytes, RuntimeMember] = {}
     for member in files.mount_points:
         path = member[0].path
         parent = path.rpartition(b"/")[0]
@@ -450,7 +450,7 @@ fi
 
 def _members(
     scripts: Mapping[str, str], run: str, labels: Mapping[str, str], definition: str, epoch: int
-) -> tuple[Member, ...]:
+) -> tuple[RuntimeMember, ...]:
     base = ".singularity.d"
     found = [_directory(f"{base}", epoch), _file(f"{base}/Singularity", definition, 0o644, epoch)]
     found.append(_directory(f"{base}/actions", epoch))
@@ -468,7 +468,7 @@ def _members(
     return tuple(found)
 
 
-def _mount_points(epoch: int) -> tuple[Member, ...]:
+def _mount_points(epoch: int) -> tuple[RuntimeMember, ...]:
     """Return the entries that `apptainer build` 1.4.5 adds if an image does not have them.
 
     The modes are the same too: 0755 for /tmp, where the host's /tmp is mounted.
@@ -478,17 +478,17 @@ def _mount_points(epoch: int) -> tuple[Member, ...]:
     return (*(_directory(p, epoch) for p in folders), *(_file(p, "", 0o644, epoch) for p in files))
 
 
-def _directory(path: str, epoch: int) -> Member:
+def _directory(path: str, epoch: int) -> RuntimeMember:
     name = path.encode()
     return TreeEntry(path=name, kind="directory", mode=0o755, mtime=epoch, inode=name), b""
 
 
-def _link(path: str, target: str, epoch: int) -> Member:
+def _link(path: str, target: str, epoch: int) -> RuntimeMember:
     name = path.encode()
     return TreeEntry(path=name, kind="symlink", mode=0o777, mtime=epoch, target=target.encode(), inode=name), b""
 
 
-def _file(path: str, text: str, mode: int, epoch: int) -> Member:
+def _file(path: str, text: str, mode: int, epoch: int) -> RuntimeMember:
     name, data = path.encode(), text.encode()
     digest = content_hash()
     digest.update(data)

@@ -32,7 +32,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from hpcenv.errors import EnvironmentUnreadable, ImageMismatch, ToolMissing
-from hpcenv.image.convert.tree import Kind, TreeEntry, content_hash
+from hpcenv.image.convert.tree import FileKind, TreeEntry, content_hash
 
 __all__ = ["LARGEST_CONTENT", "LONGEST_PATH", "MOST_ENTRIES", "read_file", "read_tree"]
 
@@ -81,7 +81,7 @@ _RAW_DATA = 1 << 24
 _OUT_OF_LINE = 0x100
 _PREFIXES = {0: b"user.", 1: b"trusted.", 2: b"security."}
 _COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
-_KINDS: dict[int, Kind] = {
+_KINDS: dict[int, FileKind] = {
     1: "directory",
     2: "file",
     3: "symlink",
@@ -92,7 +92,6 @@ _KINDS: dict[int, Kind] = {
 }
 
 _SquashfsFile = int | str | os.PathLike[str]
-OnBytes = Callable[[int], None]
 
 
 # --- what callers use --------------------------------------------------------------------
@@ -104,7 +103,7 @@ def read_tree(
     offset: int,
     size: int,
     content: bool = True,
-    on_bytes: OnBytes | None = None,
+    on_bytes: Callable[[int], None] | None = None,
     threads: int | None = None,
     largest_content: int = LARGEST_CONTENT,
 ) -> Iterator[TreeEntry]:
@@ -624,7 +623,7 @@ def _entry(image: _Image, node: _Inode, path: bytes, inode: bytes, digest: bytes
 # --- contents ----------------------------------------------------------------------------
 
 
-def _hash_all(image: _Image, threads: int, most: int, on_bytes: OnBytes | None) -> dict[int, bytes]:
+def _hash_all(image: _Image, threads: int, most: int, on_bytes: Callable[[int], None] | None) -> dict[int, bytes]:
     """Return the BLAKE3 of every file's content, by the inode's index in the table.
 
     Files are read in the order of their positions in the image. Files with the same

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-Kind = Literal["file", "directory", "symlink", "character-device", "block-device", "fifo", "socket"]
+FileKind = Literal["file", "directory", "symlink", "character-device", "block-device", "fifo", "socket"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class TreeEntry:
     """
 
     path: bytes
-    kind: Kind
+    kind: FileKind
     mode: int
     uid: int = 0
     gid: int = 0

@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Dict, Optional, Tuple
 
 _MOST_FRAMES = 400
-_Place = Tuple[str, str, str]
+_CallPlace = Tuple[str, str, str]
 
 
 class CallPlaces:
@@ -22,7 +22,7 @@ class CallPlaces:
         self._call = torch.nn.Module._call_impl.__code__
         self._torch_folder = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
         self._own_folder = os.path.dirname(os.path.abspath(__file__)) + os.sep
-        self._of_forward = {}  # type: Dict[int, _Place]
+        self._of_forward = {}  # type: Dict[int, _CallPlace]
         self._names = {}  # type: Dict[int, Tuple[Any, Dict[int, str]]]
         self._phase = "setup"
 

@@ -16,7 +16,7 @@ from hpcenv.records.manifest import Manifest, PreflightLevel, PreflightOptions, 
 
 LEVELS: tuple[PreflightLevel, ...] = ("off", "quick", "full")
 
-Owner = Literal["node", "user"]
+CheckOwner = Literal["node", "user"]
 
 # Where a check runs:
 #   host       on every node, before the verdict
@@ -53,7 +53,7 @@ class Check:
     limit: str
     why: str
     severity: Severity
-    owner: Owner
+    owner: CheckOwner
     level: PreflightLevel
     place: CheckPlace
     cost: str
@@ -75,7 +75,7 @@ _NCCL = "NCCL user guide, Troubleshooting (2.30, 2026-11)"
 _OURS = "hpcenv's own judgement, 2026-11"
 
 
-def _host(name: str, severity: Severity, owner: Owner, **texts: Any) -> Check:
+def _host(name: str, severity: Severity, owner: CheckOwner, **texts: Any) -> Check:
     """Return a quick check on the host of each node."""
     parts: dict[str, Any] = {"level": "quick", "place": "host", "cost": "< 1 ms", "seconds": 2.0} | texts
     return Check(id=name, severity=severity, owner=owner, **parts)
@@ -87,7 +87,7 @@ def _gpu(name: str, severity: Severity, **texts: Any) -> Check:
     return _host(name, severity, "node", gpus=True, **parts)
 
 
-def _inside(name: str, severity: Severity, owner: Owner, **texts: Any) -> Check:
+def _inside(name: str, severity: Severity, owner: CheckOwner, **texts: Any) -> Check:
     """Return a check of level full inside the environment of each node."""
     parts: dict[str, Any] = {"level": "full", "place": "container", "cost": "< 10 ms", "seconds": 10.0} | texts
     return Check(id=name, severity=severity, owner=owner, **parts)

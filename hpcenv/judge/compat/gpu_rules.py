@@ -50,7 +50,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 
 
 # Field, what is needed, what the node has, and the judgement.
-_Row = tuple[str, str, str, Judgement]
+_RuleRow = tuple[str, str, str, Judgement]
 
 
 @functools.lru_cache(maxsize=1)
@@ -59,7 +59,7 @@ def table(text: str) -> Compat:
     return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
 
-def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | None) -> Iterable[_Row]:
+def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | None) -> Iterable[_RuleRow]:
     driver, problem = _text(facts, "host.driver-version")
     minimum = driver_floor(table, needs.cuda)
     capability = next(iter(_capabilities(facts)), "")
@@ -68,7 +68,7 @@ def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | 
     yield "host.driver-version", wanted, problem or driver, judged
 
 
-def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
+def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
     """Judge whether torch, and what was compiled in the image, has kernels for each kind of GPU on the node."""
     field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
     gpus, models = _capabilities(facts), _models(facts)
@@ -87,7 +87,7 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
         yield field, locked, reason, Judgement(result="unknown", what=reason)
 
 
-def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
+def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
     """Compare the GPUs with the one that the environment was locked for."""
     wanted = gpu_by_name(table, needs.gpu) if needs.gpu else None
     for model in sorted(set(_models(facts))):
@@ -101,7 +101,7 @@ def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_Row]:
 _MEMORY_KEPT = 0.02
 
 
-def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
+def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_RuleRow]:
     """Judge whether each GPU has the memory that the project asks for."""
     field, wanted = "host.gpu-memory", f">= {needs.gpu_memory_gb} GB"
     if not needs.gpu_memory_gb:
@@ -116,14 +116,14 @@ def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_Row]:
         yield field, wanted, found, Judgement(result="mismatch", what="the project asks for GPUs with more memory")
 
 
-def _mig(facts: Facts) -> Iterable[_Row]:
+def _mig(facts: Facts) -> Iterable[_RuleRow]:
     mig = facts.values.get("host.gpu-mig")
     if isinstance(mig, tuple) and "enabled" in mig:
         judged = Judgement(result="mismatch", what="a GPU is split (MIG)", hint="ask for whole GPUs")
         yield "host.gpu-mig", "disabled", ", ".join(mig), judged
 
 
-def _image_rules(facts: Facts, needs: GpuNeeds, package: CudaCompat | None) -> Iterable[_Row]:
+def _image_rules(facts: Facts, needs: GpuNeeds, package: CudaCompat | None) -> Iterable[_RuleRow]:
     # With the package's libcuda, the ranks have the CUDA of the package.
     lifted = {} if package is None else {"host.cuda-driver-version": package.version}
     for requirement in requirements(needs.require):

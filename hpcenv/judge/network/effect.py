@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcenv.records.facts import Facts
-from hpcenv.records.network import Answer, NetworkRow, NetworkWarning, SettingEffect
+from hpcenv.records.network import NetworkRow, NetworkWarning, SettingEffect, YesNo
 
 CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 MONITORS = "libfabric manual, fi_mr(3), FI_MR_CACHE_MONITOR, read 2026-11-23"
@@ -37,7 +37,7 @@ class ReadBack:
         todo: what to do then.
     """
 
-    took_effect: Answer
+    took_effect: YesNo
     where: str
     found: str
     why: str = ""
@@ -45,7 +45,7 @@ class ReadBack:
     source: str = ""
 
 
-Check = Callable[[str, Facts], Iterator[ReadBack]]
+EffectCheck = Callable[[str, Facts], Iterator[ReadBack]]
 
 
 # -- Slingshot --------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def _rendezvous_get(value: str, facts: Facts) -> Iterator[ReadBack]:
     if value != "alt_read" or fabric is None or not fabric.cxi:
         return
     states = {device.device: device.rendezvous_get for device in fabric.cxi}
-    answer: Answer = "no" if "yes" in states.values() else "unknown" if "unknown" in states.values() else "yes"
+    answer: YesNo = "no" if "yes" in states.values() else "unknown" if "unknown" in states.values() else "yes"
     yield ReadBack(
         took_effect=answer,
         where=f"/sys/class/cxi/{next(iter(states))}/device/properties/rdzv_get_en",
@@ -83,7 +83,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
     if value == "userfaultfd":
         allowed = versions.get("userfaultfd")
         # A new libfabric asks for faults of the program only (UFFD_USER_MODE_ONLY), which every user may watch.
-        answer: Answer = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
+        answer: YesNo = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
         yield ReadBack(
             took_effect=answer,
             where="/proc/sys/vm/unprivileged_userfaultfd",
@@ -159,7 +159,7 @@ def _network(value: str, facts: Facts) -> Iterator[ReadBack]:
     if value.upper() == "IB":
         found = image.verbs or "no libibverbs.so.1"
         found += "" if not image.verbs or image.providers else ", without a provider"
-        answer: Answer = "yes" if image.verbs and image.providers else "no"
+        answer: YesNo = "yes" if image.verbs and image.providers else "no"
         why, todo = "NCCL finds no InfiniBand in this environment", "install libibverbs1 and ibverbs-providers"
     elif value.lower() in ("aws libfabric", "libfabric", "ofi"):
         found, answer = image.plugin or "no libnccl-net.so", "yes" if image.plugin_version else "no"
@@ -198,7 +198,7 @@ def _gpudirect(value: str, facts: Facts) -> Iterator[ReadBack]:
     )
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, EffectCheck] = {
     "FI_CXI_RDZV_PROTO": _rendezvous_get,
     "FI_MR_CACHE_MONITOR": _cache_monitor,
     "GLOO_SOCKET_IFNAME": _interfaces,
@@ -255,7 +255,7 @@ def read_back(
     return effects, tuple(map(_warning, (effect for effect in effects if effect.took_effect == "no")))
 
 
-def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[NetworkRow, Check]]:
+def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[NetworkRow, EffectCheck]]:
     """Yield the settings that are in force and can be read back, each with its check."""
     for row in rows:
         if profile == "gloo" and not row.name.startswith("GLOO_"):

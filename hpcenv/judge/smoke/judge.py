@@ -86,14 +86,16 @@ def judge(
 # After a failure of one of these, nothing is known of the others.
 _BLOCKING = ("smoke.init", "smoke.correct", "smoke.second-group")
 
-_Row = tuple[str, CheckOutcome]
+_OutcomeRow = tuple[str, CheckOutcome]
 
 
 def _names(plan: SmokePlan) -> tuple[str, ...]:
     return tuple(node.name for node in plan.nodes)
 
 
-def _rows(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+def _rows(
+    plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[str, SmokeReport]
+) -> Iterator[_OutcomeRow]:
     failed = [report for report in reports.values() if report.ended != "done"]
     named = set()
     # It names a pair. The other nodes may have waited in vain and have no more to say.
@@ -120,7 +122,7 @@ def _rows(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[st
     yield from _bandwidth(plan, reports, pairs)
 
 
-def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
     """Yield what NCCL's own diagnostics found; a line names GPUs and ranks by itself."""
     for name, report in reports.items():
         found = [line for line in report.diagnostics if not line.startswith("[OK]")]
@@ -128,7 +130,7 @@ def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_Row]:
             yield _row(name, "smoke.diagnostics", "[OK] only", "; ".join(found))
 
 
-def _row(node: str, check: str, wanted: str, found: str, *, state: CheckState = "failed") -> _Row:
+def _row(node: str, check: str, wanted: str, found: str, *, state: CheckState = "failed") -> _OutcomeRow:
     return node, CheckOutcome(id=check, state=state, found=found, limit=wanted)
 
 
@@ -140,7 +142,7 @@ def _failure(
     reports: Mapping[str, SmokeReport],
     failed: Sequence[SmokeReport],
     pairs: Mapping[str, SmokeReport],
-) -> Iterator[_Row]:
+) -> Iterator[_OutcomeRow]:
     wrong = [(report.node, phase) for report in reports.values() for phase in _wrong_values(report)]
     for name, bad in wrong:
         check = _check_of(bad.phase)
@@ -247,16 +249,16 @@ def _one_line(text: str, longest: int = 300) -> str:
 
 # -- pairs --------------------------------------------------------------------------------------
 
-_Pair = tuple[SmokeNode, ...]
+_NodePair = tuple[SmokeNode, ...]
 
 
 def _pairs_named(
     plan: SmokePlan, failed: Sequence[SmokeReport], pairs: Mapping[str, SmokeReport]
-) -> list[tuple[_Pair, str]]:
+) -> list[tuple[_NodePair, str]]:
     """Return the pairs of nodes between which the fault is, each with what its own test gave."""
     if len(plan.nodes) <= 2:
         return [(plan.nodes, "")]
-    named: list[tuple[_Pair, str]] = []
+    named: list[tuple[_NodePair, str]] = []
     for pair, found in _tested_pairs(plan, pairs):
         bad = [phase for phase in found if phase.state != "end"]
         if bad or not found:
@@ -269,7 +271,9 @@ def _pairs_named(
     return [] if pairs else [((plan.nodes[0], by_name[name]), "") for name in unreached]
 
 
-def _tested_pairs(plan: SmokePlan, pairs: Mapping[str, SmokeReport]) -> Iterator[tuple[_Pair, tuple[PhaseResult, ...]]]:
+def _tested_pairs(
+    plan: SmokePlan, pairs: Mapping[str, SmokeReport]
+) -> Iterator[tuple[_NodePair, tuple[PhaseResult, ...]]]:
     """Yield each pair of nodes that was tested, with the results of both."""
     if not pairs:
         return
@@ -283,7 +287,7 @@ def _tested_pairs(plan: SmokePlan, pairs: Mapping[str, SmokeReport]) -> Iterator
             yield pair, tuple(of_node[n.name][name] for n in pair if name in of_node.get(n.name, {}))
 
 
-def _pair_in_words(pair: _Pair) -> str:
+def _pair_in_words(pair: _NodePair) -> str:
     words = [f"{node.name} ({node.address}, {node.interface or 'unknown interface'})" for node in pair]
     return words[0] if len(words) == 1 else f"between {words[0]} and {words[1]}"
 
@@ -291,7 +295,7 @@ def _pair_in_words(pair: _Pair) -> str:
 # -- everything ended: over which network, and how fast -----------------------------------------
 
 
-def _interfaces(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+def _interfaces(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
     """Compare the addresses that Gloo's connections really have with the interface that was chosen."""
     if plan.backend != "gloo" or plan.profile.startswith("single"):
         return
@@ -312,7 +316,7 @@ def _addresses(node: SmokeNode, addresses: Sequence[str]) -> str:
     return ", ".join(f"{address} ({names[address]})" if address in names else address for address in addresses[:4])
 
 
-def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
     if plan.backend != "nccl":
         return
     of_node = {name: [rank.transport for rank in report.ranks] for name, report in reports.items()}
@@ -328,14 +332,14 @@ def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator
         yield from _different(of_node)
 
 
-def _without_effect(plan: SmokePlan, node: str, report: SmokeReport) -> Iterator[_Row]:
+def _without_effect(plan: SmokePlan, node: str, report: SmokeReport) -> Iterator[_OutcomeRow]:
     """Name the settings that NCCL ignored, each once for a node."""
     found = {one: None for rank in report.ranks for one in ignored(plan.settings.get(node, {}), rank)}
     for setting, wanted, did in found:
         yield _row(node, "smoke.transport", f"{wanted} ({setting})", did)
 
 
-def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -> Iterator[_Row]:
+def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -> Iterator[_OutcomeRow]:
     for transport in found:
         fit, wanted = fits(transport, profile=plan.profile, wanted=plan.network)
         if not fit:
@@ -351,7 +355,7 @@ def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -
         yield _row(node, "smoke.gpudirect", wanted, found_words)
 
 
-def _different(of_node: Mapping[str, Sequence[NcclTransport | None]]) -> Iterator[_Row]:
+def _different(of_node: Mapping[str, Sequence[NcclTransport | None]]) -> Iterator[_OutcomeRow]:
     """Compare the nodes: one that lost an adapter or GPUDirect slows all others down."""
     seen: dict[tuple[str, ...], list[str]] = {}
     for name, found in of_node.items():
@@ -400,7 +404,9 @@ def _bandwidth_is(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> str:
     return "slow" if found < _SLOW[plan.backend] * link else "fine"
 
 
-def _bandwidth(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[str, SmokeReport]) -> Iterator[_Row]:
+def _bandwidth(
+    plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mapping[str, SmokeReport]
+) -> Iterator[_OutcomeRow]:
     state = _bandwidth_is(plan, reports)
     if state not in ("slow", "broken"):
         return
@@ -416,7 +422,7 @@ def _bandwidth(plan: SmokePlan, reports: Mapping[str, SmokeReport], pairs: Mappi
             yield _row(node.name, check, wanted, f"{where}{text}{why}")
 
 
-def _slow_pairs(plan: SmokePlan, pairs: Mapping[str, SmokeReport]) -> list[tuple[_Pair, str]]:
+def _slow_pairs(plan: SmokePlan, pairs: Mapping[str, SmokeReport]) -> list[tuple[_NodePair, str]]:
     tested = [(pair, min((p.bus_gb_s for p in found), default=0.0)) for pair, found in _tested_pairs(plan, pairs)]
     if not tested:
         return []

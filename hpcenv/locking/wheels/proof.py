@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Proof = Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+ProofKind = Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -91,7 +91,7 @@ class WheelProof:
     filename: str | None = None
     sha256: str | None = None
     index: str | None = None
-    proof: Proof
+    proof: ProofKind
     reason: str = ""
 
 

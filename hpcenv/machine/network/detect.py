@@ -14,7 +14,7 @@ from typing import Any
 from hpcenv.machine.network.host_tuning import read_tuning
 from hpcenv.machine.network.versions import read_versions
 from hpcenv.machine.tree import HostTree
-from hpcenv.records.network import Answer, CxiDevice, Fabric, GpuPlace, GpuVendor, NetworkLink, RdmaPort
+from hpcenv.records.network import CxiDevice, Fabric, GpuPlace, GpuVendor, NetworkLink, RdmaPort, YesNo
 
 
 def detect(tree: HostTree, environ: Mapping[str, str], *, gpus: Sequence[GpuPlace] = ()) -> Fabric:
@@ -159,7 +159,7 @@ def _cxi(tree: HostTree) -> tuple[CxiDevice, ...]:
     return tuple(devices)
 
 
-def _answer(text: str) -> Answer:
+def _answer(text: str) -> YesNo:
     return {"1": "yes", "0": "no"}.get(text, "unknown")  # type: ignore[return-value]
 
 

@@ -36,7 +36,7 @@ _MOST_PACKETS = 100
 # Counters of the InfiniBand specification have 4, 8, 16 or 32 bits and stay at their largest value (PortCounters).
 _FULL = (15, 255, 65535, 2**32 - 1)
 
-Counter = tuple[str, int, str]
+PortCounter = tuple[str, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class PortCounters:
         unread: ports whose counters could not be read: `mlx5_0:1`.
     """
 
-    values: Mapping[Counter, int] = field(default_factory=dict)
+    values: Mapping[PortCounter, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
 
@@ -63,7 +63,7 @@ class PortGrowth:
 def read_counters(tree: HostTree | None = None) -> PortCounters:
     """Return the error counters of all RDMA ports of this node that are there."""
     tree = tree or HostTree()
-    values: dict[Counter, int] = {}
+    values: dict[PortCounter, int] = {}
     unread = []
     for device in tree.names(_FOLDER):
         for name in tree.names(f"{_FOLDER}/{device}/ports"):

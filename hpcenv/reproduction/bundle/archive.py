@@ -54,11 +54,11 @@ _CHUNK = 1 << 20
 _TIME = (1980, 1, 1, 0, 0, 0)
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)\Z")
 
-Step = Callable[[int], None]
+OnStep = Callable[[int], None]
 """Called with the number of bytes that were read or written."""
 
 
-def counted(on_event: OnEvent, phase: Phase, what: str, total: int) -> Step:
+def counted(on_event: OnEvent, phase: Phase, what: str, total: int) -> OnStep:
     """Return a step that reports how many of `total` bytes are done."""
     done = 0
 
@@ -96,7 +96,7 @@ class BundleMember:
 # -- writing ------------------------------------------------------------------------------
 
 
-def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *, step: Step = _ignored) -> str:
+def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *, step: OnStep = _ignored) -> str:
     """Write an archive aside and rename it.
 
     Args:
@@ -134,7 +134,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
     return digest
 
 
-def _write(file: IO[bytes], folder: str, members: list[BundleMember], step: Step) -> None:
+def _write(file: IO[bytes], folder: str, members: list[BundleMember], step: OnStep) -> None:
     sums = []
     with zipfile.ZipFile(file, "w", allowZip64=True, strict_timestamps=True) as archive:
         for member in members:
@@ -144,7 +144,7 @@ def _write(file: IO[bytes], folder: str, members: list[BundleMember], step: Step
         _add(archive, folder, BundleMember(name=SUMS, source="".join(sums).encode()), step)
 
 
-def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: Step) -> str:
+def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: OnStep) -> str:
     """Write one member; return the sha256 of what was written."""
     info = zipfile.ZipInfo(f"{folder}/{member.name}", date_time=_TIME)
     info.create_system = 3  # Unix: the high half of external_attr is st_mode
@@ -367,7 +367,7 @@ class Archive:
         if name != SUMS and digest.hexdigest() != self.sums[name]:
             raise self._invalid(f"{name!r} was changed: its sha256 is not the one in {SUMS}")
 
-    def verify(self, *, step: Step = _ignored) -> None:
+    def verify(self, *, step: OnStep = _ignored) -> None:
         """Read everything and compare the sums.
 
         Raises:
@@ -377,7 +377,7 @@ class Archive:
             for chunk in self.chunks(name):
                 step(len(chunk))
 
-    def unpack(self, target: Path, *, step: Step = _ignored) -> None:
+    def unpack(self, target: Path, *, step: OnStep = _ignored) -> None:
         """Write all members into a new folder: aside first, then renamed.
 
         Args:
@@ -404,7 +404,7 @@ class Archive:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _unpack_into(self, folder: Path, step: Step) -> None:
+    def _unpack_into(self, folder: Path, step: OnStep) -> None:
         for name, info in sorted(self._infos.items()):
             if name in self.links:
                 continue

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hpcenv.errors import Command, FileUnusable, WouldOverwrite
 from hpcenv.records.listing import LINK, content_of, walk
-from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, Step
+from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep
 
 
-def unpack_once(archive: Archive, folder: Path, *, step: Step) -> bool:
+def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
     """Unpack a bundle, unless the folder holds it already; return whether anything was written.
 
     Args:

@@ -23,7 +23,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted
 from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, About
 
-Result = Literal["match", "mismatch", "unknown", "absent"]
+PartResult = Literal["match", "mismatch", "unknown", "absent"]
 
 _LONGEST_LOCKFILE = 4 << 20
 _LONGEST_RECORD = 64 << 20
@@ -44,7 +44,7 @@ class BundleCheck:
     """
 
     name: str
-    result: Result
+    result: PartResult
     detail: str
 
 
@@ -64,7 +64,7 @@ class VerifiedBundle:
     left_out: dict[str, str]
 
     @property
-    def result(self) -> Result:
+    def result(self) -> PartResult:
         """The worst result of all checks. A part that the bundle does not hold does not count."""
         results = {check.result for check in self.checks}
         return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"

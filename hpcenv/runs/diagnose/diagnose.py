@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcenv.judge.checks.table import BY_ID
-from hpcenv.judge.first_failure import Cause, FirstFailure, first_failure
+from hpcenv.judge.first_failure import FailureKind, FirstFailure, first_failure
 from hpcenv.machine.network import port_errors
 from hpcenv.records.files import open_regular
 from hpcenv.records.outcome import NodeExit
@@ -21,7 +21,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.clocks import node_clocks
 from hpcenv.runs.diagnose import flight
 from hpcenv.runs.diagnose.choose import Seen, choose
-from hpcenv.runs.diagnose.patterns import Owner, Pattern, patterns_for
+from hpcenv.runs.diagnose.patterns import CauseOwner, Pattern, patterns_for
 from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound, Scanned, scan
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
@@ -29,7 +29,7 @@ from hpcenv.runs.logs import RankNodes
 from hpcenv.runs.status import RunStatus, read_statuses
 from hpcenv.text import visible
 
-Outcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
+DiagnosisOutcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
 
 # Other findings that are listed, and characters of a quoted line.
 _MOST_OTHERS = 12
@@ -46,7 +46,7 @@ _RECORDS = "the records of the run"
 AT_END = 8 * 1024 * 1024
 
 # Causes that the records of a run prove -> the rows of the table that say what to do.
-_BY_RECORDS: dict[Cause, tuple[str, ...]] = {
+_BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "time-limit": ("slurm-time-limit",),
     "preemption": ("slurm-preempted",),
     "lack-of-memory": ("slurm-oom-kill", "slurm-task-oom", "kernel-oom"),
@@ -83,7 +83,7 @@ class Evidence:
 
     pattern: str
     kind: str
-    owner: Owner
+    owner: CauseOwner
     cause: str
     fix: str
     source: str
@@ -134,7 +134,7 @@ class FailureDiagnosis:
     """
 
     subject: str
-    outcome: Outcome
+    outcome: DiagnosisOutcome
     cause: Evidence | None
     others: tuple[Evidence, ...]
     failure: str
@@ -431,7 +431,7 @@ def _result(
     groups = _proved_first([*_grouped(causes, sources), *_grouped(consequences, sources)], failure, causes)
     is_cause = bool(groups) and groups[0].kind != "cascade"
     cause = groups[0] if is_cause else None
-    outcome: Outcome = "cause" if is_cause else "consequences" if groups else "no-known-pattern"
+    outcome: DiagnosisOutcome = "cause" if is_cause else "consequences" if groups else "no-known-pattern"
     others = tuple(groups[1:] if is_cause else groups)[:_MOST_OTHERS]
     return FailureDiagnosis(
         subject=subject, outcome=outcome, cause=cause, others=others, failure=headline, torch=torch, logs=tuple(logs),

@@ -16,8 +16,8 @@ from hpcenv.project import toml_files
 
 TABLE = Path(__file__).with_name("patterns.toml")
 
-Kind = Literal["root", "maybe", "cascade"]
-Owner = Literal["user", "node", "site"]
+PatternKind = Literal["root", "maybe", "cascade"]
+CauseOwner = Literal["user", "node", "site"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class Pattern:
     """
 
     id: str
-    kind: Kind
-    owner: Owner
+    kind: PatternKind
+    owner: CauseOwner
     anchors: tuple[str, ...]
     match: re.Pattern[str] | None
     torch: str

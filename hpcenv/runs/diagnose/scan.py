@@ -40,7 +40,7 @@ _TABLE_LINES = 24
 _COMMON = frozenset({b"error", b"failed"})
 
 # Pattern, rank and task: of each writer, a pattern is kept once.
-_Key = tuple[str, int | None, int | None]
+_HitKey = tuple[str, int | None, int | None]
 
 # What differs in lines that say the same.
 _REMOVED = b"0123456789+-."
@@ -135,7 +135,7 @@ class _LogBlock:
     """
 
     texts: list[bytes]
-    late: dict[_Key, tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
+    late: dict[_HitKey, tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
     looked: int = 0
 
 
@@ -160,7 +160,7 @@ class _LogSearch:
         # The end of the block before, and its lines once they were needed.
         self._before = b""
         self._earlier: list[bytes] | None = None
-        self.found: dict[_Key, PatternFound] = {}
+        self.found: dict[_HitKey, PatternFound] = {}
         self.offset = 0
         self.lines = 0
 

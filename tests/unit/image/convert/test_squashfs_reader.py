@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ImageMismatch
 from hpcenv.image.convert import squashfs_reader
-from hpcenv.image.convert.tree import Kind, TreeEntry
+from hpcenv.image.convert.tree import FileKind, TreeEntry
 
-MODES: dict[int, Kind] = {
+MODES: dict[int, FileKind] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
