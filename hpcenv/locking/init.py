@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, SpecError, UsageError, WouldOverwrite
-from hpcenv.image.reference import DefinitionFile, LocalImage, RegistryName, SifFile, Source, parse_source
+from hpcenv.image.reference import DefinitionFile, ImageSource, LocalImage, RegistryName, SifFile, parse_source
 from hpcenv.project import acceptance, document, toml_files
 from hpcenv.project.spec import TEMPLATE, Project
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
@@ -99,7 +99,7 @@ def _require_new(path: Path, environ: Mapping[str, str]) -> None:
         )
 
 
-def _require_lockable(source: Source, folder: Path) -> None:
+def _require_lockable(source: ImageSource, folder: Path) -> None:
     """Refuse an image that `hpcenv lock` cannot find, or will not take without another word of the user."""
     if isinstance(source, RegistryName) and source.digest is None and source.tag in (None, "latest"):
         has = "has no tag" if source.tag is None else "has the tag `latest`"
