@@ -120,14 +120,15 @@ class Reader:
     Args:
         chunks: the uncompressed stream in pieces of any size.
         bounds: see `Bounds`.
+        start: the position of the first chunk in the archive; all positions count from its beginning.
     """
 
-    def __init__(self, chunks: Iterable[bytes], bounds: Bounds | None = None) -> None:
+    def __init__(self, chunks: Iterable[bytes], bounds: Bounds | None = None, *, start: int = 0) -> None:
         self._chunks = iter(chunks)
         self._bounds = bounds or Bounds()
         self._buffer = b""
         self._at = 0
-        self._before = 0  # bytes of the stream in front of the buffer
+        self._before = start  # bytes of the stream in front of the buffer
         self._left = 0  # data of the current member not yet read, padding excluded
         self._pad = 0
         self._global: dict[bytes, bytes] = {}
@@ -268,9 +269,9 @@ class Reader:
         extended.bytes += size
         if extended.bytes > self._bounds.header_bytes:
             raise ImageMismatch(
-                f"a member of the layer has {extended.bytes:,} bytes of extension headers at byte {at:,}",
+                f"a member of a tar archive has {extended.bytes:,} bytes of extension headers at byte {at:,}",
                 why=f"hpcenv reads at most {self._bounds.header_bytes:,}; real layers have a few hundred",
-                hint="rebuild the image with another tool, or look at the layer with `tar -tv`",
+                hint="rebuild the image with another tool, or look at the archive with `tar -tv`",
             )
         data = self._take(size + padding(size))[:size]
         if flag == b"x":
@@ -344,7 +345,7 @@ class Reader:
     def _named(self, text: bytes, what: str, at: int) -> None:
         if len(text) > self._bounds.path_bytes:
             raise ImageMismatch(
-                f"a member of the layer has a {what} of {len(text):,} bytes at byte {at:,}",
+                f"a member of a tar archive has a {what} of {len(text):,} bytes at byte {at:,}",
                 why=f"the limit of Linux is {self._bounds.path_bytes:,} bytes",
                 hint="rebuild the image without it",
             )
@@ -585,7 +586,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _damaged(what: str, at: int) -> NoReturn:
     raise ImageMismatch(
-        f"a layer is not a valid tar archive: {what}",
+        f"a tar archive is damaged: {what}",
         why=f"at byte {at:,} of its uncompressed stream",
         hint=PULL_AGAIN,
     )

@@ -23,34 +23,35 @@ circular links are refused, and every fault is an `HpcenvError`.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable
+from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavailable
+from hpcenv.image.convert import tar_stream
 from hpcenv.image.reference import DIGEST, LocalImage, Platform
-from hpcenv.image.registry import archive_bytes, manifests
-from hpcenv.image.registry.archive_bytes import MOST_RATIO, ArchiveBytes, pread_pieces
+from hpcenv.image.registry import manifests
+from hpcenv.image.registry.archive_bytes import GZIP, MOST_RATIO, GzipReader, State, TooMuchData
 from hpcenv.image.registry.blobs import Stream
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, Layer, ResolvedImage, digest_of
 
 __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
 
 _CHUNK = 1024 * 1024
-_BLOCK = 512
 # An archive has about three members for each layer, a layout one for each blob.
 _MOST_MEMBERS = 100_000
-# Limit for a pax header or long name of a member; real ones are far smaller.
-_HEADER_LIMIT = 1024 * 1024
+# Limit for the headers of a member: `tar_stream.Bounds` allows 1 MiB, and a map of a sparse file of 1 MiB.
+_MOST_BLOCKS = 8192
 _MOST_LINKS = 8
-_UNPACKED_LEAST = 64 * 1024 * 1024
 _DEFAULT_PLATFORM = Platform()
 _REF_NAME = "org.opencontainers.image.ref.name"
 # containerd and docker write the whole reference here.
@@ -78,10 +79,10 @@ def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> Re
             are damaged.
         FileUnusable: the operating system denies access.
     """
-    with closing(_open(source)) as files:
-        if source.kind == "docker-archive":
-            return manifests.describe(_DockerArchive(source, files).find(), platform)
-        return manifests.describe(_find_in_layout(source, files, platform), platform)
+    files = _open(source)
+    if source.kind == "docker-archive":
+        return manifests.describe(_DockerArchive(source, files).find(), platform)
+    return manifests.describe(_find_in_layout(source, files, platform), platform)
 
 
 def layer_file(image: ResolvedImage, layer: Layer) -> Path | None:
@@ -102,7 +103,8 @@ def local_form(path: Path) -> str | None:
         return "oci" if (path / "oci-layout").is_file() else None
     if not path.is_file():
         return None
-    with suppress(HpcenvError, OSError), closing(_open(LocalImage(kind="oci-archive", path=str(path)))) as files:
+    with suppress(HpcenvError, OSError):
+        files = _open(LocalImage(kind="oci-archive", path=str(path)))
         return next((kind for kind in ("oci-archive", "docker-archive") if files.find(_MARKS[kind]) is not None), None)
     return None
 
@@ -114,20 +116,14 @@ def open_source(source: LocalImage, resolved: ResolvedImage) -> LocalBlobs:
         ImageUnavailable, FileUnusable: see `resolve`.
     """
     files = _open(source)
-    try:
-        layers: dict[str, _Layer] = {}
-        if source.kind == "docker-archive":
-            layers = _DockerArchive(source, files).layers(resolved)
-        return LocalBlobs(source, files, layers)
-    except BaseException:
-        files.close()
-        raise
+    layers = _DockerArchive(source, files).layers(resolved) if source.kind == "docker-archive" else {}
+    return LocalBlobs(source, files, layers)
 
 
 class LocalBlobs:
     """A layout or archive as a `blobs.BlobSource`."""
 
-    def __init__(self, source: LocalImage, files: _Files, layers: Mapping[str, _Layer]) -> None:
+    def __init__(self, source: LocalImage, files: _Files, layers: Mapping[str, str]) -> None:
         self._source = source
         self._files = files
         self._layers = layers
@@ -141,21 +137,18 @@ class LocalBlobs:
     def fetch(self, digest: str, size: int, offset: int, *, stall: float) -> Stream:
         """Begin to read a blob; see `blobs.BlobSource.fetch`. A compressed layer of a docker archive begins at 0."""
         del stall
-        layer = self._layers.get(digest)
-        name = _blob_name(digest) if layer is None else layer.name
         with _explained(self._source):
-            member = self._files.find(name)
+            member = self._files.find(self._layers.get(digest) or _blob_name(digest))
             if member is None:
                 raise _damaged(self._source, f"the layer {digest} is not in it")
-            if layer is not None and layer.compressed:
-                return Stream(start=0, chunks=_guarded(self._source, _decompress(self._files, member, self._source)))
+            if digest in self._layers and _is_compressed(self._source, member):
+                return Stream(start=0, chunks=_guarded(self._source, _decompress(self._source, member)))
             if member.size != size:
                 raise _damaged(self._source, f"the layer {digest} has {member.size} bytes in it, not {size}")
-            return Stream(start=offset, chunks=_guarded(self._source, self._files.read(member, offset)))
+            return Stream(start=offset, chunks=_guarded(self._source, _read(member, offset)))
 
     def close(self) -> None:
-        """Close the files."""
-        self._files.close()
+        """Do nothing: each reader closes its own file."""
 
 
 # --- layouts ---------------------------------------------------------------------------
@@ -206,7 +199,10 @@ def _select(source: LocalImage, index: Mapping[str, Any], wanted: Platform) -> s
         # The index of a layout may also be a multi-platform index.
         return manifests.select_entry(fitting, wanted, str(source))
     if len(digests) != 1:
-        raise _ambiguous(source, entries, found=len(digests))
+        names = (str(_annotations(entry).get(_REF_NAME, entry.get("digest")))[:100] for entry in entries)
+        place = f"{source.kind}:{source.path}"
+        hint = f"{quote(f'{place}:TAG')} or {quote(f'{place}@sha256:DIGEST')}"
+        raise _ambiguous(source, names, found=len(digests), hint=hint)
     digest = next(iter(digests))
     if not DIGEST.fullmatch(digest):
         raise _damaged(source, f"its index has the digest {digest[:80]!r}, not a sha256 one")
@@ -222,19 +218,14 @@ def _is_named(entry: Mapping[str, Any], tag: str) -> bool:
     return tag in (_annotations(entry).get(_REF_NAME), _annotations(entry).get(_IMAGE_NAME))
 
 
-def _ambiguous(source: LocalImage, entries: list[dict[str, Any]], *, found: int) -> ImageUnavailable:
-    names = sorted({str(_annotations(entry).get(_REF_NAME, entry.get("digest")))[:100] for entry in entries})
-    listed = manifests.printable(", ".join(names[:50])) or "none"
+def _ambiguous(source: LocalImage, names: Iterable[str], *, found: int, hint: str) -> ImageUnavailable:
+    """Return the error where not one image fits."""
+    listed = manifests.printable(", ".join(sorted(set(names))[:50]))
     if not found:
         what = f"`{source}` does not exist" if source.tag is not None else f"`{source}` contains no image"
     else:
         what = f"`{source}` could be any of {found} images"
-    place = f"{source.kind}:{source.path}"
-    return ImageUnavailable(
-        what,
-        why=f"its images: {listed}",
-        hint=f"name one: {quote(f'{place}:TAG')} or {quote(f'{place}@sha256:DIGEST')}",
-    )
+    return ImageUnavailable(what, why=f"its images: {listed or 'none with a name'}", hint=f"name one: {hint}")
 
 
 def _blob_name(digest: str) -> str:
@@ -266,7 +257,7 @@ def _small(source: LocalImage, files: _Files, name: str, limit: int, what: str) 
             raise _damaged(source, f"its {what} ({name[:200]!r}) is not in it")
         if member.size > limit:
             raise _damaged(source, f"its {what} has {member.size} bytes; no image needs more than {limit >> 20} MiB")
-        return b"".join(files.read(member, 0))
+        return b"".join(_read(member))
 
 
 def _require_kind(source: LocalImage, files: _Files) -> None:
@@ -288,14 +279,6 @@ def _require_kind(source: LocalImage, files: _Files) -> None:
 
 
 # --- docker archives -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """The path of a layer in a docker archive, and whether the layer is compressed."""
-
-    name: str
-    compressed: bool
 
 
 class _DockerArchive:
@@ -329,15 +312,12 @@ class _DockerArchive:
             config=config,
         )
 
-    def layers(self, resolved: ResolvedImage) -> dict[str, _Layer]:
-        """Return the layers of the archive, by digest (which is the diff_id)."""
+    def layers(self, resolved: ResolvedImage) -> dict[str, str]:
+        """Return the names of the layers in the archive, by digest (which is the diff_id)."""
         names = self._names(self._entry())
         if len(names) != len(resolved.layers):
             raise _damaged(self._source, "it has changed since it was read")
-        return {
-            layer.digest: _Layer(name=name, compressed=self._is_compressed(self._member(name)))
-            for name, layer in zip(names, resolved.layers, strict=True)
-        }
+        return {layer.digest: name for name, layer in zip(names, resolved.layers, strict=True)}
 
     def _entry(self) -> Mapping[str, Any]:
         body = _small(self._source, self._files, "manifest.json", MANIFEST_LIMIT, "manifest.json")
@@ -349,22 +329,10 @@ class _DockerArchive:
         tag = self._source.tag
         fitting = [entry for entry in entries if tag is None or _docker_name_fits(entry, tag)]
         if len(fitting) != 1:
-            raise self._ambiguous(entries, len(fitting))
+            names = (name[:200] for entry in entries for name in _docker_names(entry))
+            hint = quote(f"docker-archive:{self._source.path}:NAME:TAG")
+            raise _ambiguous(self._source, names, found=len(fitting), hint=hint)
         return fitting[0]
-
-    def _ambiguous(self, entries: list[dict[str, Any]], found: int) -> ImageUnavailable:
-        names = sorted({name[:200] for entry in entries for name in _docker_names(entry)})
-        listed = manifests.printable(", ".join(names[:50]))
-        source = self._source
-        if not found:
-            what = f"`{source}` does not exist" if source.tag is not None else f"`{source}` contains no image"
-        else:
-            what = f"`{source}` could be any of {found} images"
-        return ImageUnavailable(
-            what,
-            why=f"its images: {listed or 'none with a name'}",
-            hint=f"name one: {quote(f'docker-archive:{source.path}:NAME:TAG')}",
-        )
 
     def _names(self, entry: Mapping[str, Any]) -> list[str]:
         names = entry.get("Layers")
@@ -385,36 +353,18 @@ class _DockerArchive:
             )
         return diff_ids
 
-    def _member(self, name: str) -> _Member:
-        with _explained(self._source):
-            member = self._files.find(name)
-        if member is None:
-            raise _damaged(self._source, f"its layer {name[:200]!r} is not in it")
-        return member
-
-    def _is_compressed(self, member: _Member) -> bool:
-        with _explained(self._source):
-            head = b"".join(self._files.read(member, 0, most=6))
-        if head[:2] == b"\x1f\x8b":
-            return True
-        other = next((program for magic, program in _COMPRESSED.items() if head.startswith(magic)), None)
-        if other is not None:
-            raise manifests.unusable(
-                str(self._source),
-                f"docker archives do not use the compression of a layer in it ({other} decompresses it)",
-                "save it as an OCI archive: skopeo copy docker-archive:FILE oci-archive:FILE2",
-            )
-        return False
-
     def _size(self, name: str, diff_id: str) -> int:
         """Return the uncompressed size of a layer; a compressed layer is read completely."""
-        member = self._member(name)
-        if not self._is_compressed(member):
-            return member.size
         digest, size = hashlib.sha256(), 0
-        for chunk in _guarded(self._source, _decompress(self._files, member, self._source)):
-            digest.update(chunk)
-            size += len(chunk)
+        with _explained(self._source):
+            member = self._files.find(name)
+            if member is None:
+                raise _damaged(self._source, f"its layer {name[:200]!r} is not in it")
+            if not _is_compressed(self._source, member):
+                return member.size
+            for chunk in _decompress(self._source, member):
+                digest.update(chunk)
+                size += len(chunk)
         if f"sha256:{digest.hexdigest()}" != diff_id:
             raise _damaged(self._source, f"its layer {name[:200]!r} has other bytes\nexpected {diff_id}")
         return size
@@ -436,29 +386,30 @@ def _docker_name_fits(entry: Mapping[str, Any], tag: str) -> bool:
     return False
 
 
-def _decompress(files: _Files, member: _Member, source: LocalImage) -> Iterator[bytes]:
-    """Decompress gzip data, which may have several members; the output is limited."""
-    engine, size, ended = zlib.decompressobj(31), 0, False
-    for compressed in files.read(member, 0):
-        data = compressed
-        while data:
-            if engine.eof:
-                engine = zlib.decompressobj(31)
-            chunk = engine.decompress(data, _CHUNK)
-            size += len(chunk)
-            if size > _UNPACKED_LEAST + member.size * MOST_RATIO:
-                raise manifests.unusable(
-                    str(source),
-                    f"a layer in it decompresses to more than {MOST_RATIO} times its size",
-                    "if this is intended, save it uncompressed: docker save, or podman save",
-                )
-            if chunk:
+def _is_compressed(source: LocalImage, layer: _Member) -> bool:
+    head = b"".join(_read(replace(layer, size=min(layer.size, 6))))
+    other = next((program for magic, program in _COMPRESSED.items() if head.startswith(magic)), None)
+    if other is not None:
+        raise manifests.unusable(
+            str(source),
+            f"docker archives do not use the compression of a layer in it ({other} decompresses it)",
+            "save it as an OCI archive: skopeo copy docker-archive:FILE oci-archive:FILE2",
+        )
+    return head.startswith(GZIP)
+
+
+def _decompress(source: LocalImage, member: _Member) -> Iterator[bytes]:
+    """Decompress a layer; the output is limited."""
+    try:
+        with GzipReader(member.open(), member.size, begin=member.offset) as layer:
+            while chunk := layer.read(_CHUNK):
                 yield chunk
-            ended = engine.eof
-            # Another member or padding may follow the end of a member.
-            data = engine.unused_data.lstrip(b"\0") if ended else engine.unconsumed_tail
-    if not ended:
-        raise zlib.error("incomplete")
+    except TooMuchData:
+        raise manifests.unusable(
+            str(source),
+            f"a layer in it decompresses to more than {MOST_RATIO} times its size",
+            "if this is intended, save it uncompressed: docker save, or podman save",
+        ) from None
 
 
 # --- files -----------------------------------------------------------------------------
@@ -466,9 +417,9 @@ def _decompress(files: _Files, member: _Member, source: LocalImage) -> Iterator[
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A file, or a member of an archive with its position."""
+    """A file, or a member of an archive with its position in what `open` opens."""
 
-    path: str
+    open: Callable[[], BinaryIO]
     offset: int
     size: int
 
@@ -478,12 +429,6 @@ class _Files(Protocol):
 
     def find(self, name: str) -> _Member | None:
         """Return the file of that name; None if it does not exist."""
-
-    def read(self, member: _Member, offset: int, *, most: int | None = None) -> Iterator[bytes]:
-        """Read a file from `offset` on; several threads may call it at the same time."""
-
-    def close(self) -> None:
-        """Close all open files."""
 
 
 def _open(source: LocalImage) -> _Files:
@@ -507,6 +452,25 @@ def _open(source: LocalImage) -> _Files:
         return _Archive(source)
 
 
+def _open_file(path: str | Path) -> BinaryIO:
+    # O_NONBLOCK: a pipe that replaced the file does not block.
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+
+
+def _open_gzip(path: str, size: int, states: list[State]) -> BinaryIO:
+    return io.BufferedReader(GzipReader(_open_file(path), size, states=states))
+
+
+def _read(member: _Member, offset: int = 0) -> Iterator[bytes]:
+    """Read a file from `offset` on; several threads may do it at the same time."""
+    with member.open() as file:
+        file.seek(member.offset + offset)
+        left = member.size - offset
+        while left > 0 and (data := file.read(min(_CHUNK, left))):
+            left -= len(data)
+            yield data
+
+
 class _Folder:
     """A layout's folder."""
 
@@ -521,30 +485,20 @@ class _Folder:
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
-        return _Member(path=str(path), offset=0, size=status.st_size)
-
-    def read(self, member: _Member, offset: int, *, most: int | None = None) -> Iterator[bytes]:
-        fd = os.open(member.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb", buffering=0) as file:
-            yield from pread_pieces(
-                file.fileno(), offset, member.size if most is None else min(offset + most, member.size)
-            )
-
-    def close(self) -> None:
-        pass
+        return _Member(open=partial(_open_file, path), offset=0, size=status.st_size)
 
 
 class _Archive:
     """A tar archive, which may be compressed with gzip: the positions of its members."""
 
     def __init__(self, source: LocalImage) -> None:
-        self._data = archive_bytes.open_archive(source.path)
-        try:
-            _refuse_compressed(source, self._data)
-            self._members: dict[str, _Member | str] = dict(_scan(source, self._data))
-        except BaseException:
-            self._data.close()
-            raise
+        with _open_file(source.path) as file:
+            start, size = file.read(6), os.fstat(file.fileno()).st_size
+        _refuse_compressed(source, start)
+        opened: Callable[[], BinaryIO] = partial(_open_file, source.path)
+        if start.startswith(GZIP):
+            opened = partial(_open_gzip, source.path, size, [])
+        self._members: dict[str, _Member | str] = dict(_scan(source, opened))
 
     def find(self, name: str) -> _Member | None:
         wanted = _plain(name, "")
@@ -557,28 +511,15 @@ class _Archive:
             wanted = member
         return None
 
-    def read(self, member: _Member, offset: int, *, most: int | None = None) -> Iterator[bytes]:
-        begin, end = member.offset + offset, member.offset + member.size
-        return self._data.pieces(begin, end if most is None else min(begin + most, end))
 
-    def close(self) -> None:
-        self._data.close()
-
-
-def _refuse_compressed(source: LocalImage, data: ArchiveBytes) -> None:
-    head = _at(data, 6, 0)
+def _refuse_compressed(source: LocalImage, start: bytes) -> None:
     for magic, program in _COMPRESSED.items():
-        if head.startswith(magic):
+        if start.startswith(magic):
             raise manifests.unusable(
                 str(source),
                 f"the whole archive is compressed ({program} decompresses it); hpcenv reads plain and gzip archives",
                 f"decompress it first: {program} < {source.path} > FILE.tar",
             )
-
-
-def _at(data: ArchiveBytes, count: int, position: int) -> bytes:
-    """Return at most `count` bytes at a position."""
-    return b"".join(data.pieces(position, position + count)) if data.reaches(position + 1) else b""
 
 
 def _plain(name: str, folder: str) -> str | None:
@@ -594,88 +535,42 @@ def _plain(name: str, folder: str) -> str | None:
     return "/".join(parts)
 
 
-def _scan(source: LocalImage, data: ArchiveBytes) -> Iterator[tuple[str, _Member | str]]:
-    """Yield a tar archive's files and links (POSIX.1-2017 pax, GNU long names). Later members win."""
+def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[str, _Member | str]]:
+    """Yield a tar archive's files and links. Only headers are read. Later members win."""
     position, count = 0, 0
-    extra: dict[str, str] = {}
-    while data.reaches(position + _BLOCK):
-        header = _at(data, _BLOCK, position)
-        if header.count(0) == _BLOCK:
-            return
-        count += 1
-        if count > _MOST_MEMBERS:
-            raise _damaged(source, f"it has more than {_MOST_MEMBERS} members")
-        kind = header[156:157]
-        length = _number(header[124:136])
-        if len(header) < _BLOCK or length is None or not _checksum_fits(header):
-            raise _damaged(source, f"it is not a tar archive at byte {position}")
-        if kind not in b"xgLK" and extra.get("size", "").isdecimal():
-            length = int(extra["size"][:19])
-        begin = position + _BLOCK
-        if kind in b"123456" and kind != b"":
-            length = 0
-        if not data.reaches(begin + length):
-            raise _damaged(source, "it ends within a member: the copy is incomplete")
-        position = begin + -(-length // _BLOCK) * _BLOCK
-        if kind in (b"x", b"L", b"K"):
-            if length > _HEADER_LIMIT:
-                raise _damaged(source, "a member's name has more than 1 MiB")
-            extra.update(_long(kind, _at(data, length, begin)))
-            continue
-        if kind == b"g":
-            continue
-        name = extra.get("path") or _text(header)
-        link = extra.get("linkpath") or header[157:257].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-        extra = {}
-        plain = _plain(name, "")
-        if plain is None:
-            continue
-        if kind in (b"0", b"\0", b"7"):
-            yield plain, _Member(path=name, offset=begin, size=length)
-        elif kind in (b"1", b"2"):
-            # A symbolic link is relative to its folder, a hard link to the archive's root.
-            target = _plain(link, plain.rpartition("/")[0] if kind == b"2" else "")
-            if target is not None:
-                yield plain, target
+    with opened() as file:
+        while (member := _member_at(file, position)) is not None:
+            count += 1
+            if count > _MOST_MEMBERS:
+                raise _damaged(source, f"it has more than {_MOST_MEMBERS} members")
+            end = member.offset + member.stored
+            if member.stored:
+                file.seek(end - 1)
+                if not file.read(1):
+                    raise _damaged(source, "it ends within a member: the copy is incomplete")
+            position = end + tar_stream.padding(member.stored)
+            path = _plain(os.fsdecode(member.name), "")
+            if path is None:
+                continue
+            if member.kind == "file" and member.sparse is None:
+                yield path, _Member(open=opened, offset=member.offset, size=member.size)
+            elif member.kind in {"hard-link", "symlink"}:
+                # A symbolic link is relative to its folder, a hard link to the archive's root.
+                folder = path.rpartition("/")[0] if member.kind == "symlink" else ""
+                target = _plain(os.fsdecode(member.target), folder)
+                if target is not None:
+                    yield path, target
 
 
-def _text(header: bytes) -> str:
-    name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0" and header[345]:
-        name = header[345:500].split(b"\0", 1)[0] + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
+def _member_at(file: BinaryIO, position: int) -> tar_stream.Member | None:
+    """Read the headers of the member at a position; None at the end of the archive.
 
-
-def _number(field: bytes) -> int | None:
-    """Return a number of a tar header: octal, or GNU's base 256; None if it is neither."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
-    text = field.split(b"\0", 1)[0].strip(b" ")
-    if not text:
-        return 0
-    return int(text, 8) if all(digit in b"01234567" for digit in text) else None
-
-
-def _checksum_fits(header: bytes) -> bool:
-    return _number(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * 0x20
-
-
-def _long(kind: bytes, data: bytes) -> dict[str, str]:
-    """Return the fields that a GNU long name or a pax header sets for the next member."""
-    if kind in (b"L", b"K"):
-        text = data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-        return {"path" if kind == b"L" else "linkpath": text}
-    fields = {}
-    while data:
-        digits, blank, _ = data.partition(b" ")
-        length = int(digits) if digits.isdigit() and len(digits) < 10 else 0
-        if not blank or not len(digits) + 1 < length <= len(data):
-            break
-        name, _, value = data[len(digits) + 1 : length - 1].partition(b"=")
-        if name in (b"path", b"linkpath", b"size"):
-            fields[name.decode()] = value.decode("utf-8", "surrogateescape")
-        data = data[length:]
-    return fields
+    Raises:
+        ImageMismatch: see `tar_stream.Reader`.
+    """
+    file.seek(position)
+    blocks = (file.read(tar_stream.BLOCK) for _ in range(_MOST_BLOCKS))
+    return tar_stream.Reader(blocks, start=position).next_member()
 
 
 # --- errors ----------------------------------------------------------------------------
@@ -688,7 +583,9 @@ def _explained(source: LocalImage) -> Iterator[None]:
         yield
     except zlib.error:
         raise _damaged(source, "its gzip data are damaged or incomplete") from None
-    except archive_bytes.TooMuchData:
+    except ImageMismatch as error:
+        raise _damaged(source, f"{error.what}\n{error.why}") from None
+    except TooMuchData:
         raise manifests.unusable(
             str(source),
             f"it decompresses to more than {MOST_RATIO} times its size",

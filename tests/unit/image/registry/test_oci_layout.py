@@ -356,7 +356,7 @@ def test_a_saved_image_for_another_platform(tmp_path):
 def test_packed_layers_that_cannot_be_used(tmp_path, damage, monkeypatch):
     import bz2
 
-    monkeypatch.setattr(oci_layout, "_UNPACKED_LEAST", 1 << 20)
+    monkeypatch.setattr(archive_bytes, "_RATIO_FROM", 1 << 20)
     tars = (b"\0" * 4_000_000,) if damage == "bomb" else TARS[:1]
     files, entry = saved(tars=tars, packed=(0,))
     name = entry["Layers"][0]
