@@ -40,8 +40,8 @@ from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavail
 from hpcenv.image.convert import tar_stream
 from hpcenv.image.reference import DIGEST, LocalImage, Platform
 from hpcenv.image.registry import manifests
-from hpcenv.image.registry.archive_bytes import GZIP, MOST_RATIO, GzipReader, State, TooMuchData
 from hpcenv.image.registry.blobs import Stream
+from hpcenv.image.registry.gzip_reader import GZIP, MOST_RATIO, GzipReader, State, TooMuchData
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, Layer, ResolvedImage, digest_of
 
 __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]

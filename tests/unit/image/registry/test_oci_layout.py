@@ -13,7 +13,7 @@ from http_server import DOCKER, OCI, sha
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageUnavailable, SpecError
 from hpcenv.image import reference as references
-from hpcenv.image.registry import archive_bytes, blobs, oci_layout
+from hpcenv.image.registry import blobs, gzip_reader, oci_layout
 from hpcenv.image.registry.blobs import BlobSpec
 
 TARS = (b"tar one" * 1000, b"tar two" * 3000)
@@ -356,7 +356,7 @@ def test_a_saved_image_for_another_platform(tmp_path):
 def test_packed_layers_that_cannot_be_used(tmp_path, damage, monkeypatch):
     import bz2
 
-    monkeypatch.setattr(archive_bytes, "_RATIO_FROM", 1 << 20)
+    monkeypatch.setattr(gzip_reader, "_RATIO_FROM", 1 << 20)
     tars = (b"\0" * 4_000_000,) if damage == "bomb" else TARS[:1]
     files, entry = saved(tars=tars, packed=(0,))
     name = entry["Layers"][0]
@@ -420,8 +420,8 @@ def test_names_longer_than_a_header(tmp_path):
 @pytest.mark.parametrize("members", [1, 7])
 def test_an_archive_that_gzip_packed_as_a_whole(tmp_path, form, members, monkeypatch):
     """Image trial 13: `docker save IMAGE | gzip`. pigz and bgzip write several members."""
-    monkeypatch.setattr(archive_bytes, "_KEEP_EVERY", 4096)  # many places to begin from
-    monkeypatch.setattr(archive_bytes, "_CHUNK", 1000)
+    monkeypatch.setattr(gzip_reader, "_KEEP_EVERY", 4096)  # many places to begin from
+    monkeypatch.setattr(gzip_reader, "_CHUNK", 1000)
     if form == "oci":
         layout = Layout()
         layout.name(layout.image())
@@ -444,7 +444,7 @@ def test_an_archive_that_gzip_packed_as_a_whole(tmp_path, form, members, monkeyp
 
 
 def test_a_packed_archive_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive_bytes, "_RATIO_FROM", 1 << 20)
+    monkeypatch.setattr(gzip_reader, "_RATIO_FROM", 1 << 20)
     files, entry = saved(tars=(b"\0" * 4_000_000,))
     save(tmp_path / "it.tar", (files, entry))
     (tmp_path / "it.tar.gz").write_bytes(gzip.compress((tmp_path / "it.tar").read_bytes()))
@@ -524,6 +524,35 @@ def test_sizes_beyond_the_file(tmp_path):
         header[148:156] = b"%06o\0 " % sum(header)
         (tmp_path / "it.tar").write_bytes(bytes(header) + b"x" * 512)
         refused(references.parse_source(f"oci-archive:{tmp_path}/it.tar"))
+
+
+def test_an_archive_of_many_members_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(oci_layout, "_MOST_MEMBERS", 3)
+    assert oci_layout.resolve(save(tmp_path / "it.tar", saved(tars=TARS[:1])))
+    assert refused(save(tmp_path / "it.tar", saved())).why == "it has more than 3 members"
+
+
+def test_a_later_member_wins(tmp_path):
+    files, entry = saved()
+    source = save(tmp_path / "it.tar", ({**files, "./" + entry["Layers"][0]: TARS[1]}, entry))
+    assert oci_layout.resolve(source).layers[0].size == len(TARS[1])
+
+
+def test_zeros_behind_an_archive_are_not_read(tmp_path):
+    source = save(tmp_path / "it.tar", saved())
+    os.truncate(tmp_path / "it.tar", 1 << 40)  # reading them would take minutes
+    assert bodies(source, tmp_path) == list(TARS)
+
+
+def test_damage_is_named_with_its_position_in_the_archive(tmp_path):
+    files, entry = saved(tars=(b"x" * 512,))
+    source = save(tmp_path / "it.tar", (files, entry))
+    data = bytearray((tmp_path / "it.tar").read_bytes())
+    end = data.index(b"x" * 512) + 512
+    data[end] ^= 1
+    (tmp_path / "it.tar").write_bytes(data)
+    why = refused(source).why
+    assert why == f"a tar archive is damaged: a header's checksum is wrong\nat byte {end:,} of its uncompressed stream"
 
 
 def test_closing_while_another_thread_reads(tmp_path):

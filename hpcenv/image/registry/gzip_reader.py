@@ -1,9 +1,9 @@
 """Read gzip data at any position: an archive that was compressed as a whole, or a layer in an archive.
 
-Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning, so readers of the same data
-share the states of the decompressor, one every 32 MiB (some 40 KiB of memory each); a read begins at the last state
-before its position. Neither gzip.GzipFile nor isal can do this: for each layer they would begin at the
-start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
+Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning, so readers
+of the same data share the states of the decompressor, one every 32 MiB (some 40 KiB of memory each); a read begins
+at the last state before its position. gzip.GzipFile and isal cannot do this: for each layer they
+would begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
 """
 
 from __future__ import annotations
