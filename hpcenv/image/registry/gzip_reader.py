@@ -25,7 +25,7 @@ class TooMuchData(Exception):
     """The data decompress to more than MOST_RATIO times their size."""
 
 
-class State(NamedTuple):
+class GzipState(NamedTuple):
     """The state of a decompressor: the position of its next byte, and how many compressed bytes it has consumed."""
 
     position: int
@@ -45,7 +45,7 @@ class GzipReader(io.RawIOBase):
         states: those of earlier readers of the same data; this reader adds its own.
     """
 
-    def __init__(self, file: BinaryIO, size: int, *, begin: int = 0, states: list[State] | None = None) -> None:
+    def __init__(self, file: BinaryIO, size: int, *, begin: int = 0, states: list[GzipState] | None = None) -> None:
         super().__init__()
         self._file = file
         self._size = size
@@ -53,7 +53,7 @@ class GzipReader(io.RawIOBase):
         self._most = _RATIO_FROM + size * MOST_RATIO
         self._states = [] if states is None else states
         if not self._states:
-            self._states.append(State(0, 0, zlib.decompressobj(31)))
+            self._states.append(GzipState(0, 0, zlib.decompressobj(31)))
         self._go_to(self._states[0])
 
     def readable(self) -> bool:
@@ -90,7 +90,7 @@ class GzipReader(io.RawIOBase):
         self._file.close()
         super().close()
 
-    def _go_to(self, state: State) -> None:
+    def _go_to(self, state: GzipState) -> None:
         self._position, self._taken, self._engine = state.position, state.taken, state.engine.copy()
 
     def _next(self, most: int) -> bytes:
@@ -110,7 +110,7 @@ class GzipReader(io.RawIOBase):
             if self._position > self._most:
                 raise TooMuchData
             if self._position >= self._states[-1].position + _KEEP_EVERY:
-                self._states.append(State(self._position, self._taken, self._engine.copy()))
+                self._states.append(GzipState(self._position, self._taken, self._engine.copy()))
             if data:
                 return data
             if not (compressed or self._engine.eof):

@@ -41,7 +41,7 @@ from hpcenv.image.convert import tar_stream
 from hpcenv.image.reference import DIGEST, LocalImage, Platform
 from hpcenv.image.registry import manifests
 from hpcenv.image.registry.blobs import Stream
-from hpcenv.image.registry.gzip_reader import GZIP, MOST_RATIO, GzipReader, State, TooMuchData
+from hpcenv.image.registry.gzip_reader import GZIP, MOST_RATIO, GzipReader, GzipState, TooMuchData
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, Layer, ResolvedImage, digest_of
 
 __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
@@ -457,7 +457,7 @@ def _open_file(path: str | Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
 
 
-def _open_gzip(path: str, size: int, states: list[State]) -> BinaryIO:
+def _open_gzip(path: str, size: int, states: list[GzipState]) -> BinaryIO:
     return io.BufferedReader(GzipReader(_open_file(path), size, states=states))
 
 
