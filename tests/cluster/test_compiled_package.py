@@ -30,7 +30,8 @@ from .test_cuda_image import CUDA, TORCH, download, give_to_alice, make_index
 from .test_dockerfile import PUSH_LAYER
 from .test_image_init import PUSH, debian_packages, fabric_packages, index_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
+# The first test waits for gigabytes of wheels, and for their image.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 NAME, VERSION = "tiny-cuda", "1.0"
 COMPILER = ("g++", "make", "python3-dev", "python3-venv", "python3-pip", "ca-certificates", "python3")

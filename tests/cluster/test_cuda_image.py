@@ -28,7 +28,8 @@ from tests.conftest import hpcenv
 from .conftest import IMAGE, ROOT, Cluster, Project
 from .test_image_init import CACHE, PUSH, fabric_packages, index_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
+# The first test waits for gigabytes of wheels, and for their image.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 TORCH, CUDA = "2.14.1", "13.0"
 LINE = "hpcenv submit train.py --nodes 2 --gpus 8"

@@ -332,7 +332,7 @@ def test_a_submission_that_slurmctld_does_not_answer_is_known_once_it_runs_or_wa
     else:
         assert run not in faulty.cluster.must("squeue", "-h", "-o", "%j").split()
         faulty.cluster.must("touch", "-d", "1 hour ago", faulty.path(run))
-        assert "never queued as far as Slurm says" in faulty.project.hpcenv("status", run).stdout
+        assert "never queued, according to Slurm" in faulty.project.hpcenv("status", run).stdout
         assert faulty.project.hpcenv("clean", run, "--yes").status == 0
         assert not faulty.exists(run, "")
     again = faulty.project.hpcenv(*words[:-1], f"{run}-again", "--wait", "--", "3", "0", timeout=200)

@@ -151,7 +151,7 @@ def test_a_sif_with_one_flipped_byte_stops_the_job(sif_project: Project, cluster
     assert "world_size" not in done.stdout
     # Locking again must not take the swapped file for the truth: it is made again as it was.
     assert locked_again.status == 0, locked_again.text
-    assert "moved aside, and made again" in locked_again.stderr
+    assert "moved aside and made again" in locked_again.stderr
     assert "unchanged" in locked_again.stdout
 
 
