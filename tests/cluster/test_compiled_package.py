@@ -147,7 +147,7 @@ def project(
     if request.param == "build-base":
         toolkit_layer(wheels, folder / "toolkit.tar")
         settings = json.dumps({"Env": ["PATH=/usr/local/cuda/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["bash"]})
-        give_to_alice(folder.parent)
+        give_to_alice(folder)
         devel = cluster.must("python3", "-", host, digest, f"{inside}/toolkit.tar", settings, stdin=PUSH_LAYER).strip()
         init("--build-base", f"{host}/hpcenv/base@{devel}")
         assert "nvidia-cuda-nvcc" not in (here / "image" / "requirements.build.lock").read_text()
@@ -165,7 +165,7 @@ def project(
     (folder / "use.py").write_text(USE)
     spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[host]\ngpu = "a100"\n'
     (folder / "hpcenv.toml").write_text(f'{spec}[paths]\nstore = "{inside}/store"\n')
-    give_to_alice(folder.parent)
+    give_to_alice(folder)
     made = Project(cluster, inside)
     made.must("image", "build", "image/image.def", "--bind", "image/site:/mnt:ro", "--plain-http", host, timeout=1800)
     yield made

@@ -61,9 +61,11 @@ def make_index(wheels: Path, folder: Path) -> None:
 
 
 def give_to_alice(folder: Path) -> None:
-    for place, _, files in os.walk(folder):
-        for path in (Path(place), *(Path(place) / name for name in files)):
-            os.chown(path, ALICE, ALICE)
+    """Make a folder that root has written alice's. Links of other tests beside it may lead nowhere, or out of the testbed."""
+    os.chown(folder.parent, ALICE, ALICE)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place), *(Path(place) / name for name in (*folders, *files))):
+            os.chown(path, ALICE, ALICE, follow_symlinks=False)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     store = f"{inside}/store"
     spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[paths]\nstore = "{store}"\n'
     (folder / "hpcenv.toml").write_text(spec)
-    give_to_alice(folder.parent)
+    give_to_alice(folder)
     made = Project(cluster, inside)
     build = ("image", "build", "image/image.def", "--bind", "image/site:/mnt:ro", "--plain-http", host)
     made.must(*build, timeout=1800)

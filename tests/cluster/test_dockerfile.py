@@ -208,7 +208,7 @@ def folder(cluster: Cluster) -> Iterator[str]:
     (place / "requirements.txt").write_text("filelock\n")
     (place / "secret.env").write_text("PASSWORD=1\n")
     (place / ".dockerignore").write_text("*.env\n**/*.pyc\nstore\n")
-    give_to_alice(place.parent)
+    give_to_alice(place)
     yield inside
     cluster.run("sh", "-c", f"chmod -R u+w {inside}; rm -rf {inside}", timeout=600)
 
