@@ -304,7 +304,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/convert/layer_index.py: hpcenv image build --limit *": _DAMAGED_IMAGE,
     "image/convert/layer_index.py: hpcenv image pull REFERENCE": _DAMAGED_IMAGE,
     "image/convert/squashfs.py: srun -c 8 hpcenv image pull REFERENCE": "the kernel must end mksquashfs; tests/cluster/test_image_faults.py does it",
-    "image/convert/tar_stream.py: hpcenv image build": _DAMAGED_IMAGE,
+    "image/content/tar_stream.py: hpcenv image build": _DAMAGED_IMAGE,
     "image/reference.py: hpcenv image build *": "it needs buildah or podman: tests/unit/recipes/test_dockerfile_build.py runs it",
     "recipes/dockerfile_build.py: hpcenv image pull docker://HOST/NAME:TAG": "a pull of an image: followed for image_path.py",
     "recipes/dockerfile_build.py: hpcenv image init --torch VERSION": "it asks package indexes: tests/cluster/test_image_init.py types it",

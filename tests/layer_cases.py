@@ -24,7 +24,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.image.content.tree import TreeEntry
 
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"

@@ -11,7 +11,8 @@ from typing import Literal
 
 from hpcenv.errors import Command, Hint, ImageMismatch, ImageUnavailable, SpecError
 from hpcenv.identity import sif
-from hpcenv.image.convert import squashfs_reader, tree
+from hpcenv.image.content import tree
+from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.convert.conversion import FORMAT_LABEL, OpenBlobs, added, compare_sif, merged_layers, shown
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.pull import ImageRequest, resolve

@@ -16,8 +16,8 @@ from typing import Any
 from hpcenv.container import bare_image
 from hpcenv.errors import Command, HpcenvError, ImageMismatch, SpecError
 from hpcenv.identity import bind_content, overlay_check, sif_check
+from hpcenv.image.content.tree import tree_digest
 from hpcenv.image.convert import squashfs_reader
-from hpcenv.image.convert.tree import tree_digest
 from hpcenv.locking.environment import container_environment
 from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay

@@ -17,7 +17,8 @@ from typing import Any
 
 from hpcenv.errors import ImageMismatch
 from hpcenv.identity import sif
-from hpcenv.image.convert import layers, squashfs_reader, tar_stream
+from hpcenv.image.content import tar_stream
+from hpcenv.image.convert import layers, squashfs_reader
 from hpcenv.image.reference import LocalImage, Platform
 from hpcenv.image.registry import oci_layout
 from hpcenv.image.registry.manifests import ResolvedImage

@@ -25,8 +25,9 @@ from blake3 import blake3
 from layer_cases import CASES, HOSTILE, Case, Hostile, from_folder
 
 from hpcenv.identity import sif
-from hpcenv.image.convert import squashfs_reader, tree
-from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.image.content import tree
+from hpcenv.image.content.tree import TreeEntry
+from hpcenv.image.convert import squashfs_reader
 
 from .conftest import Cluster
 

@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from hpcenv.cli._command_line import cli as hpcenv
 from hpcenv.cli.image import VERBS
-from hpcenv.image.convert import tree
+from hpcenv.image.content import tree
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert.layers import LayerLimits
-from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.recipes import image_content, image_lint, recipe_lint
 
 ROOT = Path(__file__).resolve().parents[2]

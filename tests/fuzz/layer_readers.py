@@ -13,7 +13,8 @@ import zlib
 
 from blake3 import blake3
 
-from hpcenv.image.convert import layer_stream, layers, tar_stream, tree
+from hpcenv.image.content import tar_stream, tree
+from hpcenv.image.convert import layer_stream, layers
 from hpcenv.image.convert.layer_index import FORMAT
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits
 

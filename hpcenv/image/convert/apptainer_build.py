@@ -35,10 +35,10 @@ from hpcenv.container import apptainer as start_line
 from hpcenv.container import runtime
 from hpcenv.errors import FileUnusable, ImageMismatch, SpecError, ToolFailed, ToolMissing
 from hpcenv.identity import sif
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert import definition as definition_file
 from hpcenv.image.convert import temporary_folder
 from hpcenv.image.convert.runtime_files import RuntimeFiles, followed_links
-from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.store.record import Material
 
 __all__ = [

@@ -30,6 +30,8 @@ from typing import BinaryIO, Literal
 from hpcenv.container import apptainer, runtime
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, RecordInvalid, ToolFailed, ToolMissing
 from hpcenv.identity import sif
+from hpcenv.image.content import tree
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert import (
     apptainer_build,
     layer_stream,
@@ -38,7 +40,6 @@ from hpcenv.image.convert import (
     squashfs,
     squashfs_reader,
     temporary_folder,
-    tree,
 )
 from hpcenv.image.convert.layer_index import FileSink
 from hpcenv.image.convert.layer_stream import Ahead, GuessedWrong
@@ -46,7 +47,6 @@ from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
 from hpcenv.image.convert.mount_points import unusable_mount_points
 from hpcenv.image.convert.runtime_files import RuntimeFiles, RuntimeMember, additions, runtime_files
 from hpcenv.image.convert.squashfs import Compression, Packer, PackResult
-from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.image.registry import blobs, oci_layout
 from hpcenv.image.registry.blobs import BlobSource, BlobSpec
 from hpcenv.image.registry.manifests import Layer, ResolvedImage

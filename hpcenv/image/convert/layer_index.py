@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
 from hpcenv.errors import Command, FileUnusable, ImageMismatch, RecordInvalid, UsageError
-from hpcenv.image.convert import tar_stream
-from hpcenv.image.convert.tar_stream import PULL_AGAIN
-from hpcenv.image.convert.tree import FileKind, TreeEntry, content_hash
+from hpcenv.image.content import tar_stream
+from hpcenv.image.content.tar_stream import PULL_AGAIN
+from hpcenv.image.content.tree import FileKind, TreeEntry, content_hash
 
 __all__ = ["FORMAT", "FileSink", "LayerIndex", "LayerLimits", "index_layer", "normal_path", "open_blob", "read_ahead"]
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO
 
-from hpcenv.image.convert import tar_stream
+from hpcenv.image.content import tar_stream
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert.layer_index import (
     DIRECTORY,
     FILE,
@@ -33,7 +34,6 @@ from hpcenv.image.convert.layer_index import (
     read_ahead,
 )
 from hpcenv.image.convert.layers import MergedTree, storable
-from hpcenv.image.convert.tree import TreeEntry
 
 __all__ = ["Ahead", "GuessedWrong", "OpenLayer", "emit", "likely_root", "same_root"]
 

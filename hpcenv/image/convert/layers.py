@@ -23,6 +23,7 @@ from math import isqrt
 from typing import cast
 
 from hpcenv.errors import ImageMismatch
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert.layer_index import (
     DIRECTORY,
     FILE,
@@ -39,7 +40,6 @@ from hpcenv.image.convert.layer_index import (
     refused,
     shown,
 )
-from hpcenv.image.convert.tree import TreeEntry
 
 __all__ = ["LayerIndex", "LayerLimits", "MergedTree", "index_layer", "merge", "open_blob", "storable"]
 

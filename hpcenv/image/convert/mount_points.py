@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert.layer_index import shown
-from hpcenv.image.convert.tree import TreeEntry
 
 __all__ = ["unusable_mount_points"]
 

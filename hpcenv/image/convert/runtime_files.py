@@ -42,7 +42,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hpcenv.errors import ImageUnavailable
-from hpcenv.image.convert.tree import TreeEntry, content_hash
+from hpcenv.image.content.tree import TreeEntry, content_hash
 
 __all__ = ["RuntimeFiles", "RuntimeMember", "additions", "followed_links", "quoted", "runtime_files"]
 

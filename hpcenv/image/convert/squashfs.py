@@ -42,7 +42,7 @@ from typing import BinaryIO, Literal, cast
 
 from hpcenv import process
 from hpcenv.errors import Command, FileUnusable, HpcenvError, ToolFailed, ToolMissing
-from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.progress import Event, OnEvent, ignore
 
 __all__ = ["ALIGNMENT", "LEAST_VERSION", "PackResult", "Packer", "find_packer", "pack", "usable_processors"]

@@ -32,7 +32,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from hpcenv.errors import EnvironmentUnreadable, ImageMismatch, ToolMissing
-from hpcenv.image.convert.tree import FileKind, TreeEntry, content_hash
+from hpcenv.image.content.tree import FileKind, TreeEntry, content_hash
 
 __all__ = ["LARGEST_CONTENT", "LONGEST_PATH", "MOST_ENTRIES", "read_file", "read_tree"]
 

@@ -37,7 +37,7 @@ from shlex import quote
 from typing import Any, BinaryIO, Protocol
 
 from hpcenv.errors import FileUnusable, HpcenvError, ImageMismatch, ImageUnavailable
-from hpcenv.image.convert import tar_stream
+from hpcenv.image.content import tar_stream
 from hpcenv.image.reference import DIGEST, LocalImage, Platform
 from hpcenv.image.registry import manifests
 from hpcenv.image.registry.blobs import Stream

@@ -22,9 +22,9 @@ from hpcenv.errors import (
     ToolFailed,
     ToolMissing,
 )
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert import apptainer_build
 from hpcenv.image.convert.runtime_files import runtime_files
-from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.records.manifest import Bind
 
 EPOCH = 1767323046

@@ -37,9 +37,10 @@ from layer_cases import (
 )
 
 from hpcenv.errors import Command, FileUnusable, ImageMismatch, RecordInvalid, UsageError
-from hpcenv.image.convert import layer_stream, layers, tar_stream, tree
+from hpcenv.image.content import tar_stream, tree
+from hpcenv.image.content.tree import TreeEntry
+from hpcenv.image.convert import layer_stream, layers
 from hpcenv.image.convert.layers import LayerIndex, LayerLimits, MergedTree
-from hpcenv.image.convert.tree import TreeEntry
 
 # -- what the tests share -----------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import pytest
 from blake3 import blake3
 
 from hpcenv.errors import HpcenvError, ImageUnavailable
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert.runtime_files import additions, followed_links, quoted, runtime_files
-from hpcenv.image.convert.tree import TreeEntry
 
 DIGEST = "sha256:" + "1" * 64
 LABELS = {"hpcenv.source.manifest-digest": DIGEST, "hpcenv.format": "1"}

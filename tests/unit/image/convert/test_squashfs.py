@@ -18,8 +18,8 @@ from typing import BinaryIO
 import pytest
 
 from hpcenv.errors import FileUnusable, HpcenvError, ToolFailed, ToolMissing
+from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert import squashfs, squashfs_reader
-from hpcenv.image.convert.tree import TreeEntry
 from hpcenv.progress import Event
 
 REAL = shutil.which("mksquashfs") or "mksquashfs"

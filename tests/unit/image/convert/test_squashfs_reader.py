@@ -18,8 +18,8 @@ import zstandard
 from blake3 import blake3
 
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ImageMismatch
+from hpcenv.image.content.tree import FileKind, TreeEntry
 from hpcenv.image.convert import squashfs_reader
-from hpcenv.image.convert.tree import FileKind, TreeEntry
 
 MODES: dict[int, FileKind] = {
     stat.S_IFREG: "file",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from hpcenv.image.convert.tree import TreeEntry, belongs_to_apptainer, compare, compare_and_digest, tree_digest
+from hpcenv.image.content.tree import TreeEntry, belongs_to_apptainer, compare, compare_and_digest, tree_digest
 
 ROOT = TreeEntry(path=b"", kind="directory", mode=0o755)
 MADE = [b"dev", b"etc", b"home", b"proc", b"root", b"sys", b"tmp", b"var", b"var/tmp"]

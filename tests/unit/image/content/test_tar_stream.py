@@ -13,9 +13,9 @@ import pytest
 from layer_cases import CASES, END, TIME, header, pax, record, tar
 
 from hpcenv.errors import ImageMismatch
-from hpcenv.image.convert import tar_stream
-from hpcenv.image.convert.tar_stream import Bounds, Member, Reader
-from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.image.content import tar_stream
+from hpcenv.image.content.tar_stream import Bounds, Member, Reader
+from hpcenv.image.content.tree import TreeEntry
 
 
 def chunked(data: bytes, size: int) -> list[bytes]:

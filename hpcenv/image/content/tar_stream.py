@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
 from hpcenv.errors import Command, ImageMismatch
-from hpcenv.image.convert.tree import TreeEntry
+from hpcenv.image.content.tree import TreeEntry
 
 # The hint for a damaged layer. `cli/image/` puts the user's own command in place of the project's.
 PULL_AGAIN = (
