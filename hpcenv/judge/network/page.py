@@ -1,37 +1,34 @@
 """A decision on the network as text. Pure.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Plain ASCII, 100 columns at most where words allow it.
+Runs on: LOGIN NODE and COMPUTE NODE. Plain ASCII, 80 columns where words allow it.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.network import NetworkDecision, NetworkRow, SettingEffect
-from hpcenv.text import visible_ascii
-
-WIDTH = 100
+from hpcenv.text import visible_ascii, wrap
 
 _WORDS = {"set": "SET", "host": "HOST", "given": "GIVEN", "skip": "SKIP"}
 
 
 def render(decision: NetworkDecision) -> str:
     """Return profile, variables, warnings and what else is needed."""
-    parts = [_wrap(f"profile  {decision.profile}  ({visible_ascii(decision.why)})", indent=9)]
+    parts = [wrap(f"profile  {decision.profile}  ({visible_ascii(decision.why)})", indent=9)]
     parts += [line for row in decision.rows for line in _row(row)]
     parts += [_effect(effect) for effect in decision.effects]
     for one in decision.binds:
-        parts.append(_wrap(f"BIND   {one.bind.target}  [{one.rule}]", indent=7))
+        parts.append(wrap(f"BIND   {one.bind.target}  [{one.rule}]", indent=7))
         parts.append(_detail(one.reason))
     for option in decision.step_options:
-        parts.append(_wrap(f"SRUN   {option.option}  [{option.rule}]", indent=7))
+        parts.append(wrap(f"SRUN   {option.option}  [{option.rule}]", indent=7))
         parts.append(_detail(f"{option.reason}; put it into [srun] of hpcenv.toml or the site profile"))
         parts.append(_detail(f"source: {option.source}"))
     for warning in decision.warnings:
         where = _on(warning.nodes)
-        parts.append(_wrap(f"WARN   {visible_ascii(warning.what)}{where}  [{warning.rule}]", indent=7))
+        parts.append(wrap(f"WARN   {visible_ascii(warning.what)}{where}  [{warning.rule}]", indent=7))
         parts += [_detail(f"do: {warning.todo}")] if warning.todo else []
         parts += [_detail(f"source: {warning.source}")] if warning.source else []
     return "\n".join(parts) + "\n"
@@ -41,7 +38,7 @@ def _row(row: NetworkRow) -> list[str]:
     value = f" = {visible_ascii(row.value)}" if row.action != "skip" else ""
     rule = f", {row.rule}" if row.rule else ""
     lines = [
-        _wrap(
+        wrap(
             f"{_WORDS[row.action]:<5}  {row.name}{value}{_on(row.nodes)}  [{visible_ascii(row.origin)}{rule}]", indent=7
         )
     ]
@@ -58,7 +55,7 @@ _EFFECTS = {"yes": "takes effect", "no": "has no effect", "unknown": "cannot be 
 
 def _effect(one: SettingEffect) -> str:
     seen = f"{one.where}: {one.found}"
-    return _wrap(f"READ   {one.name} {_EFFECTS[one.took_effect]}{_on(one.nodes)}  ({visible_ascii(seen)})", indent=7)
+    return wrap(f"READ   {one.name} {_EFFECTS[one.took_effect]}{_on(one.nodes)}  ({visible_ascii(seen)})", indent=7)
 
 
 def _on(nodes: Sequence[str]) -> str:
@@ -66,11 +63,4 @@ def _on(nodes: Sequence[str]) -> str:
 
 
 def _detail(text: str) -> str:
-    return _wrap(f"         {visible_ascii(text)}", indent=11)
-
-
-def _wrap(text: str, *, indent: int) -> str:
-    return textwrap.fill(
-        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True, replace_whitespace=False,
-    )  # fmt: skip
+    return wrap(f"         {visible_ascii(text)}", indent=11)
