@@ -25,6 +25,15 @@ TESTBED = ROOT / "scripts" / "testbed"
 IMAGE = "docker://registry:5000/hpcenv/torch:2.13.0-cpu"
 OTHER_IMAGE = "docker://registry:5000/hpcenv/torch:other"
 HOST_PYTHON = "/shared/hostenv/bin/python"
+# The user has accepted what the project asks of this machine: that is kept by the project's path.
+ACCEPT = """\
+import os
+from pathlib import Path
+from hpcenv.project import acceptance
+from hpcenv.project.workspace import open_workspace
+here = Path.cwd()
+acceptance.keep(acceptance.asked_by(open_workspace(here)), here, os.environ)
+"""
 # One store of SIFs for all test projects: a conversion takes most of a minute.
 STORE = "/home/alice/hpcenv-tests/store"
 

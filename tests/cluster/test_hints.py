@@ -12,19 +12,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.cluster.conftest import Cluster, Done, Project
+from tests.cluster.conftest import ACCEPT, Cluster, Done, Project
 from tests.hint_cases import CASES, Case
 
 TRAIN = "print('trained', flush=True)\n"
-# The user has accepted what the project asks of this machine: that is kept by the project's path.
-ACCEPT = """\
-import os
-from pathlib import Path
-from hpcenv.project import acceptance
-from hpcenv.project.workspace import open_workspace
-here = Path.cwd()
-acceptance.keep(acceptance.asked_by(open_workspace(here)), here, os.environ)
-"""
 ENDED = """\
 hpcenv submit train.py --nodes 1 --gpus 0 --nproc 1 --name a
 hpcenv submit train.py --nodes 1 --gpus 0 --nproc 1 --name s --sweep seed=0..1

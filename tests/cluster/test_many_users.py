@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import HOST_PYTHON, ROOT, Cluster, Project
+from .conftest import ACCEPT, HOST_PYTHON, ROOT, Cluster, Project
 
 pytestmark = pytest.mark.cluster
 
@@ -37,6 +37,8 @@ def folders(cluster: Cluster) -> Iterator[dict[str, str]]:
     cluster.must("hpcenv", "lock", cwd=places["alice"], timeout=600)
     locked = cluster.must("cat", f"{places['alice']}/lockfiles/default.lock.toml")
     cluster.write(f"{places['bob']}/lockfiles/default.lock.toml", locked, user="bob")
+    # Alice accepted what the project asks when she locked; bob, who has a copy, is asked for himself.
+    cluster.must("/shared/hpcenv/venv/bin/python", "-c", ACCEPT, user="bob", cwd=places["bob"])
     yield places
     for user, place in places.items():
         cluster.run("scancel", f"--user={user}", user=user)

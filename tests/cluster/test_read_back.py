@@ -1,7 +1,7 @@
 """Settings that the host's stack ignores, and a plugin that is found first but is the wrong one: named by the gate.
 
 The environment is a folder of small compiled libraries with the names of the real ones: what the loader finds, and what
-the libraries read, is found on the nodes as for a real torch. Nothing is started.
+the libraries read, is found on the nodes as for a real torch. Nothing is started, so no GPU can be tried (cuda.start).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ image = "host"
 python = "venv/bin/python"
 [policy]
 "torch.version" = "info"
+"cuda.start" = "info"
 [env]
 LD_LIBRARY_PATH = "{folder}/first:{folder}/second"
 NCCL_IB_HCA = "=mlx5_7"
