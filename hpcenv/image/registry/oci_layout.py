@@ -22,6 +22,7 @@ circular links are refused, and every fault is an `HpcenvError`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any, BinaryIO, Protocol
@@ -544,12 +546,10 @@ def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[
             if count > _MOST_MEMBERS:
                 raise _damaged(source, f"it has more than {_MOST_MEMBERS} members")
             end = member.offset + member.stored
-            if member.stored:
-                file.seek(end - 1)
-                if not file.read(1):
-                    raise _damaged(source, "it ends within a member: the copy is incomplete")
+            if member.stored and not _holds(file, end):
+                raise _damaged(source, "it ends within a member: the copy is incomplete")
             position = end + tar_stream.padding(member.stored)
-            path = _plain(os.fsdecode(member.name), "")
+            path = _plain(_text(member.name), "")
             if path is None:
                 continue
             if member.kind == "file" and member.sparse is None:
@@ -557,7 +557,7 @@ def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[
             elif member.kind in {"hard-link", "symlink"}:
                 # A symbolic link is relative to its folder, a hard link to the archive's root.
                 folder = path.rpartition("/")[0] if member.kind == "symlink" else ""
-                target = _plain(os.fsdecode(member.target), folder)
+                target = _plain(_text(member.target), folder)
                 if target is not None:
                     yield path, target
 
@@ -569,8 +569,31 @@ def _member_at(file: BinaryIO, position: int) -> tar_stream.Member | None:
         ImageMismatch: see `tar_stream.Reader`.
     """
     file.seek(position)
-    blocks = (file.read(tar_stream.BLOCK) for _ in range(_MOST_BLOCKS))
-    return tar_stream.Reader(blocks, start=position).next_member()
+    first = file.read(tar_stream.BLOCK)
+    following = islice(iter(partial(file.read, tar_stream.BLOCK), b""), _MOST_BLOCKS)
+    member = tar_stream.Reader(chain((first,), following), start=position).next_member()
+    # Other programs read on after thousands of empty headers, so this is not the end; a block of zeros is.
+    if member is None and any(first) and file.tell() > position + _MOST_BLOCKS * tar_stream.BLOCK:
+        raise ImageMismatch(
+            "a member of a tar archive has too many headers", why=f"at byte {position:,}", hint=tar_stream.PULL_AGAIN
+        )
+    return member
+
+
+def _holds(file: BinaryIO, end: int) -> bool:
+    """Tell whether a file has at least `end` bytes."""
+    try:
+        file.seek(end - 1)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False  # more than the file system allows for any file
+    return bool(file.read(1))
+
+
+def _text(name: bytes) -> str:
+    """Return a member's name as JSON documents have it: UTF-8 in every locale."""
+    return name.decode("utf-8", "surrogateescape")
 
 
 # --- errors ----------------------------------------------------------------------------

@@ -516,7 +516,8 @@ def test_every_flipped_byte_of_a_header_is_survived(tmp_path):
 
 
 def test_sizes_beyond_the_file(tmp_path):
-    for field in (b"\x80" + b"\xff" * 11, b"77777777777\0", b"zzzzzzzzzzz\0"):
+    # The last one is more than the largest offset of ext4, so the kernel refuses to go there.
+    for field in (b"\x80" + b"\xff" * 11, b"77777777777\0", b"zzzzzzzzzzz\0", b"\x80" + (1 << 60).to_bytes(11, "big")):
         header = bytearray(512)
         header[:4] = b"name"
         header[124:136] = field
@@ -553,6 +554,16 @@ def test_damage_is_named_with_its_position_in_the_archive(tmp_path):
     (tmp_path / "it.tar").write_bytes(data)
     why = refused(source).why
     assert why == f"a tar archive is damaged: a header's checksum is wrong\nat byte {end:,} of its uncompressed stream"
+
+
+def test_empty_headers_do_not_end_an_archive(tmp_path):
+    """Other programs would find the members after them; the same image must not have two readings."""
+    source = save(tmp_path / "it.tar", saved())
+    member = tarfile.TarInfo("g")
+    member.type = b"g"
+    data = (tmp_path / "it.tar").read_bytes()
+    (tmp_path / "it.tar").write_bytes(member.tobuf() * 20_000 + data)
+    assert "too many headers" in refused(source).why
 
 
 def test_closing_while_another_thread_reads(tmp_path):
