@@ -36,8 +36,12 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
     packages: dict[str, dict[str, Any]] = {}
     for root in dict.fromkeys((env.prefix, env.base_prefix)):
         for name in sorted(n for n in env.names(root + "/conda-meta") if n.endswith(".json")):
-            record = json.loads(read_small(env, f"{root}/conda-meta/{name}", CONDA_BYTES)[0])
-            entry = _conda_entry(record)
+            content = read_small(env, f"{root}/conda-meta/{name}", CONDA_BYTES)[0]
+            try:
+                record = json.loads(content)
+                entry = _conda_entry(record)
+            except ValueError as error:
+                raise ValueError(f"conda-meta/{name}: {error}") from error
             if root != env.prefix:
                 entry["outside"] = True
             elif env.level != "record":
@@ -62,7 +66,7 @@ def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
         return printable(str(record.get(key) or ""))[:255]
 
     if not text("name") or not text("version"):
-        raise ValueError("a record in conda-meta without name or version")
+        raise ValueError("it has no name or no version")
     digest = "sha256=" + text("sha256") if text("sha256") else "md5=" + text("md5") if text("md5") else ""
     parts = [p for p in (text("channel") or text("url")).partition("?")[0].split("/") if p]
     if parts and parts[-1].endswith((".conda", ".bz2")):

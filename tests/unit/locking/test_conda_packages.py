@@ -20,7 +20,7 @@ import yaml
 from conda_world import PLACEHOLDER, SUBDIR, CondaEnvironment, Package, dist_package
 from probe_world import SITE
 
-from hpcenv.errors import HashesUnproved, LockfileInvalid, PinsDiffer
+from hpcenv.errors import EnvironmentUnreadable, HashesUnproved, LockfileInvalid, PinsDiffer
 from hpcenv.locking.conda_packages import installed_conda
 from hpcenv.locking.lock import LockResult, check_lock, lock
 from hpcenv.project.workspace import open_workspace
@@ -218,9 +218,9 @@ def test_locking_again_says_what_conda_changed(project: Path) -> None:
 
 def test_a_record_that_cannot_be_read_stops_it(project: Path) -> None:
     record(project, "cudnn").write_text("{")
-    with pytest.raises(Exception, match="cannot compare the environment") as caught:
+    with pytest.raises(EnvironmentUnreadable, match="what must match on every node could not be read here") as caught:
         lock_here(project)
-    assert "conda-meta" in str(caught.value.why)  # type: ignore[attr-defined]
+    assert "packages.conda-digest: ValueError: conda-meta/cudnn" in str(caught.value.why)
 
 
 def test_an_environment_without_conda_is_another_one(project: Path) -> None:

@@ -177,7 +177,8 @@ def test_gzip_holds_the_same_files_as_zstd(tmp_path: Path) -> None:
     pack(tmp_path / "zstd")
     result = pack(tmp_path / "gzip", compression="gzip")
     assert (result.compression, result.arguments[5:7]) == ("gzip", ("-comp", "gzip"))
-    assert entries(tmp_path / "gzip") == entries(tmp_path / "zstd")
+    # Without the first folder: squashfs-tools before 4.6 gives it the time of the call.
+    assert entries(tmp_path / "gzip")[1:] == entries(tmp_path / "zstd")[1:]
 
 
 def test_the_bytes_depend_on_nothing_but_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

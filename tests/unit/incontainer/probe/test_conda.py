@@ -36,7 +36,7 @@ def test_conda_packages_are_listed_without_hosts_and_tokens(env: Venv) -> None:
     expected = hashlib.sha256(b"hpcenv-conda-v1\n" + "\n".join(lines).encode()).hexdigest()
     assert found["values"]["packages.conda-digest"] == "sha256:" + expected
     (env.path / "conda-meta/bad.json").write_text("{")
-    assert env.probe()["unknown"]["packages.conda-digest"].startswith("JSONDecodeError")
+    assert env.probe()["unknown"]["packages.conda-digest"].startswith("ValueError: conda-meta/bad.json: Expecting")
     env.install("tool", {"tool-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\n"})
     (env.site / "tool-1.0.dist-info/INSTALLER").write_text("conda\n")
     assert package(env.probe(), "tool")["source"] == "conda"
