@@ -211,16 +211,17 @@ def evaluate(step):
     return step * 2 + submitit.JobEnvironment().global_rank
 
 
-script = hpcenv.submit("NAME-train.py", nodes=2, nproc=1, cpus_per_task=1, time="5:00", name="NAME")
-function = hpcenv.Executor("jobs", nodes=2, tasks_per_node=1, cpus_per_task=1, time="5:00").submit(evaluate, 21)
-jobs = [script, function]
-print(*(type(job).__name__ for job in jobs), *(isinstance(job, submitit.SlurmJob) for job in jobs))
-for job in submitit.helpers.as_completed(jobs, timeout=240, poll_frequency=1):
-    print("ended", "script" if job is script else "function", job.state)
-with contextlib.redirect_stdout(io.StringIO()) as shown:
-    submitit.helpers.monitor_jobs(jobs)
-print("All jobs finished, jobs with indices [] failed" in shown.getvalue())
-print(function.results(), [status.state for status in script.results()], script.paths.stdout.name)
+if __name__ == "__main__":
+    script = hpcenv.submit("NAME-train.py", nodes=2, nproc=1, gpus=0, cpus=1, time="5", name="NAME")
+    function = hpcenv.Executor("jobs", nodes=2, tasks_per_node=1, cpus_per_task=1, time="5").submit(evaluate, 21)
+    jobs = [script, function]
+    print(*(type(job).__name__ for job in jobs), *(isinstance(job, submitit.SlurmJob) for job in jobs))
+    for job in submitit.helpers.as_completed(jobs, timeout=240, poll_frequency=1):
+        print("ended", "script" if job is script else "function")
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        submitit.helpers.monitor_jobs(jobs)
+    print("All jobs finished, jobs with indices [] failed" in shown.getvalue())
+    print(function.results(), [status.state for status in script.results()], script.paths.stdout.name)
 """
 
 
@@ -228,11 +229,11 @@ def test_one_list_of_a_script_and_a_function(host_project: Project, cluster: Clu
     name = f"mixed-{uuid.uuid4().hex[:6]}"
     trains = "import os\nprint('TRAINS', os.environ['RANK'], flush=True)\n"
     cluster.write(f"{host_project.folder}/{name}-train.py", trains)
-    # As in a notebook: no function main, and no guard.
+    # The nodes import the function from this file, so what submits is below the guard.
     cluster.write(f"{host_project.folder}/{name}.py", textwrap.dedent(MIXED).replace("NAME", name))
     done = cluster.run(PYTHON, f"{name}.py", cwd=host_project.folder, timeout=280)
     assert done.status == 0, done.text
     lines = done.stdout.splitlines()
     assert lines[0] == "Job Job True True"
-    assert sorted(lines[1:3]) == ["ended function COMPLETED", "ended script COMPLETED"]
+    assert sorted(lines[1:3]) == ["ended function", "ended script"]
     assert lines[3:] == ["True", "[42, 43] ['completed'] job.log"]
