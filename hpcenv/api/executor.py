@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import submitit
+from submitit.auto import auto
 from submitit.core import utils
 
 from hpcenv.api.parameters import SUBMITIT, ParameterNames, translate
@@ -140,6 +141,8 @@ class AutoExecutor(submitit.AutoExecutor):
 
     def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:
         cluster = NAME if cluster in (None, "slurm") else cluster
+        # Before the new names: submitit warns of an old name, and says which one is right.
+        auto._convert_deprecated_args(kwargs, self._ctor_deprecated_args)  # noqa: SLF001
         super().__init__(folder, cluster=cluster, **_for_hpcenv(kwargs))
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
@@ -148,7 +151,7 @@ class AutoExecutor(submitit.AutoExecutor):
 
 # What submitit translates for every cluster.
 _GENERIC = frozenset(submitit.AutoExecutor._typed_parameters())  # noqa: SLF001
-_CONSTRUCTOR = ("max_num_timeout", "max_pickle_size_gb", "python")
+_CONSTRUCTOR = ("max_pickle_size_gb", "python")
 
 
 def _for_hpcenv(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Errors that are hpcenv's and submitit's: programs that were written for submitit catch its classes.
 
 Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` where sbatch fails, ValueError for an unknown parameter of
-`SlurmExecutor`, and NameError for one of `AutoExecutor`.
+`SlurmExecutor`, NameError for one of `AutoExecutor`, and TypeError for one of a constructor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class NotSubmitted(SubmitRejected, utils.FailedJobError):
     """Slurm refused the job: a program that was written for submitit catches its `FailedJobError`."""
 
 
-class WrongParameter(UsageError, ValueError, NameError):
-    """A parameter does not exist, or has a wrong value: submitit raises ValueError, and AutoExecutor NameError."""
+class WrongParameter(UsageError, ValueError, NameError, TypeError):
+    """A parameter does not exist, or has a wrong value: submitit raises one of three classes, by where it is given."""
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
+from submitit.core import utils
 from submitit.core.core import PicklingExecutor
 
 from hpcenv import process
@@ -31,6 +32,10 @@ from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageErro
 # sbatch itself gives up on a silent slurmctld after MessageTimeout (10 s) and a few
 # retries; with a site's job_submit plugin a minute is not unheard of.
 _SECONDS = 180.0
+
+
+class NoJobId(SubmitUncertain, utils.FailedSubmissionError):
+    """sbatch answered without a job id: submitit raises `FailedSubmissionError`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
         Raises:
             ToolMissing: sbatch or srun is not on PATH.
             SubmitRejected: sbatch refused the job; nothing is queued.
-            SubmitUncertain: sbatch did not answer, or its answer holds no job id.
+            SubmitUncertain: sbatch did not answer, or, as `NoJobId`, its answer holds no job id.
         """
         path = self.environ.get("PATH")
         sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)
@@ -98,7 +103,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
         # sbatch may print a banner before and after that line.
         line = re.search(r"^Submitted batch job ([0-9]+)\b", stdout, re.MULTILINE)
         if line is None:
-            raise SubmitUncertain(
+            raise NoJobId(
                 "sbatch answered without a job id", why=f"expected `Submitted batch job N`, got {stdout[:500]!r}"
             )
         return line[1]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import submitit
+from submitit.auto import auto as submitit_auto
 from submitit.core import plugins, submission, utils
 from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import InfoWatcher, Job, PicklingExecutor
@@ -53,6 +54,7 @@ def test_the_version_is_the_one_that_was_read() -> None:
         (JobEnvironment, "_handle_signals", ["self", "paths", "submission"]),
         (SlurmJobEnvironment, "_requeue", ["self", "countdown"]),
         (SignalHandler, "checkpoint_and_try_requeue", ["self", "signum", "frame"]),
+        (submitit_auto, "_convert_deprecated_args", ["kwargs", "deprecated_args"]),
         (plugins, "_iter_submitit_entrypoints", []),
         (submission, "process_job", ["folder"]),
         (utils, "cloudpickle_dump", ["obj", "filename"]),
@@ -145,6 +147,8 @@ def test_our_auto_executor_takes_the_parameters_of_slurm(tmp_path: Path, plugin:
     assert auto._executor.parameters == {
         "partition": "p", "time": 9, "qos": "q", "array_parallelism": 3, "account": "b",
     }  # fmt: skip
+    with pytest.warns(UserWarning, match="Use 'slurm_max_num_timeout' instead"):
+        assert hpcenv.AutoExecutor(tmp_path, max_num_timeout=6)._executor.max_num_timeout == 6
     assert type(hpcenv.AutoExecutor(tmp_path, cluster="local")._executor) is submitit.LocalExecutor
 
 

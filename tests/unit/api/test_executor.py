@@ -36,7 +36,7 @@ def test_a_parameter_that_does_not_exist_is_refused_at_once(tmp_path):
     assert "`nodes`" in str(raised.value.hint)
 
 
-@pytest.mark.parametrize("raised", [UsageError, ValueError, NameError], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("raised", [UsageError, ValueError, NameError, TypeError], ids=lambda kind: str(kind.__name__))
 def test_its_error_is_also_what_submitit_raises(tmp_path: Path, raised: type[Exception]) -> None:
     with pytest.raises(raised):
         api.Executor(tmp_path / "jobs", node=2)
@@ -99,6 +99,31 @@ def test_functions_run_after_the_check_and_their_results_come_back(project: Path
         "4 True None",
         "4 True",
     ]
+
+
+def test_a_list_may_mix_jobs_of_scripts_and_of_functions(project: Path) -> None:
+    printed = program(
+        project,
+        """
+        import time, hpcenv, submitit.helpers
+
+        def work(x):
+            return x + 1
+
+        if __name__ == "__main__":
+            executor = hpcenv.Executor("jobs", cluster="local")
+            jobs = [hpcenv.submit("train.py", nproc=1, cluster="local"), executor.submit(work, 1), executor.submit(int, "x")]
+            submitit.helpers.monitor_jobs(jobs, poll_frequency=1, test_mode=True)
+            print(len(list(submitit.helpers.as_completed(jobs, timeout=60))))
+            # A function is done when its result is there; its state follows.
+            while "RUNNING" in [job.state for job in jobs]:
+                time.sleep(0.2)
+            print([job.state for job in jobs])
+            print(jobs[0].results()[0].exit_status, jobs[1].results(), type(jobs[2].exception()).__name__)
+        """,
+    )
+    assert "All jobs finished, jobs with indices [" in printed
+    assert printed.splitlines()[-3:] == ["3", "['COMPLETED', 'COMPLETED', 'FAILED']", "0 [2] FailedJobError"]
 
 
 def test_a_function_can_be_called_in_each_rank_of_torchrun(project: Path) -> None:

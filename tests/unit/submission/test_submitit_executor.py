@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core import utils
 
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolMissing
 from hpcenv.submission.submitit_executor import QueuedJob, ScriptExecutor
@@ -81,8 +82,9 @@ def test_a_refusal_is_told_in_slurms_words(fake_slurm: Any, run_folder: Path, na
 )
 def test_no_clear_answer_is_uncertain(fake_slurm: Any, run_folder: Path, out: str, err: str, status: int) -> None:
     fake_slurm.answers("sbatch", out, err=err, status=status)
-    with pytest.raises(SubmitUncertain):
+    with pytest.raises(SubmitUncertain) as caught:
         submit(run_folder, fake_slurm.environ)
+    assert isinstance(caught.value, utils.FailedSubmissionError) == (status == 0), "submitit's class for no job id"
 
 
 @pytest.mark.parametrize(("missing", "what_for"), [("sbatch", "submit a job"), ("srun", "start the steps of a job")])
