@@ -120,7 +120,7 @@ class FunctionSubmission:
         plan = self.plan()
         with self._pickled(plan, prepared.python) as pickles:
             result = submit_step.submit(plan, prepared.context)
-            return self._job(result.job_id, result.run_folder, plan, pickles[0])
+            return self._job(result.job_id, result.run_folder, plan, pickles[0], RunFolder(result.run_folder).script)
 
     def _submit_array(self, prepared: _Prepared) -> list[Job[Any]]:
         sweep = sweep_job.plan_calls(
@@ -128,8 +128,11 @@ class FunctionSubmission:
         )
         with self._pickled(sweep.plan, prepared.python) as pickles:
             result = sweep_job.submit_sweep(sweep, prepared.context)
+            script = RunFolder(result.run_folder).script
             return [
-                self._job(f"{result.job_id}_{element.index}", result.run_folder / element.folder, sweep.plan, path)
+                self._job(
+                    f"{result.job_id}_{element.index}", result.run_folder / element.folder, sweep.plan, path, script
+                )
                 for element, path in zip(result.elements, pickles, strict=True)
             ]
 
@@ -158,13 +161,13 @@ class FunctionSubmission:
                 hint="pass paths of files, or set executor.max_pickle_size_gb",
             )
 
-    def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path) -> Job[Any]:
-        """Give the files of a job their names, and return the job."""
+    def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path, script: Path) -> Job[Any]:
+        """Give the files of a job their names, and return the job; `script` is what sbatch read."""
         paths = utils.JobPaths(self.folder, job_id=job_id)
         remember_run(self.folder, job_id, run_folder)
         (run_folder / function_step.FOLDER / "job").write_text(job_id, encoding="utf-8")
         paths.move_temporary_file(pickled, "submitted_pickle")
         with contextlib.suppress(FileExistsError):
-            paths.submission_file.symlink_to(RunFolder(run_folder).script)
+            paths.submission_file.symlink_to(script)
         count = plan.manifest.nodes * plan.manifest.nproc_per_node
         return Job(folder=self.folder, job_id=job_id, tasks=list(range(count)))

@@ -58,6 +58,8 @@ class RunWatcher(SlurmInfoWatcher):
         if self._links.get(job_id) != link:
             # Process ids, and so the ids of local jobs, come again.
             self._finished.discard(job_id)
+            # Registered anew, it is asked for at once.
+            self._registered.discard(job_id)
             self._info_dict.pop(job_id, None)
             self._gone_since.pop(job_id, None)
         self._links[job_id] = link

@@ -212,6 +212,7 @@ def test_an_array_is_of_our_class_and_every_call_has_a_run(project: Path, slurm:
         jobs = executor.map_array(divmod, (7, 8, 9), (2, 3, 0))
     (call,) = slurm.calls("sbatch")
     assert "#SBATCH --array=0-2%2" in call.script
+    assert {job.paths.submission_file.read_text() for job in jobs} == {call.script}, "what sbatch read"
     assert [job.job_id for job in jobs] == ["4242_0", "4242_1", "4242_2"]
     assert [job.run.folder.name for job in jobs] == ["0000", "0001", "0002"]
     assert all(type(job) is api.Job for job in jobs) or batch
@@ -278,6 +279,12 @@ def test_a_job_that_was_submitted_again_finds_its_function(project: Path, slurm:
     (folder / "submission.json").write_text(json.dumps({**record, "job_id": "4300"}))
     assert call_as_rank(folder).returncode == 0
     assert job.result() == (3, 1)
+
+
+def test_an_id_that_comes_again_has_its_state_at_once(project: Path, slurm: Any) -> None:
+    slurm.answers("squeue", out="4242|RUNNING|None|n1|1:00\n")
+    for folder in ("jobs", "others"):
+        assert api.Executor(project / folder, project=project).submit(divmod, 7, 2).state == "RUNNING", folder
 
 
 def test_between_different_pythons_only_a_function_with_a_name_goes(tmp_path: Path) -> None:
