@@ -100,16 +100,6 @@ def main():
         job._interrupt(timeout=True) if len(sys.argv) == 2 else os.system("scontrol requeue " + job.job_id)
         done, starts, job_id = job.results()[0]
         print(done, starts, job_id == job.job_id, sep="|")
-    if step == "mixed":
-        import hpcenv
-        from submitit.helpers import as_completed
-
-        script = hpcenv.submit("mixed.py", ["7"], nodes=2, nproc=1, time="5")
-        jobs = [script, executor.submit(add, 1, b=2)]
-        print(len(list(as_completed(jobs, timeout=240, poll_frequency=1))), type(jobs[0]) is type(jobs[1]), sep="|")
-        [status] = script.results()
-        print(status.state, status.exit_status, jobs[1].results(), sep="|")
-        print(*(ended(job) for job in jobs), script.stdout().count("sees 7"), sep="|")
     if step == "gate":
         job = executor.submit(add, 1, b=2)
         error = job.exception()
@@ -133,7 +123,6 @@ KINDS = {
 ONE_KIND = {
     # Its program imports hpcenv, on the ranks too: from the folder that all elements of an array share by links.
     "test_map_array_and_batch": "slurm",
-    "test_a_list_that_mixes_a_script_and_a_function": "slurm",
     "test_an_exception_on_one_rank_ends_the_job": "generic",
     "test_a_checkpointable_function_goes_on_after_the_preemption_signal": "slurm",
     "test_a_checkpointable_function_starts_again_after_scontrol_requeue": "generic",
@@ -173,11 +162,6 @@ def test_submit_and_result(program) -> None:
 
 def test_map_array_and_batch(program) -> None:
     assert program("arrays") == ["[[11, 12, 13, 14], [22, 23, 24, 25], [30, 31, 32, 33], [40, 41, 42, 43]]|True"]
-
-
-def test_a_list_that_mixes_a_script_and_a_function(program, host_project: Project, cluster: Cluster) -> None:
-    cluster.write(f"{host_project.folder}/mixed.py", "import sys\nprint('sees', sys.argv[1], flush=True)\n")
-    assert program("mixed") == ["2|True", "completed|0|[3, 4, 5, 6]", "COMPLETED|COMPLETED|2"]
 
 
 def test_an_exception_on_one_rank_ends_the_job(program) -> None:
