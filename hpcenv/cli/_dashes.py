@@ -1,4 +1,4 @@
-"""A command that keeps the arguments after `--` apart from its own optional arguments."""
+"""Commands that know which arguments stand behind `--`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ import click
 _KEY = "hpcenv.after-dashes"
 
 
+class KnowsDashes(click.Command):
+    """Remembers the arguments after `--`: click alone does not tell them from those before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _remember(ctx, args)
+        return super().parse_args(ctx, args)
+
+
 class WithDashes(click.Command):
     """Keeps the arguments after `--` apart: click alone would use them for the command's optional arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            index = args.index("--")
-            ctx.meta[_KEY] = tuple(args[index + 1 :])
-            args = args[:index]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _remember(ctx, args))
+
+
+def _remember(ctx: click.Context, args: list[str]) -> list[str]:
+    """Remember the arguments after `--`, and return those before it."""
+    if "--" not in args:
+        return args
+    index = args.index("--")
+    ctx.meta[_KEY] = tuple(args[index + 1 :])
+    return args[:index]
 
 
 def after_dashes() -> tuple[str, ...] | None:

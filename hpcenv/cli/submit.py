@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _estimate, _export, _follow, _render, _sweep
+from hpcenv.cli._dashes import KnowsDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import Command, Interrupted
@@ -23,7 +23,11 @@ from hpcenv.submission.request import from_command_line
 from hpcenv.submission.submit import SubmitResult, submit
 
 
-@click.command("submit", cls=GroupedCommand, context_settings={"ignore_unknown_options": False})
+class _Command(KnowsDashes, GroupedCommand):
+    """A command with the options of a submission, which knows what stands behind `--`."""
+
+
+@click.command("submit", cls=_Command, context_settings={"ignore_unknown_options": False})
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @submit_options
@@ -54,7 +58,7 @@ def command(
         hpcenv submit -m package.train --nodes 2 --gpus 8 -- --lr 3e-4
     """  # noqa: D301  (click's mark for "do not wrap")
     waiting = wait_of(wait, timeout)
-    stray = _before_dashes(params["args"], sys.argv[1:])
+    stray = _before_dashes(params["args"])
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
     workspace = _render.open_project(script=params["script"])
     # A dry run and --test-only start and queue nothing.
@@ -76,15 +80,10 @@ def command(
     return carry_out(plan, context, by_name=by_name, review=review, wait=waiting, as_json=as_json)
 
 
-def _before_dashes(arguments: Sequence[str], typed: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on arguments of the script that were typed before `--`: `--mem 10 G` leaves `G` there.
-
-    Args:
-        arguments: those of the script, without `--`.
-        typed: the command line without `hpcenv`.
-    """
-    behind = len(typed) - typed.index("--") - 1 if "--" in typed else 0
-    before = arguments[: len(arguments) - behind]
+def _before_dashes(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on arguments of the script that were typed before `--`: `--mem 10 G` leaves `G` there."""
+    # The script itself may stand behind `--`, too.
+    before = arguments[: max(0, len(arguments) - len(after_dashes() or ()))]
     if not before:
         return ()
     goes = "is an argument" if len(before) == 1 else "are arguments"

@@ -189,6 +189,15 @@ def test_a_word_that_became_an_argument_is_named(
     assert (note in done.stderr) if note else ("of the script" not in done.stderr)
 
 
+def test_a_script_behind_the_dashes_has_no_argument_before_them(
+    hpcenv: Any, shared_project: Path, fake_slurm: Any
+) -> None:
+    words = ("submit", "--nproc", "1", "--name", "a", "--dry-run", "--", "train.py", "G", "H")
+    done = hpcenv(*words, cwd=shared_project, environ=fake_slurm.environ)
+    assert done.status == 0, done.stderr
+    assert "of the script" not in done.stderr
+
+
 def test_lock_says_what_to_type_next_if_it_wrote(hpcenv: Any, project: Path) -> None:
     said = "next: hpcenv submit SCRIPT --nodes N --gpus 0 --nproc R"
     assert said not in hpcenv("lock", "--no-wheels", cwd=project).stderr
