@@ -82,6 +82,11 @@ class RegistryName:
         """The host of the registry's API; Docker Hub's differs from its registry name."""
         return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
 
+    @property
+    def floats(self) -> bool:
+        """Whether it names another image every few weeks."""
+        return self.digest is None and self.tag in (None, "latest")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(RegistryName):
@@ -352,8 +357,15 @@ def _bad_reference(reference: str, why: str, hint: str | None = None) -> NoRetur
     raise SpecError(f"`{reference[:300]}` is not an image reference", why=why, hint=hint or f"the form is {form}")
 
 
-def refuse_floating(reference: RegistryName) -> NoReturn:
-    """Raise the error for a reference that names another image every few weeks.
+def refuse_floating(
+    reference: RegistryName,
+    *,
+    hint: str = "use the tag of a version or a digest, or accept it once with --allow-floating",
+) -> NoReturn:
+    """Raise the error for a reference that floats.
+
+    Args:
+        hint: what to do about it.
 
     Raises:
         SpecError: always.
@@ -362,7 +374,7 @@ def refuse_floating(reference: RegistryName) -> NoReturn:
     raise SpecError(
         f"`{reference}` {has}, which names another image every few weeks",
         why="a floating reference does not lead to the same image later",
-        hint="use the tag of a version or a digest, or accept it once with --allow-floating",
+        hint=hint,
     )
 
 

@@ -46,7 +46,7 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
         SpecError: the reference floats.
         ImageUnavailable: it does not exist, is no SIF, or the registry cannot be reached.
     """
-    if wanted.digest is None and wanted.tag in (None, "latest") and not allow_floating:
+    if wanted.floats and not allow_floating:
         refuse_floating(wanted)
     on_event(Event(phase="resolve", what=str(wanted)))
     with contextlib.closing(source.open_client(wanted, access, on_event=on_event)) as client:

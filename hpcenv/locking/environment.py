@@ -31,9 +31,22 @@ def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Enviro
     else:
         python, origin = sys.executable, "the Python that runs hpcenv"
     python = os.path.abspath(python)
-    if not os.path.isfile(python) or not os.access(python, os.X_OK):
-        raise SpecError(f"`{python}` is not an executable Python", why=f"it comes from {origin}")
+    require_python(python, why=f"it comes from {origin}")
     return Environment(kind="host", python=python)
+
+
+def require_python(python: str | Path, *, why: str) -> None:
+    """Refuse a path that can be no interpreter; nothing is started.
+
+    Args:
+        why: what names the path.
+
+    Raises:
+        SpecError: it is no file, or may not be executed.
+    """
+    if not os.path.isfile(python) or not os.access(python, os.X_OK):
+        inside = " (the program in the environment: ENVIRONMENT/bin/python)" if os.path.isdir(python) else ""
+        raise SpecError(f"`{python}` is not an executable Python{inside}", why=why)
 
 
 def bind_sources(workspace: Workspace) -> dict[str, str]:

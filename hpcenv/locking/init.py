@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, SpecError, UsageError, WouldOverwrite
-from hpcenv.image.reference import DefinitionFile, ImageSource, LocalImage, RegistryName, SifFile, parse_source
+from hpcenv.image.reference import (
+    DefinitionFile,
+    ImageSource,
+    LocalImage,
+    RegistryName,
+    SifFile,
+    parse_source,
+    refuse_floating,
+)
+from hpcenv.locking.environment import require_python
 from hpcenv.project import acceptance, document, toml_files
 from hpcenv.project.spec import TEMPLATE, Project
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
@@ -57,7 +66,7 @@ def init(
             raise UsageError(f"{word!r} cannot be written into {SPEC_NAME}")
     _require_lockable(parse_source(image), folder)
     if python is not None and image == "host":
-        _require_program(python, folder)
+        require_python(folder / Path(python).expanduser(), why="--python names it")
     for host in plain_http:
         if "/" in host:
             raise UsageError(f"`{host}` is no host of a registry", hint="--plain-http HOST:PORT, without http://")
@@ -101,22 +110,11 @@ def _require_new(path: Path, environ: Mapping[str, str]) -> None:
 
 def _require_lockable(source: ImageSource, folder: Path) -> None:
     """Refuse an image that `hpcenv lock` cannot find, or will not take without another word of the user."""
-    if isinstance(source, RegistryName) and source.digest is None and source.tag in (None, "latest"):
-        has = "has no tag" if source.tag is None else "has the tag `latest`"
-        raise SpecError(
-            f"`{source}` {has}, which names another image every few weeks",
-            hint="use the tag of a version, or a digest",
-        )
+    if isinstance(source, RegistryName) and source.floats:
+        refuse_floating(source, hint="use the tag of a version, or a digest")
     if isinstance(source, (LocalImage, SifFile, DefinitionFile)):
         place = folder / Path(source.path).expanduser()
         if not os.path.exists(place):
             raise SpecError(
                 f"there is no `{place}`", why=f"`{source}` names it", hint="make it before, or correct the path"
             )
-
-
-def _require_program(python: str, folder: Path) -> None:
-    place = folder / Path(python).expanduser()
-    if not os.path.isfile(place) or not os.access(place, os.X_OK):
-        inside = " (the program in the environment: ENVIRONMENT/bin/python)" if place.is_dir() else ""
-        raise SpecError(f"`{place}` is not an executable Python{inside}", why="--python names it")

@@ -67,7 +67,7 @@ def resolve(
     """
     from hpcenv.image.registry.client import Client  # loads requests
 
-    if reference.digest is None and reference.tag in (None, "latest") and not allow_floating:
+    if reference.floats and not allow_floating:
         refuse_floating(reference)
     check_ca(ca_file)
 
