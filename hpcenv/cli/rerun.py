@@ -32,11 +32,11 @@ from hpcenv.submission.rerun import OptionChange
 from hpcenv.submission.sweep_job import plan_sweep, read_sweep, rerun_failed
 
 
-class _Command(WithDashes, GroupedCommand):
+class _RerunCommand(WithDashes, GroupedCommand):
     """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
 
 
-@click.command("rerun", cls=_Command)
+@click.command("rerun", cls=_RerunCommand)
 @click.argument("run", required=False, shell_complete=run_names)
 @submit_options
 @click.option("--without", multiple=True, metavar="OPTION", help="Leave out an option that the run was submitted with.")

@@ -23,11 +23,11 @@ from hpcenv.submission.request import from_command_line
 from hpcenv.submission.submit import SubmitResult, submit
 
 
-class _Command(KnowsDashes, GroupedCommand):
+class _SubmitCommand(KnowsDashes, GroupedCommand):
     """A command with the options of a submission, which knows what stands behind `--`."""
 
 
-@click.command("submit", cls=_Command, context_settings={"ignore_unknown_options": False})
+@click.command("submit", cls=_SubmitCommand, context_settings={"ignore_unknown_options": False})
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @submit_options

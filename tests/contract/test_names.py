@@ -1,4 +1,4 @@
-"""One name of a class or of a type alias means one thing in the whole package."""
+"""One name of a class or of a type alias means one thing in the whole package, a private one too."""
 
 import ast
 from collections import defaultdict
@@ -9,11 +9,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _types(path: Path) -> Iterator[str]:
-    """Yield the classes and type aliases that a module defines for others."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            yield from () if node.name[0] == "_" else (node.name,)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Subscript, ast.BinOp)):
+    """Yield the classes that a module defines anywhere, and the type aliases that it has for others."""
+    tree = ast.parse(path.read_text())
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Subscript, ast.BinOp)):
             names = [one.id for one in node.targets if isinstance(one, ast.Name)]
             yield from (name for name in names if name[0].isupper() and not name.isupper())
 

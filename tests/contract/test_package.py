@@ -41,15 +41,6 @@ def test_type_checkers_see_the_same_names() -> None:
     assert shown == hpcenv._WHERE
 
 
-def test_one_class_name_means_one_thing() -> None:
-    places: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "hpcenv").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
-
-
 IMAGE_MODULES = {"list": "listing"}
 
 
