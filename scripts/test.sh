@@ -68,13 +68,13 @@ while read -r one; do
 done < <(grep -v '^#' tests/packages/debian.txt)
 [ "$(id -u)" -eq 0 ] || [ $cluster -eq 0 ] || { cluster=0 && not_run+=("tests/cluster: the testbed needs root"); }
 
-environment() { # FOLDER LOCK [PACKAGE]: what a build needs is locked too; pip 26 has a new variable for that
+environment() { # FOLDER LOCK [PACKAGE]: by the locked pip, for older ones cannot lock a build; others need PACKAGE first
   [ -x "$1/bin/python" ] || "$python" -m venv "$1" || return
-  PIP_CONSTRAINT=$2 PIP_BUILD_CONSTRAINT=$2 "$1/bin/python" -m pip install -qq --require-hashes -r "$2" || return
-  [ $# -eq 2 ] || "$1/bin/python" -m pip install -qq "$3"
+  [ $# -eq 2 ] || "$venv/bin/pip" --python "$1/bin/python" install -qq "$3" || return
+  PIP_BUILD_CONSTRAINT=$2 "$venv/bin/pip" --python "$1/bin/python" install -qq --require-hashes -r "$2"
 }
 install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
-  environment "$venv/hub" "$1/hub.txt" && environment "$venv" "$1/$lock" torch==2.13.0 || return
+  environment "$venv" "$1/$lock" torch==2.13.0 && environment "$venv/hub" "$1/hub.txt" || return
   [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0 || return
   pip install -qq --no-deps --no-build-isolation -e .
 }
