@@ -1,0 +1,341 @@
+"""The new run of a reproduction: what is submitted, where its image comes from, and what came out.
+
+Runs on: LOGIN NODE. `plan_new_run` decides, `get_image` and `submit_new_run` act, `judge_new_run` compares. Only the
+copy of the code is written before the user accepts what the project asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import Command, ImageUnavailable, JobFailed, LockfileInvalid, NotComparable, UsageError
+from hpcenv.locking.image_source import locked_sif
+from hpcenv.locking.project_image import build
+from hpcenv.progress import OnEvent
+from hpcenv.project import acceptance, stale
+from hpcenv.project.acceptance import Asked
+from hpcenv.project.context import Context
+from hpcenv.project.lockfile import ContainerTable, Lockfile
+from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.attainable import expect, expect_after
+from hpcenv.reproduction.bundle import image as bundle_image
+from hpcenv.reproduction.bundle.archive import counted
+from hpcenv.reproduction.code_copy import copy_code, folder_of_submission
+from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.cost import Cost, estimate
+from hpcenv.reproduction.measured import OF_RANKS
+from hpcenv.reproduction.proofs import StatementProof
+from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.reproduction.reproduction import Reproduction, Target, verdict_of, why_rejected
+from hpcenv.reproduction.rungs import STEPS, Rung, RungPlan, plan_rung
+from hpcenv.reproduction.same_code import code_differences
+from hpcenv.runs.status import RunStatus
+from hpcenv.runs.wait import exit_status_of
+from hpcenv.submission import request, rerun
+from hpcenv.submission.plan import PlannedSource
+from hpcenv.submission.plan_job import plan_code, plan_job
+from hpcenv.submission.request import CopiedCode
+from hpcenv.submission.submit import SubmitResult, submit
+
+# Opens the project around a folder, with the store that applies.
+OpenProject = Callable[[Path], Workspace]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproductionWish:
+    """How the user wants a run to be repeated.
+
+    Attributes:
+        steps: how many optimizer steps rungs 1 and 2 repeat.
+        options: those of `submit` that the user gave, by name.
+        args: for the script; None keeps those of the run.
+        copy_to: a new folder for the run's own copy of its code; None uses the project here, if there is one.
+        allow_changed: go on if the code here is not that of the run.
+    """
+
+    rung: Rung
+    steps: int = STEPS
+    options: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[str, ...] | None = None
+    copy_to: str | None = None
+    allow_changed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """What will be submitted, from which project.
+
+    Attributes:
+        of, record, manifest: the run that is repeated.
+        folder: where it is submitted, in the project.
+        has_image, bundled: whether the image is here; else its file in the bundle, None if there is none.
+        other_lockfile: path of a lockfile that is not that of the run; empty if it is.
+        other_args: the script gets other arguments than in the run.
+        recorded: what the record of the run asks of this machine.
+        notes: options that were left out, code that differs, and the like.
+    """
+
+    of: RunFolder
+    record: RunRecord
+    manifest: Manifest
+    wish: ReproductionWish
+    workspace: Workspace
+    folder: Path
+    plan: RungPlan
+    locked: Lockfile
+    has_image: bool
+    bundled: Path | None
+    other_lockfile: str
+    other_args: bool
+    cost: Cost
+    recorded: tuple[Asked, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def image(self) -> str:
+        """Where the image will come from, in words."""
+        if self.has_image:
+            return "here"
+        return "in the bundle" if self.bundled is not None else "not here: it is fetched by its digest"
+
+    def page(self, target: Target, proofs: tuple[StatementProof, ...], environ: Mapping[str, str]) -> Reproduction:
+        """Return the page before anything is submitted."""
+        asked = (*acceptance.asked_by(self.workspace), *self.recorded)
+        return Reproduction(
+            target=target.name,
+            rung=self.wish.rung,
+            verdict="planned",
+            headline="nothing is submitted yet",
+            proofs=proofs,
+            cost=self.cost,
+            asks=acceptance.review(asked, self.workspace.root, environ),
+            notes=self.notes,
+            expected=expect(
+                self.record,
+                world_size=self.plan.world_size,
+                accumulated=self.plan.factor > 1,
+                args=self.wish.args,
+                lockfile=self.other_lockfile,
+            ),
+            image=self.image,
+        )
+
+
+def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_project: OpenProject) -> NewRun:
+    """Decide everything about the new run; the only thing that is written is a copy of the code.
+
+    Raises:
+        UsageError: the target is a lockfile, or the code here is not that of the run.
+        HpcenvError: the project or its lockfile cannot be read, or the code cannot be copied.
+    """
+    if target.run is None or target.manifest is None or target.record is None:
+        raise UsageError(
+            f"`{target.name}` is a lockfile, which names an environment and no command",
+            why=f"rung {wish.rung} repeats a run",
+            hint="name the run folder of the authors; --rung 0 proves the lockfile",
+        )
+    project = _find_project(target.run, target.manifest, wish.copy_to, context.cwd, open_project)
+    old = rerun.read_options(target.run.path, target.record.command)
+    notes = (*project.notes, *rerun.notes_on_gone(target.run.path))
+    given = request.parse_flags(wish.options)
+    plan = plan_rung(
+        old,
+        given,
+        wish.rung,
+        shape=(target.record.shape.nodes, target.record.shape.nproc_per_node),
+        args=target.manifest.args if wish.args is None else wish.args,
+        one_node=project.workspace.project.reproduce.one_node,
+        steps=_steps(target.record, wish.steps),
+    )
+    own_lock = "lock" not in given
+    workspace = project.workspace.for_lock(old.lock if own_lock else plan.options.lock)
+    lockfile = target.lockfile if own_lock else workspace.lockfile_path(plan.options.lock)
+    locked = read_lockfile(lockfile)
+    name = plan.options.name or f"{target.name.replace('/', '-')[:60]}-rung-{wish.rung}"
+    options = replace(plan.options, name=rerun.free_name(name, workspace.runs), copied=project.copied)
+    if own_lock:
+        options = rerun.with_own_lockfile(options, target.run)
+    else:
+        notes = (*notes, f"the environment is that of {lockfile}, not that of the run")
+    if plan.left_out:
+        notes = (*notes, f"options for the authors' cluster are left out: {', '.join(plan.left_out)}")
+    has_image = locked.container is None or locked_sif(workspace, locked.container).is_file()
+    bundled = None if has_image or not own_lock else bundle_image.find_bundled(target.run.path)
+    cost = estimate(
+        target.record,
+        locked,
+        nodes=options.nodes or 1,
+        steps=plan.steps,
+        has_image=has_image or bundled is not None,
+        slower=plan.factor,
+    )
+    code, script_sha256 = plan_code(workspace, options, replace(context, cwd=project.folder))
+    changed = _require_same_code(
+        target.run,
+        target.manifest,
+        code.source,
+        script_sha256,
+        allow=wish.allow_changed,
+        is_copy=project.copied is not None,
+    )
+    return NewRun(
+        of=target.run,
+        record=target.record,
+        manifest=target.manifest,
+        wish=wish,
+        workspace=workspace,
+        folder=project.folder,
+        plan=replace(plan, options=options),
+        locked=locked,
+        has_image=has_image,
+        bundled=bundled,
+        cost=cost,
+        other_lockfile="" if own_lock else str(lockfile),
+        other_args=wish.args not in (None, target.manifest.args),
+        recorded=tuple(rerun.asked_by_record(options, given)),
+        notes=(*notes, *changed),
+    )
+
+
+def _steps(record: RunRecord, wanted: int) -> int:
+    """Return how many steps to repeat: not more than the run had."""
+    done = max((one.last_step for one in record.metrics if one.source in OF_RANKS), default=0)
+    return min(wanted, done) if done else wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Project:
+    """The project that the new run uses, the folder in it from which it is submitted, and the run's own copy."""
+
+    workspace: Workspace
+    folder: Path
+    copied: CopiedCode | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _find_project(
+    run: RunFolder, manifest: Manifest, copy_to: str | None, here: Path, open_project: OpenProject
+) -> _Project:
+    """Return the project around the current folder; without one, or where it is asked for, the run's own copy."""
+    in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
+    if in_project and copy_to is None:
+        return _Project(workspace=open_project(here), folder=here)
+    target = Path(os.path.abspath(here / (copy_to or f"{run.path.name}-code")))
+    copy = copy_code(run, manifest, target)
+    folder = folder_of_submission(manifest, target)
+    notes = (f"the code is the run's own copy, in {target}", *copy.left_out)
+    return _Project(workspace=open_project(folder), folder=folder, copied=copy.code, notes=notes)
+
+
+def _require_same_code(
+    run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str, *, allow: bool, is_copy: bool
+) -> tuple[str, ...]:
+    """Return how the code differs from that of the run, in words.
+
+    Args:
+        is_copy: the code is the run's own copy already.
+
+    Raises:
+        UsageError: it differs, and that is not allowed.
+    """
+    found = code_differences(run, before, now, script_sha256)
+    if found and not allow:
+        commit = "" if before.source is None else before.source.commit
+        own = "" if is_copy else "check out that commit, or use the run's own copy: --copy DIR, or "
+        raise UsageError(
+            f"this is not the code of {before.run}",
+            why="\n".join((*found, *([f"the run had commit {commit}"] if commit else []))),
+            hint=f"{own}add --allow-changed",
+        )
+    return found
+
+
+def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tuple[NewRun, str]:
+    """Get the image from the bundle or by its digest; return the run that uses it, and how, in words.
+
+    Raises:
+        ImageUnavailable, LockfileInvalid: the image cannot be had.
+    """
+    container = new.locked.container
+    if container is None:
+        return new, 'the environment of this machine (`image = "host"`), compared with the lockfile by the gate'
+    if new.has_image:
+        return new, f"was here, {container.digest[:19]}..."
+    if new.bundled is not None:
+        step = counted(on_event, "verify", new.bundled.name, new.bundled.stat().st_size)
+        workspace = bundle_image.use_bundled(new.workspace, container, new.bundled, on_bytes=step)
+        return replace(new, workspace=workspace), f"from the bundle, sha256 {container.sif.sha256[:12]}..."
+    try:
+        return new, _fetch_image(new, container, environ, on_event)
+    except ImageUnavailable as error:
+        before = (*error.hint_parts, "\nor ") if error.hint_parts else ()
+        bundle = Command("hpcenv", "bundle", "make", "RUN", "--with-sif", "FILE")
+        raise error.changed(hint=(*before, "ask the authors for a bundle with the image: ", bundle)) from error
+
+
+def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, str], on_event: OnEvent) -> str:
+    """Fetch the image by its digest; return how, in words."""
+    if new.locked.asked != stale.asked_by(new.workspace.project):
+        raise LockfileInvalid(
+            f"`{new.workspace.spec}` names another image than the lockfile of the run",
+            why=f"{new.workspace.project.image} in place of {new.locked.asked.image}",
+            hint="--copy DIR uses the run's own copy of its project",
+        )
+    build(new.workspace, before=new.locked, environ=environ, on_event=on_event)
+    return f"fetched by its digest, {container.digest[:19]}..."
+
+
+def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
+    """Submit it, if the code is still what it was: to get the image may have taken long.
+
+    Raises:
+        UsageError: the code has changed.
+        HpcenvError: the job cannot be planned, or Slurm refuses it.
+    """
+    context = replace(context, cwd=new.folder, command=request.command_of(new.plan.options))
+    plan = plan_job(new.workspace, new.plan.options, context)
+    _require_same_code(
+        new.of,
+        new.manifest,
+        plan.source,
+        plan.manifest.script_sha256,
+        allow=new.wish.allow_changed,
+        is_copy=new.plan.options.copied is not None,
+    )
+    return submit(plan, context)
+
+
+def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status: RunStatus, cwd: Path) -> Reproduction:
+    """Compare the new run, which has ended, with the one that it repeats.
+
+    Args:
+        page: what is known before.
+        cwd: folder of the user, for paths in the page.
+
+    Raises:
+        JobFailed: the new run did not complete.
+    """
+    folder = result.run_folder
+    if exit_status_of(status) != 0:
+        raise JobFailed(
+            f"{result.run} did not complete: {status.state}",
+            why="\n".join((status.detail or f"its exit status is {exit_status_of(status)}", *why_rejected(folder))),
+            hint=Command("hpcenv", "report", str(folder)),
+        )
+    notes = (*page.notes, *result.notes)
+    page = replace(page, run=result.run, run_folder=folder, outcome=status.state, notes=notes)
+    try:
+        compared = compare(cwd, str(new.of.path), str(folder), steps=Steps(last=new.plan.steps))
+    except NotComparable as error:
+        headline = f"not comparable: {error.what}"
+        return replace(page, verdict="not-comparable", headline=headline, notes=(*notes, error.why or ""))
+    accumulated = new.plan.factor > 1 and not new.other_args
+    expected = expect_after(new.record, read_record(folder), compared.causes, accumulated=accumulated)
+    verdict, headline = verdict_of(compared, expected, page.rung)
+    return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)
