@@ -11,7 +11,6 @@ A program that was written for submitit changes one word: `submitit.AutoExecutor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +64,7 @@ class Executor(ScriptExecutor):
             raise UsageError(
                 "`python` is not a parameter of hpcenv.Executor", why="functions run in the Python of the lockfile"
             )
-        super().__init__(
-            folder, environ=os.environ, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb
-        )
+        super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
         self.project = project
         self.accept = accept
         self.update_parameters(**parameters)

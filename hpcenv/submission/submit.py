@@ -284,10 +284,11 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
     if after is None:
         use_image(plan)
     if plan.manifest.cluster == "slurm":
-        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
+        from hpcenv.submission.submitit_executor import queue_script  # loads submitit
 
-        queued = ScriptExecutor(run.path, environ=context.environ).queue(
+        queued = queue_script(
             run.script,
+            environ=context.environ,
             # The step `begin` finds out whether the job before has left something to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )

@@ -1,7 +1,7 @@
 """A submitit executor that hands over the batch scripts of hpcenv.
 
-Runs on: LOGIN NODE. `hpcenv submit` and `hpcenv.Executor` go through `ScriptExecutor`. It differs from
-its parent class, `submitit.SlurmExecutor`, in two points:
+Runs on: LOGIN NODE. `hpcenv submit` goes through `queue_script`, and `hpcenv.Executor` is a `ScriptExecutor`, which
+differs from its parent class, `submitit.SlurmExecutor`, in two points:
 
 - The batch script is the file in the run folder, byte for byte, with the check before the training.
 - sbatch is called as hpcenv calls every program. submitit 1.5.4 has no time limit for sbatch, takes the
@@ -51,7 +51,6 @@ class ScriptExecutor(submitit.SlurmExecutor):
 
     Args:
         folder: where submitit keeps its files.
-        environ: the user's environment; variables of Slurm and of outer launchers are left out of the job.
         max_num_timeout, max_pickle_size_gb, python: see `submitit.SlurmExecutor`.
     """
 
@@ -59,36 +58,13 @@ class ScriptExecutor(submitit.SlurmExecutor):
         self,
         folder: str | Path,
         *,
-        environ: Mapping[str, str],
         max_num_timeout: int = 3,
         max_pickle_size_gb: float = 1.0,
         python: str | None = None,
     ) -> None:
-        # The constructor of SlurmExecutor refuses a machine without srun; `queue` looks for it when it is needed.
+        # The constructor of SlurmExecutor refuses a machine without srun; `queue_script` looks for it.
         PicklingExecutor.__init__(self, folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
         self.python = shlex.quote(sys.executable) if python is None else python
-        self.environ = environ
-
-    def queue(self, script: Path, *, options: Sequence[str] = ()) -> QueuedJob:
-        """Submit a batch script.
-
-        Args:
-            script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
-            options: for sbatch; they win over the lines of the script.
-
-        Raises:
-            ToolMissing: sbatch or srun is not on PATH.
-            SubmitRejected: sbatch refused the job; nothing is queued.
-            SubmitUncertain: sbatch did not answer, or, as `NoJobId`, its answer holds no job id.
-        """
-        path = self.environ.get("PATH")
-        sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)
-        process.find_tool("srun", needed_for="start the steps of a job", path=path)
-        argv = [sbatch, *options, *self._make_submission_command(script)[1:]]
-        done = _call_sbatch(argv, self.environ)
-        return QueuedJob(
-            job_id=self._get_job_id_from_submission_command(done.stdout), warnings=tuple(_warnings(done.stderr))
-        )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
         raise UsageError(
@@ -107,6 +83,29 @@ class ScriptExecutor(submitit.SlurmExecutor):
                 "sbatch answered without a job id", why=f"expected `Submitted batch job N`, got {stdout[:500]!r}"
             )
         return line[1]
+
+
+def queue_script(script: Path, *, environ: Mapping[str, str], options: Sequence[str] = ()) -> QueuedJob:
+    """Submit a batch script of a run folder.
+
+    Args:
+        script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
+        environ: the user's environment; variables of Slurm and of outer launchers are left out of the job.
+        options: for sbatch; they win over the lines of the script.
+
+    Raises:
+        ToolMissing: sbatch or srun is not on PATH.
+        SubmitRejected: sbatch refused the job; nothing is queued.
+        SubmitUncertain: sbatch did not answer, or, as `NoJobId`, its answer holds no job id.
+    """
+    path = environ.get("PATH")
+    sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)
+    process.find_tool("srun", needed_for="start the steps of a job", path=path)
+    executor = ScriptExecutor(script.parent)
+    command = executor._make_submission_command(script)  # noqa: SLF001
+    done = _call_sbatch([sbatch, *options, *command[1:]], environ)
+    job_id = executor._get_job_id_from_submission_command(done.stdout)  # noqa: SLF001
+    return QueuedJob(job_id=job_id, warnings=tuple(_warnings(done.stderr)))
 
 
 def _call_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> process.Completed:

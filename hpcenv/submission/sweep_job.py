@@ -224,9 +224,9 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         _keep_secrets(sweep, own)
         submit_step.wait_for_disk(run, *(run.path / element.folder for element in sweep.record.elements))
         submit_step.use_image(sweep.plan)
-        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
+        from hpcenv.submission.submitit_executor import queue_script  # loads submitit
 
-        submitted = ScriptExecutor(run.path, environ=context.environ).queue(run.script)
+        submitted = queue_script(run.script, environ=context.environ)
         job_ids.append(submitted.job_id)
         _record(sweep.record, run, submitted.job_id, sweep.plan.command)
     except BaseException as error:
@@ -462,9 +462,9 @@ def rerun_failed(folder: Path, context: Context) -> SweepResult:
     values = kept_secrets.renew([load_record(Manifest, RunFolder(path).manifest) for path in folders], context)
     environ = kept_secrets.without(context, values).environ
     try:
-        from hpcenv.submission.submitit_executor import ScriptExecutor  # loads submitit
+        from hpcenv.submission.submitit_executor import queue_script  # loads submitit
 
-        submitted = ScriptExecutor(folder, environ=environ).queue(run.script, options=(f"--array={spec}",))
+        submitted = queue_script(run.script, environ=environ, options=(f"--array={spec}",))
     except (SubmitUncertain, KeyboardInterrupt) as error:
         reported = _take_back(record, known, context, error)
         if reported is error:

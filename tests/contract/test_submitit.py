@@ -78,8 +78,8 @@ def test_the_constructor_sets_what_the_parent_class_sets(tmp_path: Path) -> None
     names = list(inspect.signature(submitit.SlurmExecutor.__init__).parameters)
     assert names == ["self", "folder", "max_num_timeout", "max_pickle_size_gb", "python"]
     assert inspect.getsource(submitit.SlurmExecutor.__init__).count("self.") == 2, "self.python and self.affinity"
-    executor = ScriptExecutor(tmp_path, environ={})
-    assert vars(executor).keys() - {"environ"} == {
+    executor = ScriptExecutor(tmp_path)
+    assert vars(executor).keys() == {
         *("folder", "parameters", "_delayed_batch", "_allow_implicit_submissions"),
         *("max_num_timeout", "max_pickle_size_gb", "_throttling", "_last_job_submitted", "python"),
     }

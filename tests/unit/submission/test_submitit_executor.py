@@ -10,7 +10,7 @@ import pytest
 from submitit.core import utils
 
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolMissing
-from hpcenv.submission.submitit_executor import QueuedJob, ScriptExecutor
+from hpcenv.submission.submitit_executor import QueuedJob, queue_script
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def submit(run_folder: Path, environ: dict[str, str]) -> QueuedJob:
-    return ScriptExecutor(run_folder, environ=environ).queue(run_folder / "job.sbatch")
+    return queue_script(run_folder / "job.sbatch", environ=environ)
 
 
 def test_sbatch_reads_the_very_file_in_the_run_folder(fake_slurm: Any, run_folder: Path) -> None:
@@ -34,8 +34,7 @@ def test_sbatch_reads_the_very_file_in_the_run_folder(fake_slurm: Any, run_folde
 
 
 def test_options_stand_before_the_script_and_nothing_else_is_written(fake_slurm: Any, run_folder: Path) -> None:
-    executor = ScriptExecutor(run_folder, environ=fake_slurm.environ)
-    executor.queue(run_folder / "job.sbatch", options=("--dependency=afterany:7",))
+    queue_script(run_folder / "job.sbatch", environ=fake_slurm.environ, options=("--dependency=afterany:7",))
     (call,) = fake_slurm.calls("sbatch")
     assert call.argv == ("--dependency=afterany:7", str(run_folder / "job.sbatch"))
     assert [path.name for path in run_folder.iterdir()] == ["job.sbatch"]
