@@ -74,7 +74,7 @@ class NewRun:
     Attributes:
         of, record, manifest: the run that is repeated.
         folder: where it is submitted, in the project.
-        has_image, bundled: whether the image is here; else its file in the bundle, None if there is none.
+        has_image, bundled: whether the image is here, and its file in the bundle; None without one.
         other_lockfile: path of a lockfile that is not that of the run; empty if it is.
         other_args: the script gets other arguments than in the run.
         recorded: what the record of the run asks of this machine.
