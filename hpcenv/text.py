@@ -6,6 +6,7 @@ Runs on: ANY NODE. Standard library only.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 # Columns of a terminal that each page must fit into.
 WIDTH = 80
@@ -30,3 +31,14 @@ def wrap(text: str, *, indent: int = 2, width: int = WIDTH) -> str:
         width: columns.
     """
     return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number and its noun: `1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

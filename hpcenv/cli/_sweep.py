@@ -25,6 +25,7 @@ from hpcenv.submission.sweep_job import (
     submit_sweep,
     wait_for_sweep,
 )
+from hpcenv.text import plural
 
 # As many rows as a terminal shows; `--json` has all of them.
 _ROWS = 40
@@ -173,8 +174,7 @@ def _as_data(status: SweepStatus) -> dict[str, Any]:
 
 def show(status: SweepStatus) -> None:
     """Print the table of a sweep: failed elements first, at most as many rows as a terminal shows."""
-    runs = "1 run" if len(status.elements) == 1 else f"{len(status.elements)} runs"
-    _render.say(f"{status.run}: {runs}: {counts(status)}")
+    _render.say(f"{status.run}: {plural(len(status.elements), 'run')}: {counts(status)}")
     failed = {element.element for element in status.failed}
     rows = sorted(status.elements, key=lambda element: element.element not in failed)
     lines = [

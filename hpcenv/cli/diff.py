@@ -16,6 +16,7 @@ from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
 from hpcenv.project.fields import Profile
 from hpcenv.records.manifest import DETERMINISM_PROFILES
+from hpcenv.text import plural
 
 _TITLES = {
     "hardware": "other hardware",
@@ -65,9 +66,7 @@ def command(left: str, right: str, determinism: Profile | None, runs: str | None
         for change in group:
             _show(change)
         _render.say()
-    count = len(result.changes)
-    plural = "" if count == 1 else "s"
-    _render.say(f"{count} difference{plural}, {len(result.blocking)} that must match")
+    _render.say(f"{plural(len(result.changes), 'difference')}, {len(result.blocking)} that must match")
     _not_compared(result.not_compared)
     return status
 

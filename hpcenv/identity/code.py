@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcenv import text
 from hpcenv.errors import RecordInvalid
 from hpcenv.records import listing
 from hpcenv.records.files import load_record, save_record
@@ -150,8 +151,7 @@ def _in_words(word: str, paths: Iterator[str] | tuple[str, ...]) -> list[str]:
     found = [path.partition("/")[2] for path in paths]
     if not found:
         return []
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return [f"{word}: {', '.join(found[:_SHOWN])}{more}"]
+    return [f"{word}: {text.listed(found, _SHOWN)}"]
 
 
 # -- a copy of the copy -------------------------------------------------------------------

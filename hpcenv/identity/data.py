@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hpcenv.records.files import sha256_of
 from hpcenv.records.manifest import DataCompare
+from hpcenv.text import plural
 
 # Reading is waited for, not computed: a parallel file system answers several readers at once.
 _READERS = 8
@@ -33,7 +34,7 @@ class DataState:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.files} {'file' if self.files == 1 else 'files'}, {self.size} bytes, {self.digest}"
+        return f"{plural(self.files, 'file')}, {self.size} bytes, {self.digest}"
 
 
 @dataclass(frozen=True, kw_only=True)

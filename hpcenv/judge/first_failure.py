@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.records.outcome import NodeExit, RankExit
-from hpcenv.text import visible, wrap
+from hpcenv.text import listed, visible, wrap
 
 FailureKind = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
@@ -381,7 +381,7 @@ def no_facts(nodes: Sequence[str]) -> str:
 
 
 def _names(nodes: Sequence[str]) -> str:
-    shown = ", ".join(visible(node) for node in nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+    shown = listed([visible(node) for node in nodes], 8)
     return f"node {shown}" if len(nodes) == 1 else f"nodes {shown}"
 
 

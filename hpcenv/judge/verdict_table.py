@@ -16,7 +16,7 @@ from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Overlay
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
-from hpcenv.text import WIDTH, visible_ascii, wrap
+from hpcenv.text import WIDTH, plural, visible_ascii, wrap
 
 _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
@@ -114,20 +114,16 @@ def _headline(verdict: Verdict, lockfile: str) -> str:
     count, lockfile = len(verdict.nodes), visible_ascii(lockfile)
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     if verdict.result == "match" and 0 < len(verdict.launched) < count:
-        summary = f"match: {len(verdict.launched)} of {_plural(count, 'node')} train, as {lockfile} says"
+        summary = f"match: {len(verdict.launched)} of {plural(count, 'node')} train, as {lockfile} says"
     elif verdict.result == "match":
-        summary = f"match: {_plural(count, 'node')} as {lockfile} says"
+        summary = f"match: {plural(count, 'node')} as {lockfile} says"
     elif verdict.result == "mismatch" and blocking and all(f.owner for f in blocking):
-        summary = f"MISMATCH: checks failed on {len(bad)} of {_plural(count, 'node')}"
+        summary = f"MISMATCH: checks failed on {len(bad)} of {plural(count, 'node')}"
     elif verdict.result == "mismatch":
-        summary = f"MISMATCH: {len(bad)} of {_plural(count, 'node')} not as {lockfile} says"
+        summary = f"MISMATCH: {len(bad)} of {plural(count, 'node')} not as {lockfile} says"
     else:
-        summary = f"UNKNOWN: {len(bad)} of {_plural(count, 'node')} could not be read in full"
+        summary = f"UNKNOWN: {len(bad)} of {plural(count, 'node')} could not be read in full"
     return wrap(f"hpcenv verdict{attempt}: {summary}")
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _node_lines(verdict: Verdict) -> str:
@@ -148,7 +144,7 @@ def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
 
 
 def _node_words(node: NodeVerdict) -> str:
-    compared = f"{_plural(node.compared, 'field')} compared" if node.compared else "nothing compared"
+    compared = f"{plural(node.compared, 'field')} compared" if node.compared else "nothing compared"
     line = f"{_WORDS[node.result]:<8}  {compared}"
     return f"{line}; SIF: {visible_ascii(node.sif)}" if node.sif else line
 

@@ -17,6 +17,7 @@ from typing import Any
 from hpcenv.locking.pins.cross_check import PinDifference
 from hpcenv.locking.pins.pin import Pin
 from hpcenv.project.lockfile import CondaProof, CondaTable, Lockfile
+from hpcenv.text import listed
 
 _NAMED = 3
 
@@ -73,8 +74,7 @@ def _unproved(entry: Mapping[str, Any], dists: Sequence[Mapping[str, Any]], unre
     changed = list(entry.get("modified") or ())
     changed += [file["path"] for dist in dists for file in dist.get("modified") or ()]
     if changed:
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        return f"not as conda installed it: {', '.join(changed[:_NAMED])}{more}"
+        return f"not as conda installed it: {listed(changed, _NAMED)}"
     if any(_differs(dist) for dist in dists):
         return "files of its Python distribution were changed after it was installed"
     if entry.get("outside"):

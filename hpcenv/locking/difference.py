@@ -20,6 +20,7 @@ from hpcenv.records.manifest import Manifest, Severity, Value
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.verdict import Verdict
+from hpcenv.text import listed
 
 ABSENT = "absent"
 
@@ -261,8 +262,7 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
         missing.append("what the nodes found: there are no facts")
     unread = sorted({name for f in facts.values() for name in f.unknown})
     if unread:
-        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-        missing.append(f"what a node could not read: {', '.join(unread[:3])}{more}")
+        missing.append(f"what a node could not read: {listed(unread, 3)}")
     return tuple(missing)
 
 

@@ -74,6 +74,7 @@ from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
+from hpcenv.text import listed
 from hpcenv.version import VERSION
 
 ReportProgress = Callable[[str], None]
@@ -917,7 +918,7 @@ def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
         ),
     ):
         if names:
-            notes.append(f"packages without a digest ({what}): {_some(names)}")
+            notes.append(f"packages without a digest ({what}): {listed(names, _NAMED)}")
     return tuple(notes)
 
 
@@ -950,19 +951,15 @@ def _editable_notes(locked: Lockfile) -> Iterator[str]:
     by_files = [name for name, source in editable.items() if source.files_sha256]
     for names, what in ((by_commit, "their commit and what differs from it"), (by_files, "the files of their trees")):
         if names:
-            yield f"editable installs, compared by {what}: {_some(names)}"
+            yield f"editable installs, compared by {what}: {listed(names, _NAMED)}"
 
 
 def _conda_notes(locked: Lockfile) -> Iterator[str]:
     """Return which packages of conda are not proved to be the archive that their record names, by reason."""
     reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
     for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
-        yield f"packages of conda without a proof: {_some([name for name, why in reasons if why == reason])}: {reason}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+        names = listed([name for name, why in reasons if why == reason], _NAMED)
+        yield f"packages of conda without a proof: {names}: {reason}"
 
 
 _NAMED = 5

@@ -23,6 +23,7 @@ from hpcenv.project.lockfile import OverlayTable
 from hpcenv.project.spec import split_overlay
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentity
+from hpcenv.text import listed
 
 _KEY = "`overlay` in hpcenv.toml"
 # What makes packages an environment: its interpreter has to be started.
@@ -422,10 +423,5 @@ def _is_of_overlay(overlay: Overlay, package: Mapping[str, Any], prefix: str) ->
 def notes(found: Mapping[str, Origin]) -> Sequence[str]:
     """Return what to say of the packages of an overlay."""
     hidden = [f"{name} {origin.hides}" for name, origin in sorted(found.items()) if origin.hides]
-    lines = [f"packages from the overlay: {_some(sorted(found)) or 'none'}"]
-    return [*lines, f"the overlay hides packages of the image: {_some(hidden)}"] if hidden else lines
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    lines = [f"packages from the overlay: {listed(sorted(found), _NAMED) or 'none'}"]
+    return [*lines, f"the overlay hides packages of the image: {listed(hidden, _NAMED)}"] if hidden else lines

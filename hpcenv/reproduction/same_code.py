@@ -12,6 +12,7 @@ from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission.plan import PlannedSource
+from hpcenv.text import listed
 
 _NAMED = 5
 
@@ -46,8 +47,7 @@ def _differences(run: RunFolder, before: Manifest, now: PlannedSource | None, sc
     if digest_of(then.files) != source.digest:
         yield "the list of the run's files is not the one that its nodes compared"
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"these files differ from those of the run: {', '.join(names[:_NAMED])}{more}"
+        yield f"these files differ from those of the run: {listed(names, _NAMED)}"
 
 
 def _listing_of(run: RunFolder, shared: str) -> Listing:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcenv.records.determinism import RankDeterminism, read_run_determinism
 from hpcenv.records.manifest import DeterminismProfile, Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.text import visible
+from hpcenv.text import listed, visible
 
 _MOST_SHOWN = 4
 
@@ -115,9 +115,8 @@ def lines(report: DeterminismReport) -> Iterator[str]:
         yield f"            overridden: {what}, {_ranks(switch.ranks)}{place}"
     kernels = report.without_deterministic_kernel
     if kernels:
-        shown = ", ".join(f"{visible(name)} ({count} times)" for name, count in list(kernels.items())[:_MOST_SHOWN])
-        more = f" and {len(kernels) - _MOST_SHOWN} more" if len(kernels) > _MOST_SHOWN else ""
-        yield f"            without a deterministic kernel: {shown}{more}"
+        shown = listed([f"{visible(name)} ({count} times)" for name, count in kernels.items()], _MOST_SHOWN)
+        yield f"            without a deterministic kernel: {shown}"
     for text in report.problems[:_MOST_SHOWN]:
         yield f"            {visible(text)}"
     if report.stopped_after:
@@ -127,5 +126,4 @@ def lines(report: DeterminismReport) -> Iterator[str]:
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"ranks {listed([str(rank) for rank in ranks], 8)}"

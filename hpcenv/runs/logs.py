@@ -18,6 +18,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.runs.entries import Run
+from hpcenv.text import plural
 
 _PIECE = 1 << 20
 
@@ -132,7 +133,8 @@ class RankNodes:
         ranks = self._run.manifest.nodes * self._run.manifest.nproc_per_node
         for rank in selection.ranks:
             if rank >= ranks:
-                raise UsageError(f"there is no rank {rank}", why=f"the run has {_ranks(ranks)}; the first one is 0")
+                why = f"the run has {plural(ranks, 'rank')}; the first one is 0"
+                raise UsageError(f"there is no rank {rank}", why=why)
         self._require_ranks_apart(selection)
         if selection.node is None:
             return
@@ -169,10 +171,6 @@ class RankNodes:
         """Return the rank of a local rank; None while it is unknown."""
         self.of(0)
         return next((rank for rank, place in self._nodes.items() if place == (node, local_rank)), None)
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:

@@ -19,7 +19,7 @@ from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
-from hpcenv.text import visible
+from hpcenv.text import plural, visible
 
 # Characters of one line of the log. `hpcenv logs` prints lines in full.
 _MAX_LINE = 400
@@ -165,8 +165,7 @@ def _end_lines(report: RunReport) -> Iterator[str]:
 def _output_lines(outputs: Outputs) -> Iterator[str]:
     """Yield what the script made and changed in the run's copy of the project; paths begin in the run folder."""
     if outputs.count:
-        count = "1 file" if outputs.count == 1 else f"{outputs.count} files"
-        yield f"  made      {count}, {size.shown(outputs.size)}"
+        yield f"  made      {plural(outputs.count, 'file')}, {size.shown(outputs.size)}"
         yield from (f"            {visible(name)}" for name in outputs.names)
         if outputs.count > len(outputs.names):
             yield f"            and {outputs.count - len(outputs.names)} more"

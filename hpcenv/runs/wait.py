@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcenv.errors import Command, RunEndUnknown, WaitTimeout
 from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.status import RunStatus, read_statuses
+from hpcenv.text import listed
 
 # sacct may know the end of a job some seconds later than squeue forgets it.
 _LOOKS_AFTER_GONE = 5
@@ -64,11 +65,9 @@ def wait_for(
 
 
 def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
-    states = ", ".join(f"{status.run} is {status.state}" for status in statuses[:5])
-    more = f" and {len(statuses) - 5} more" if len(statuses) > 5 else ""
     return WaitTimeout(
         f"{len(statuses)} {'run has' if len(statuses) == 1 else 'runs have'} not ended in time",
-        why=states + more,
+        why=listed([f"{status.run} is {status.state}" for status in statuses], 5),
         hint=Command("hpcenv", "logs", "-f", f"{statuses[0].run}"),
     )
 

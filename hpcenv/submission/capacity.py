@@ -15,6 +15,7 @@ from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import SubmitRejected
 from hpcenv.hostlist import expand_hostlist
 from hpcenv.submission.plan import Request
+from hpcenv.text import listed, plural
 
 # How many partitions or nodes an error lists.
 _LISTED = 12
@@ -88,12 +89,13 @@ def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[
         SubmitRejected: the cluster has no partition of that name, or no default partition.
     """
     known = list(dict.fromkeys(offer.partition for offer in offered))
+    names = listed([f"`{name}`" for name in known], _LISTED)
     if request.partition is None:
         default = [offer.partition for offer in offered if offer.default][:1]
         if not default and request.reservation is None:
             raise SubmitRejected(
                 "no partition is named",
-                why=f"this cluster has no default partition; it has {_listed(known)}",
+                why=f"this cluster has no default partition; it has {names}",
                 hint=f"--partition {known[0]}, or `partition` under [submit] in hpcenv.toml",
             )
         return default
@@ -103,15 +105,10 @@ def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[
         near = difflib.get_close_matches(missing[0], known, n=1)
         raise SubmitRejected(
             f"there is no partition `{missing[0]}`",
-            why=f"it comes from {origins.get('partition', 'nowhere')}; the cluster has {_listed(known)}",
+            why=f"it comes from {origins.get('partition', 'nowhere')}; the cluster has {names}",
             hint=f"--partition {near[0]}" if near else "`sinfo --summarize` lists the partitions",
         )
     return requested
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(f"`{name}`" for name in names[:_LISTED]) + more
 
 
 def _node_names(option: str, value: str | None, origins: Mapping[str, str], offered: Sequence[Offer]) -> frozenset[str]:
@@ -246,10 +243,10 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCond
     found: list[_OfferCondition] = []
     gpus, kind = request.gpus_per_node, request.gpu_type
     if gpus and kind:
-        what = f"{gpus} GPU{'s' * (gpus > 1)} of type {kind}"
+        what = f"{plural(gpus, 'GPU')} of type {kind}"
         found.append((what, _first(origins, "gpus", "gpu_type"), lambda offer: offer.gpus.get(kind, 0) >= gpus))
     elif gpus:
-        what = f"{gpus} GPU{'s' * (gpus > 1)}"
+        what = plural(gpus, "GPU")
         found.append((what, _first(origins, "gpus"), lambda offer: sum(offer.gpus.values()) >= gpus))
     cpus = request.cpus_per_task
     if cpus is not None:

@@ -34,6 +34,7 @@ from hpcenv.records.manifest import (
 from hpcenv.submission import locked_container
 from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
+from hpcenv.text import plural
 
 
 def default_level(environment: Environment) -> FieldLevel:
@@ -167,10 +168,9 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
     """
     if not gpus or lock_model.gpu_support(locked) != "none":
         return
-    many = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     raise SubmitRejected(
         f"torch {locked.facts.get('torch.version')} cannot use GPUs: it was built without CUDA and without ROCm",
-        why=f"{many} on each node would stay idle; the number comes from {origin}",
+        why=f"{plural(gpus, 'GPU')} on each node would stay idle; the number comes from {origin}",
         hint=hint,
     )
 

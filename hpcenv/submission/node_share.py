@@ -17,6 +17,7 @@ from hpcenv.errors import UsageError
 from hpcenv.submission import capacity
 from hpcenv.submission.plan import Request
 from hpcenv.submission.slurm_answer import read_answer
+from hpcenv.text import plural
 
 _SCONTROL = "scontrol show node"
 # Memory that is not known comes first, and all memory of a node last.
@@ -90,7 +91,7 @@ def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:
     per_core = 1 if _one_thread_per_core(request) else per_core
     cpus = request.nproc_per_node * per_core
     origin = "one for each rank" if per_core == 1 else f"one core, {per_core} CPUs, for each rank"
-    return NodeShare(cpus=cpus, cpus_origin=origin, note=f"requested on each node: {_plural(cpus, 'CPU')} ({origin})")
+    return NodeShare(cpus=cpus, cpus_origin=origin, note=f"requested on each node: {plural(cpus, 'CPU')} ({origin})")
 
 
 def of_gpus(request: Request, found: ClusterResources | str) -> NodeShare:
@@ -106,7 +107,7 @@ def of_gpus(request: Request, found: ClusterResources | str) -> NodeShare:
         return NodeShare(note=f"{_LEFT_TO_SLURM}: {found}")
     fitting = _fitting(request, found)
     if not fitting:
-        what = f"{_plural(request.gpus_per_node, 'GPU')}{f' of type {request.gpu_type}' * bool(request.gpu_type)}"
+        what = f"{plural(request.gpus_per_node, 'GPU')}{f' of type {request.gpu_type}' * bool(request.gpu_type)}"
         return NodeShare(note=f"{_LEFT_TO_SLURM}: `{_SCONTROL}` shows no node of the partition with {what}")
     share = NodeShare()
     if wants_cpus:
@@ -161,7 +162,7 @@ def _cpus(request: Request, node: NodeResources, part: PartitionShares) -> tuple
     if _whole_nodes(request, part):
         return most, f"the job gets whole nodes, and {node.name} has {has}"
     if part.cpus_per_gpu is not None:
-        cpus, why = part.cpus_per_gpu * gpus, f"{_plural(gpus, 'GPU')} x DefCpuPerGPU={part.cpus_per_gpu}"
+        cpus, why = part.cpus_per_gpu * gpus, f"{plural(gpus, 'GPU')} x DefCpuPerGPU={part.cpus_per_gpu}"
         why = f"{why} of partition {part.name}"
     else:
         # A core is never given to two jobs.
@@ -187,7 +188,7 @@ def _memory(request: Request, cpus: int | None, node: NodeResources, part: Parti
         return None, f"`{_SCONTROL}` does not say how much memory {node.name} has"
     if part.memory_per_gpu is not None:
         memory = part.memory_per_gpu * gpus
-        why = f"{_plural(gpus, 'GPU')} x DefMemPerGPU={part.memory_per_gpu} of partition {part.name}"
+        why = f"{plural(gpus, 'GPU')} x DefMemPerGPU={part.memory_per_gpu} of partition {part.name}"
     else:
         memory, why = (
             node.memory * gpus // total,
@@ -218,7 +219,7 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
     asked: list[str] = []
     left: list[str] = []
     if wants_cpus:
-        words = "" if share.cpus is None else _plural(share.cpus, "CPU")
+        words = "" if share.cpus is None else plural(share.cpus, "CPU")
         (asked if words else left).append(f"{words or 'CPUs'} ({share.cpus_origin})")
     if wants_mem:
         words = {None: "", "0": "all memory"}.get(share.mem, f"{share.mem} of memory")
@@ -226,10 +227,6 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
     parts = [f"requested on each node, as scontrol shows it: {', '.join(asked)}"] if asked else []
     parts += [f"left to Slurm's default: {', '.join(left)}"] if left else []
     return "; ".join(parts)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # -- what is refused ----------------------------------------------------------------------
@@ -257,14 +254,14 @@ def refuse_shared_cores(
     instead = "" if allowed else "; if the ranks may share cores: --skip-check sys.affinity"
     if cpus < ranks and (launcher == "srun" or not allowed):
         raise UsageError(
-            f"{_plural(cpus, 'CPU')} on each node for {ranks} ranks",
+            f"{plural(cpus, 'CPU')} on each node for {ranks} ranks",
             why=f"{each if launcher == 'srun' else shared}; {origin}",
             hint=f"--cpus {ranks} or more, or fewer ranks: --nproc{'' if launcher == 'srun' else instead}",
         )
     per_core = min((offer.cpus_per_core or 1 for offer in capacity.meant(request, offers)), default=1)
     if not allowed and not _one_thread_per_core(request) and -(-cpus // per_core) < ranks:
         raise UsageError(
-            f"{_plural(cpus, 'CPU')} on each node are {_plural(-(-cpus // per_core), 'core')}, for {ranks} ranks",
+            f"{plural(cpus, 'CPU')} on each node are {plural(-(-cpus // per_core), 'core')}, for {ranks} ranks",
             why=f"a core of these nodes is {per_core} CPUs (hardware threads), and {shared}; {origin}",
             hint=f"--cpus {ranks * per_core} or more, or fewer ranks: --nproc{instead}",
         )

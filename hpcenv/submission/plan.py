@@ -25,6 +25,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.run_tasks import SECONDS_FOR_SLOWER_NODES
 from hpcenv.submission import batch_script
 from hpcenv.submission.hub_cache import HubCache
+from hpcenv.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +65,11 @@ class Request(WrittenOptions):
     def shape(self) -> str:
         """The shape in words: it shows that the number of GPUs is per node."""
         ranks = self.nodes * self.nproc_per_node
-        what = _plural(self.gpus_per_node, "GPU") if self.gpus_per_node else "no GPU"
-        text = f"{_plural(self.nodes, 'node')} x {what}"
+        what = plural(self.gpus_per_node, "GPU") if self.gpus_per_node else "no GPU"
+        text = f"{plural(self.nodes, 'node')} x {what}"
         if self.gpus_per_node != self.nproc_per_node:
-            text += f", {_plural(self.nproc_per_node, 'rank')} each"
-        return f"{text} = {_plural(ranks, 'rank')}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+            text += f", {plural(self.nproc_per_node, 'rank')} each"
+        return f"{text} = {plural(ranks, 'rank')}"
 
 
 @dataclass(frozen=True, kw_only=True)

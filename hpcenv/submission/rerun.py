@@ -31,6 +31,7 @@ from hpcenv.runs.entries import Run, is_element
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions, from_record, value_of
 from hpcenv.submission.sweep_job import ELEMENT
+from hpcenv.text import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +278,7 @@ def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedI
         return changed
     if not names:
         return None
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return replace(changed, what=f"{_COPIED} ({', '.join(names[:_NAMED])}{more})")
+    return replace(changed, what=f"{_COPIED} ({listed(names, _NAMED)})")
 
 
 _COPIED = "the digest of the copied files"

@@ -35,6 +35,7 @@ from hpcenv.submission import project_files
 from hpcenv.submission.plan import PlannedSource
 from hpcenv.submission.project_files import CopyContent, CopyRules, plain, shorten
 from hpcenv.submission.request import SubmitOptions
+from hpcenv.text import listed
 
 _SHOWN = 3
 LIVE: Literal["live"] = "live"
@@ -405,8 +406,7 @@ def _notes(found: Sequence[tuple[_CopiedFolder, CopyContent]], *, has_commit: bo
 
 
 def _some(paths: Sequence[str]) -> str:
-    named = ", ".join(plain(path) for path in paths[:_SHOWN])
-    return named if len(paths) <= _SHOWN else f"{named} and {len(paths) - _SHOWN} more"
+    return listed([plain(path) for path in paths], _SHOWN)
 
 
 # -- copying ------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from hpcenv.submission import submit as submit_step
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
+from hpcenv.text import plural
 
 ELEMENT = "HPCENV_ELEMENT"
 
@@ -61,13 +62,9 @@ class SweepPlan:
     @property
     def shape(self) -> str:
         """The number of runs and their shape, in words."""
-        count = _runs(len(self.record.elements))
+        count = plural(len(self.record.elements), "run")
         at_once = f", {self.record.at_once} at a time" if self.record.at_once else ""
         return f"{count}{at_once}, each {self.plan.request.shape}"
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,7 +475,7 @@ def rerun_failed(folder: Path, context: Context) -> SweepResult:
         run=record.run,
         run_folder=folder,
         job_id=submitted.job_id,
-        shape=f"{len(elements)} of {_runs(len(record.elements))}",
+        shape=f"{len(elements)} of {plural(len(record.elements), 'run')}",
         elements=elements,
         notes=tuple(f"sbatch: {line}" for line in dict.fromkeys(submitted.warnings)),
     )

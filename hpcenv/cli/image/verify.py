@@ -21,6 +21,7 @@ from hpcenv.project.severities import severities
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import SPEC_NAME
 from hpcenv.records.manifest import Severity
+from hpcenv.text import plural
 
 _TREE = "container.sif.tree"
 
@@ -100,6 +101,5 @@ def _show_accepted(proof: Proof, severity: Severity, *, as_json: bool) -> int:
         return 0
     for line in proof.differences:
         _render.say(line)
-    count = len(proof.differences)
-    _render.say(f"{count} {'difference' if count == 1 else 'differences'}; {_TREE} = {severity}, by [policy]")
+    _render.say(f"{plural(len(proof.differences), 'difference')}; {_TREE} = {severity}, by [policy]")
     return 0

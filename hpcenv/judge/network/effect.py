@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from hpcenv.records.facts import Facts
 from hpcenv.records.network import NetworkRow, NetworkWarning, SettingEffect, YesNo
+from hpcenv.text import listed
 
 CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 MONITORS = "libfabric manual, fi_mr(3), FI_MR_CACHE_MONITOR, read 2026-11-23"
@@ -104,7 +105,7 @@ def _interfaces(value: str, facts: Facts) -> Iterator[ReadBack]:
     yield ReadBack(
         took_effect="yes" if used else "no",
         where="/sys/class/net",
-        found=_few(used or names),
+        found=listed(used or names, 4),
         why="no interface of this node has such a name",
         todo="leave it out: hpcenv chooses the interface of each node by itself",
         source=NCCL_ENV,
@@ -119,7 +120,7 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
     yield ReadBack(
         took_effect="yes" if used else "no",
         where="/sys/class/infiniband",
-        found=_few(used or active) or "no active port",
+        found=listed(used or active, 4) or "no active port",
         why="it selects none of this node's active ports, so that NCCL falls back to TCP or ends",
         todo="leave it out: hpcenv names the ports where that is needed",
         source=NCCL_ENV,
@@ -143,10 +144,6 @@ def selected(value: str, names: Sequence[str], *, parts: str = "") -> list[str]:
         return any(word in whole if match[2] else name.startswith(word) for word in words)
 
     return [name for name in names if is_meant(name) != bool(match[1])]
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 # -- libraries of the environment -------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hpcenv.judge.checks.table import CHECKS
 from hpcenv.records.smoke import SmokeResult
-from hpcenv.text import visible_ascii, wrap
+from hpcenv.text import plural, visible_ascii, wrap
 
 
 def render(result: SmokeResult) -> str:
@@ -28,8 +28,7 @@ def headline(result: SmokeResult) -> str:
     took = f"{result.seconds.get('all', 0.0):.1f} s"
     others = [outcome for checks in result.checks.values() for outcome in checks.others]
     bad = ", ".join(dict.fromkeys(outcome.id for outcome in others if outcome.state in ("failed", "unknown")))
-    count = len(result.checks)
-    nodes = f"{count} {'node' if count == 1 else 'nodes'}"
+    nodes = plural(len(result.checks), "node")
     if result.result == "match":
         return f"match: {nodes} in {took}" + (f"; warning: {bad}" if bad else "")
     return f"{'MISMATCH' if result.result == 'mismatch' else 'UNKNOWN'}: {bad}; {nodes} in {took}"

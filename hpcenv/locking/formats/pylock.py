@@ -50,6 +50,7 @@ from hpcenv.locking.wheels.pip_request import ask_for_links
 from hpcenv.locking.wheels.proof import Index
 from hpcenv.project import toml_files
 from hpcenv.project.lockfile import DistTable, Lockfile
+from hpcenv.text import listed
 
 _SECONDS = 60.0  # for all packages together: a list has at most a few MB
 _WORKERS = 8
@@ -220,14 +221,10 @@ def _find_urls(dists: Sequence[DistTable], environ: Mapping[str, str]) -> dict[s
             for trouble in answer["trouble"]:
                 troubles.setdefault(trouble, []).append(dist.name)
     if troubles:
-        raise _no_urls("\n".join(f"{why}; needed for {_first_names(names)}" for why, names in sorted(troubles.items())))
+        raise _no_urls("\n".join(f"{why}; needed for {listed(names, 3)}" for why, names in sorted(troubles.items())))
     if not any(wheel.url for wheel in urls.values()):
         raise _no_urls("\n".join(f"{name}: {wheel.reason}" for name, wheel in list(urls.items())[:5]))
     return urls
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _no_urls(why: str) -> ToolFailed:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from hpcenv.machine.tree import HostTree
 from hpcenv.records.network import PortErrors
+from hpcenv.text import listed
 
 _FOLDER = "/sys/class/infiniband"
 # The link itself failed: one is too many.
@@ -105,15 +106,10 @@ def compare(before: PortCounters, after: PortCounters) -> PortGrowth:
         (reset, "{} was reset while the ranks ran"),
         (full, "{} had reached its end before"),
     )
-    unknown = "; ".join(text.format(_some(names)) for names, text in reasons if names)
+    unknown = "; ".join(text.format(listed(names, 3)) for names, text in reasons if names)
     return PortGrowth(
         errors=tuple(sorted(errors, key=lambda one: (not one.many, one.device, one.port))), unknown=unknown
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def in_words(errors: PortErrors) -> str:

@@ -22,6 +22,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted
 from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, About
+from hpcenv.text import listed
 
 PartResult = Literal["match", "mismatch", "unknown", "absent"]
 
@@ -138,9 +139,10 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
     other = sorted(path for path, content in listing.files.items() if path in found and found[path] != content)
     missing = sorted(path for path in listing.files if path not in found)
     if other:
-        yield BundleCheck(name="code", result="mismatch", detail=f"not what the nodes compared: {_listed(other)}")
+        detail = f"not what the nodes compared: {listed(other, _LISTED)}"
+        yield BundleCheck(name="code", result="mismatch", detail=detail)
     elif missing:
-        yield BundleCheck(name="code", result="unknown", detail=f"not in the bundle: {_listed(missing)}")
+        yield BundleCheck(name="code", result="unknown", detail=f"not in the bundle: {listed(missing, _LISTED)}")
     elif not source.digest:
         yield BundleCheck(name="code", result="unknown", detail="the run recorded no digest of its code")
     else:
@@ -159,8 +161,3 @@ def _image(archive: Archive, locked: Lockfile) -> BundleCheck:
         detail = f"its sha256 is {archive.sums[IMAGE]}, the lockfile has {container.sif.sha256}"
         return BundleCheck(name="image", result="mismatch", detail=detail)
     return BundleCheck(name="image", result="match", detail="its sha256 is the locked one")
-
-
-def _listed(paths: list[str]) -> str:
-    more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
-    return ", ".join(paths[:_LISTED]) + more

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from hpcenv.records.files import read_file
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.text import listed
 
 _MOST_GROUPS = 8
 _SHOWN = 16
@@ -108,7 +109,5 @@ def _compare(group: str, lasts: Sequence[_Last]) -> Iterator[str]:
 
 def _ranks(lasts: Sequence[_Last]) -> str:
     numbers = sorted(last.rank for last in lasts)
-    shown = ", ".join(map(str, numbers[:_SHOWN])) + (
-        f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    )
+    shown = listed([str(number) for number in numbers], _SHOWN)
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"

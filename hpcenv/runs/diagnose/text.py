@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcenv import size
 from hpcenv.runs.diagnose.choose import ANY_EXCEPTION
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
-from hpcenv.text import wrap
+from hpcenv.text import plural, wrap
 
 _OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "a limit or service of the cluster"}
 # Findings of other patterns that are printed; --json has all.
@@ -80,7 +80,7 @@ def _about(diagnosis: FailureDiagnosis) -> Iterator[str]:
     yield ""
     read = [log for log in diagnosis.logs if not log.problem]
     total = sum(log.size for log in read)
-    logs = "1 log" if len(read) == 1 else f"{len(read)} logs"
+    logs = plural(len(read), "log")
     torch = f", for torch {diagnosis.torch}" if diagnosis.torch else ""
     yield f"{diagnosis.subject}: read {logs}, {size.shown(total)}; {diagnosis.patterns} patterns{torch}"
     yield from (f"  not read: {log.path}: {log.problem}" for log in diagnosis.logs if log.problem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
@@ -18,7 +18,7 @@ from hpcenv.records.variables import recorded_command, recorded_value
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.status import RunStatus
-from hpcenv.text import visible
+from hpcenv.text import listed, visible
 from hpcenv.version import VERSION
 
 # Facts that a support desk asks for. None of them is a path.
@@ -138,7 +138,7 @@ def _versions(run: Submitted) -> Iterator[str]:
                 shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
                 values.setdefault(shown, []).append(one.node)
         for value, nodes in values.items():
-            where = f" ({_names(nodes)})" if len(values) > 1 else ""
+            where = f" ({listed(nodes, 8)})" if len(values) > 1 else ""
             yield f"{field}: {value[:_LONGEST]}{where}"
     if isinstance(run, Run):
         yield f"environment: {run.manifest.environment.kind}, lockfile sha256 {run.manifest.lockfile_sha256}"
@@ -191,7 +191,3 @@ def _excluded(diagnosis: FailureDiagnosis, status: RunStatus | None) -> Iterator
     yield f"logs: {diagnosis.patterns - len(found)} of {diagnosis.patterns} known patterns are not in the logs"
     for log in diagnosis.logs:
         yield f"  {log.path}: " + (f"not read: {log.problem}" if log.problem else f"{log.lines} lines read")
-
-
-def _names(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
