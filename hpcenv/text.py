@@ -22,15 +22,30 @@ def visible_ascii(text: str) -> str:
     return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
 
 
-def wrap(text: str, *, indent: int = 2, width: int = WIDTH) -> str:
-    """Return `text` in lines of at most `width` columns; a longer word, such as a path, is not broken.
+def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, whole_words: bool = True) -> str:
+    """Return `text` in lines of at most `width` columns.
 
     Args:
         text: one paragraph.
-        indent: spaces before each line but the first.
+        first: what the first line begins with.
+        indent: spaces before each other line.
         width: columns.
+        whole_words: do not break a word at its hyphens, nor a word that is longer than a line: a path can be copied.
     """
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_long_words=not whole_words,
+        break_on_hyphens=not whole_words,
+    )
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines; the columns are aligned."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def plural(count: int, noun: str) -> str:

@@ -25,7 +25,7 @@ from hpcenv.submission.sweep_job import (
     submit_sweep,
     wait_for_sweep,
 )
-from hpcenv.text import plural
+from hpcenv.text import columns, plural, visible
 
 # As many rows as a terminal shows; `--json` has all of them.
 _ROWS = 40
@@ -197,12 +197,6 @@ def show(status: SweepStatus) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = _ROWS) -> str:
     """Return columns of text; the last column is not padded. Control characters are escaped."""
-    cells = [[_shown(cell) for cell in row] for row in (head, *rows[:most])]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = columns([[visible(cell) for cell in row] for row in (head, *rows[:most])])
     more = len(rows) - most
     return "\n".join((*lines, f"... and {more} more") if more > 0 else lines)
-
-
-def _shown(cell: str) -> str:
-    return cell if cell.isprintable() else ascii(cell)[1:-1]

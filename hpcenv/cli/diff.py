@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Sequence
 
 import click
@@ -16,7 +15,7 @@ from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
 from hpcenv.project.fields import Profile
 from hpcenv.records.manifest import DETERMINISM_PROFILES
-from hpcenv.text import plural
+from hpcenv.text import plural, wrap
 
 _TITLES = {
     "hardware": "other hardware",
@@ -73,7 +72,7 @@ def command(left: str, right: str, determinism: Profile | None, runs: str | None
 
 def _not_compared(missing: Sequence[str]) -> None:
     for text in missing:
-        _render.say(textwrap.fill(f"not compared: {text}", 80, subsequent_indent="  "))
+        _render.say(wrap(f"not compared: {text}", whole_words=False))
 
 
 def _show(change: Change) -> None:
@@ -84,4 +83,4 @@ def _show(change: Change) -> None:
         return
     for label, text in (("why", change.why), ("do", change.remedy)):
         if text:
-            _render.say(textwrap.fill(f"{label}: {text}", 80, initial_indent="     ", subsequent_indent="          "))
+            _render.say(wrap(f"{label}: {text}", first="     ", indent=10, whole_words=False))

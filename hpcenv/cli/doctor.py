@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from hpcenv.survey.here import check_this_machine
 from hpcenv.survey.machine import record_this_machine, write_recording
 from hpcenv.survey.report import Diagnosis, doctor
 from hpcenv.survey.site_profile import write
+from hpcenv.text import columns, wrap
 
 
 @click.command("doctor")
@@ -210,15 +210,12 @@ def _record(path: Path, *, force: bool, as_json: bool) -> None:
     _render.tell(f"next: hpcenv net explain --from {path}")
 
 
-_WIDTH = 80
-
-
 def _show(found: Diagnosis) -> None:
     """Print problems first, then every fact with how it was found."""
     for trouble in found.troubles:
         mark = "problem" if trouble.blocking else "note"
-        _wrapped(f"{mark}: {trouble.what} ({trouble.why})", indent=2)
-        _wrapped(f"  do: {trouble.todo}", indent=6)
+        _render.say(wrap(f"{mark}: {trouble.what} ({trouble.why})"))
+        _render.say(wrap(f"  do: {trouble.todo}", indent=6))
     if not found.troubles:
         _render.say("no problem found")
     group = ""
@@ -226,7 +223,7 @@ def _show(found: Diagnosis) -> None:
         if fact.group != group:
             group = fact.group
             _render.say(f"\n{group}")
-        _wrapped(f"  {fact.name:<26}{fact.value}  [{fact.how}]", indent=28)
+        _render.say(wrap(f"  {fact.name:<26}{fact.value}  [{fact.how}]", indent=28))
     if found.partitions:
         _render.say("\nPartitions [sinfo, scontrol show partition]; * is the default")
         rows = [("name", "nodes", "CPUs", "MiB", "GPUs", "time limit", "preempt", "grace")]
@@ -243,13 +240,5 @@ def _show(found: Diagnosis) -> None:
             )
             for part in found.partitions
         ]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        for row in rows:
-            _render.say("  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _wrapped(line: str, *, indent: int) -> None:
-    for part in textwrap.wrap(
-        line, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    ):
-        _render.say(part)
+        for line in columns(rows):
+            _render.say(f"  {line}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.locking.explain import Explanation, explain
 from hpcenv.project import fields
+from hpcenv.text import wrap
 
 
 @click.command("explain")
@@ -36,7 +35,7 @@ def command(field: str | None, lock: str, as_json: bool) -> None:
     _render.say(explanation.name)
     for label, text in _lines(explanation):
         if text:
-            _render.say(textwrap.fill(text, 80, initial_indent=f"  {label:<9} ", subsequent_indent=" " * 12))
+            _render.say(wrap(text, first=f"  {label:<9} ", indent=12, whole_words=False))
 
 
 def _list(*, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Overlay
 from hpcenv.records.network import NetworkDecision
 from hpcenv.records.verdict import Finding, NodeVerdict, Verdict
-from hpcenv.text import WIDTH, plural, visible_ascii, wrap
+from hpcenv.text import WIDTH, columns, plural, visible_ascii, wrap
 
 _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
@@ -150,20 +150,14 @@ def _node_words(node: NodeVerdict) -> str:
 
 
 def _rows(findings: Sequence[Finding]) -> str:
-    rows = [(f.node, visible_ascii(f.field), shorten(f.locked), shorten(f.found)) for f in findings]
-    header = ("NODE", "FIELD", "LOCKED", "FOUND")
-    widths = [max(len(row[n]) for row in (header, *rows)) for n in range(4)]
-    if sum(widths) + 6 <= WIDTH:
-        lines = [_columns(header, widths)]
-        for row, finding in zip(rows, findings, strict=True):
-            lines.append(_columns(row, widths))
-            lines.extend(_note(finding))
-        return "\n".join(lines)
-    return "\n".join(_stacked(finding) for finding in findings)
-
-
-def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    cells = [(f.node, visible_ascii(f.field), shorten(f.locked), shorten(f.found)) for f in findings]
+    rows = columns([("NODE", "FIELD", "LOCKED", "FOUND"), *cells])
+    if max(map(len, rows)) > WIDTH:
+        return "\n".join(_stacked(finding) for finding in findings)
+    lines = rows[:1]
+    for row, finding in zip(rows[1:], findings, strict=True):
+        lines += [row, *_note(finding)]
+    return "\n".join(lines)
 
 
 def _stacked(finding: Finding) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpcenv.judge.verdict_table import shorten
 from hpcenv.reproduction.causes import Cause, Likelihood
 from hpcenv.reproduction.compare import Question, RunComparison
 from hpcenv.reproduction.comparison import Divergence, MetricComparison
-from hpcenv.text import visible
+from hpcenv.text import columns, visible, wrap
 
-_WIDTH = 80
 # Metrics, differences in one group, and lines about what was not compared that are printed. `--json` has all.
 _METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
 
@@ -58,16 +56,16 @@ def _lines(result: RunComparison) -> Iterator[str]:
         yield from some_lines("not compared", result.not_compared)
 
 
-def wrapped(text: str, *, indent: str = "  ", first: str = "") -> Iterator[str]:
-    """Yield a text in lines of at most 80 columns, without control characters."""
-    yield from textwrap.wrap(visible(text), _WIDTH, initial_indent=first, subsequent_indent=indent)
+def wrapped(text: str, *, indent: int = 2, first: str = "") -> list[str]:
+    """Return a text in lines of at most 80 columns, without control characters."""
+    return wrap(visible(text), first=first, indent=indent, whole_words=False).splitlines()
 
 
 def some_lines(title: str, rows: Sequence[str]) -> Iterator[str]:
     """Yield a title and the first rows below it."""
     yield f"{title}:"
     for row in rows[:_NOT_COMPARED]:
-        yield from wrapped(row, first="  ", indent="    ")
+        yield from wrapped(row, first="  ", indent=4)
     if len(rows) > _NOT_COMPARED:
         yield f"  and {len(rows) - _NOT_COMPARED} more"
 
@@ -77,16 +75,14 @@ def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
     for one in metrics[:_METRICS]:
         level = one.level if one.judged else "not judged"
         rows.append((_short(one.name, 24), one.source, str(one.compared), str(one.equal), largest(one), level))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from columns(rows)
     if len(metrics) > _METRICS:
         yield f"and {len(metrics) - _METRICS} more metrics"
     for one in metrics[:_METRICS]:
         for note in one.notes:
-            yield from wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent="    ")
+            yield from wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent=4)
         if one.level != "equal" and one.judged:
-            yield from wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent="    ")
+            yield from wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent=4)
 
 
 def largest(one: MetricComparison) -> str:
@@ -132,9 +128,9 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
 def cause_lines(causes: Iterable[Cause], *, first: int = 1) -> Iterator[str]:
     """Yield numbered differences between two runs, each with its first changes."""
     for number, cause in enumerate(causes, start=first):
-        yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent="   ")
+        yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent=3)
         for field, left, right in cause.changes[:_CHANGES]:
-            yield from wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent="       ")
+            yield from wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent=7)
         if len(cause.changes) > _CHANGES:
             yield f"     and {len(cause.changes) - _CHANGES} more"
 

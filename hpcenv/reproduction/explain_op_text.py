@@ -30,7 +30,7 @@ def _lines(result: ExplainedOperation) -> Iterator[str]:
     others = [one for one in result.of_ranks if one is not result.first]
     for one in others[:_RANKS]:
         text = f"rank {one.rank}: {one.name or one.other_name}, {one.phase}, operation {one.index} ({one.kind})"
-        yield from wrapped(text, first="  also       ", indent="             ")
+        yield from wrapped(text, first="  also       ", indent=13)
     if len(others) > _RANKS:
         yield f"  and {len(others) - _RANKS} more ranks"
     yield from _cause_part(result)
@@ -39,9 +39,9 @@ def _lines(result: ExplainedOperation) -> Iterator[str]:
     begin = f"from the checkpoint of step {result.resumed}" if result.resumed else "from the start of the training"
     for source in result.sources:
         how = "recorded in it" if source.how == "recorded" else f"repeated as {source.folder.name}, {begin}"
-        yield from wrapped(f"{source.run}: {how}", first="  ", indent="    ")
+        yield from wrapped(f"{source.run}: {how}", first="  ", indent=4)
         if source.repeats:
-            yield from wrapped(source.repeats, first="    ", indent="    ")
+            yield from wrapped(source.repeats, first="    ", indent=4)
     if result.not_seen:
         yield ""
         yield from some_lines("not seen", result.not_seen)
@@ -59,9 +59,9 @@ def _operation_lines(first: OperationDifference) -> Iterator[str]:
 
 def _value_lines(value: DifferingValue) -> Iterator[str]:
     if value.role == "arguments":
-        yield from wrapped(f"{value.reference} -> {value.value}", first="  arguments  ", indent="             ")
+        yield from wrapped(f"{value.reference} -> {value.value}", first="  arguments  ", indent=13)
         return
-    yield from wrapped(f"{value.name}: {value.type}", first=f"  {value.role:9}  ", indent="             ")
+    yield from wrapped(f"{value.name}: {value.type}", first=f"  {value.role:9}  ", indent=13)
     yield f"             {value.reference[:16]} -> {value.value[:16]}"
 
 

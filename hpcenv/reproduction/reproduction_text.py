@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from hpcenv import size
 from hpcenv.reproduction import compare_text
 from hpcenv.reproduction.attainable import Best
+from hpcenv.reproduction.compare_text import wrapped
 from hpcenv.reproduction.cost import Cost
 from hpcenv.reproduction.proofs import StatementProof
 from hpcenv.reproduction.reproduction import Reproduction
 from hpcenv.reproduction.rungs import RUNGS
 from hpcenv.text import visible
 
-_WIDTH = 80
 _BEST: dict[Best, str] = {
     "equal": "equal to the last bit",
     "within": "within the tolerance",
@@ -33,7 +32,7 @@ def _lines(page: Reproduction) -> Iterator[str]:
     yield f"  target  {visible(page.target)}"
     yield f"  rung    {page.rung}: {RUNGS[page.rung]}"
     if page.image:
-        yield from wrapped(f"image   {page.image}", first="  ", indent="          ")
+        yield from wrapped(f"image   {page.image}", first="  ", indent=10)
     if page.run:
         yield f"  run     {visible(page.run)}: {visible(page.outcome)}"
     if page.rung and page.comparison is None:
@@ -65,7 +64,7 @@ def before_lines(page: Reproduction) -> Iterator[str]:
         yield "  nothing: the project asks this machine for no bind, variable, secret or program"
     else:
         for line in page.asks.asks:
-            yield from wrapped(line, first="  ", indent="    ")
+            yield from wrapped(line, first="  ", indent=4)
         if not page.asks.accepted:
             yield f"  accept it with --accept {page.asks.digest}"
     yield from wrapped("The script itself is code of the authors, and runs with your rights.", first="  ")
@@ -80,13 +79,13 @@ def cost_lines(cost: Cost) -> Iterator[str]:
     yield f"  GPU hours  {'unknown' if cost.gpu_hours is None else f'{cost.gpu_hours:.2f}'}"
     yield f"  minutes    {'unknown' if cost.minutes is None else f'{cost.minutes:.1f}'} in the job, without the queue"
     yield f"  to fetch   {'unknown' if cost.fetch_bytes is None else size.shown(cost.fetch_bytes)}"
-    yield from wrapped(f"estimated from the recorded run: {cost.basis}", first="  ", indent="    ")
+    yield from wrapped(f"estimated from the recorded run: {cost.basis}", first="  ", indent=4)
 
 
 def proof_lines(proofs: Sequence[StatementProof]) -> Iterator[str]:
     """Yield one line or more for each proof."""
     for one in proofs:
-        yield from wrapped(f"{_MARKS[one.result]}  {one.what}: {one.why}", first="  ", indent="           ")
+        yield from wrapped(f"{_MARKS[one.result]}  {one.what}: {one.why}", first="  ", indent=11)
 
 
 def _expected_lines(page: Reproduction) -> Iterator[str]:
@@ -94,9 +93,4 @@ def _expected_lines(page: Reproduction) -> Iterator[str]:
         return
     yield f"what can be expected: {_BEST[page.expected.best]}"
     for reason in page.expected.reasons:
-        yield from wrapped(reason, first="  ", indent="    ")
-
-
-def wrapped(text: str, *, indent: str = "  ", first: str = "") -> Iterator[str]:
-    """Yield a text in lines, without control characters."""
-    yield from textwrap.wrap(visible(text), _WIDTH, initial_indent=first, subsequent_indent=indent)
+        yield from wrapped(reason, first="  ", indent=4)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcenv.text import listed, plural, visible, visible_ascii, wrap
+from hpcenv.text import columns, listed, plural, visible, visible_ascii, wrap
 
 
 def test_characters_that_a_terminal_would_act_upon_are_shown_as_escapes() -> None:
@@ -15,6 +15,21 @@ def test_a_paragraph_fits_the_terminal_and_a_path_is_not_broken() -> None:
     lines = wrap(f"{'word ' * 20}{path}", indent=4).splitlines()
     assert [len(line) <= 80 for line in lines] == [True, True, False]
     assert lines[1:] == ["    word word word word", f"    {path}"]
+
+
+def test_without_whole_words_no_line_is_too_long() -> None:
+    lines = wrap("a-" * 100, first="why: ", indent=5, whole_words=False).splitlines()
+    assert [len(line) for line in lines] == [79, 79, 57]
+    assert lines[0].startswith("why: a-")
+    assert lines[1].startswith("     a-")
+
+
+def test_columns_are_aligned_without_blanks_at_the_end() -> None:
+    assert columns([("NAME", "SIZE", ""), ("a", "1 kB", "x"), ("longer", "", "")]) == [
+        "NAME    SIZE",
+        "a       1 kB  x",
+        "longer",
+    ]
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import click
@@ -11,6 +10,7 @@ from hpcenv.cli import _progress, _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import BundleInvalid
 from hpcenv.reproduction.bundle.verify import VerifiedBundle, verify_bundle
+from hpcenv.text import wrap
 
 
 @click.command("verify")
@@ -37,6 +37,6 @@ def lines_of(verified: VerifiedBundle) -> list[str]:
     lines = []
     for check in verified.checks:
         text = f"{check.name:9} {check.result.upper() if check.result != 'match' else 'match':9} {check.detail}"
-        lines += textwrap.wrap(escape_control(text), 80, subsequent_indent=" " * 20, break_long_words=False)
+        lines.append(wrap(escape_control(text), indent=20))
     lines += [f"left out: {escape_control(path)}: {escape_control(why)}" for path, why in verified.left_out.items()]
     return lines

@@ -13,6 +13,7 @@ from hpcenv import size
 from hpcenv.cli import _render
 from hpcenv.errors import Command
 from hpcenv.runs.store_listing import ListedImage, list_images
+from hpcenv.text import columns
 
 
 @click.command("list")
@@ -55,12 +56,6 @@ def command(where: _render.Where, as_json: bool) -> None:
 def _shortest(references: tuple[str, ...]) -> str:
     """Return a reference without a digest if there is one; the first column has the digest."""
     return next((name for name in references if "@" not in name), references[0] if references else "-")
-
-
-def columns(rows: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return rows as lines with aligned columns."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def age(seconds: float) -> str:

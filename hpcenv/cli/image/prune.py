@@ -12,10 +12,10 @@ import click
 
 from hpcenv import size
 from hpcenv.cli import _accept, _duration, _progress, _render
-from hpcenv.cli.image.listing import columns
 from hpcenv.errors import UsageError
 from hpcenv.image.store.store_folder import place_exists
 from hpcenv.runs.prune import DAY, SPARED, Pruned, PrunePlan, PruneRequest, plan_prune, prune
+from hpcenv.text import columns
 
 _BYTES = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 
 import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.runs.network import diff_networks
+from hpcenv.text import wrap
 
 _TITLES = {
     "profile": "another network",
@@ -44,4 +44,4 @@ def command(left: str, right: str, runs: str | None, as_json: bool) -> None:
                 f"  {escape_control(change.name)}: {escape_control(change.left)} -> {escape_control(change.right)}"
             )
     for text in result.not_compared:
-        _render.say(textwrap.fill(f"not compared: {escape_control(text)}", 80, subsequent_indent="  "))
+        _render.say(wrap(f"not compared: {escape_control(text)}", whole_words=False))
