@@ -12,14 +12,19 @@ from collections.abc import Sequence
 WIDTH = 80
 
 
-def visible(text: str) -> str:
-    """Replace characters that are not printable (control characters, direction marks) by escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def visible(text: str, *, keep: str = "") -> str:
+    """Replace characters that are not printable (control characters, direction marks) by escapes, but for `keep`."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def visible_ascii(text: str) -> str:
     """Replace control characters and what is not ASCII by escapes: the encoding of a log is not known."""
     return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
+
+
+def printable(text: str) -> str:
+    """Replace characters that are not printable by `?`: the text does not get longer."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, whole_words: bool = True) -> str:
@@ -40,6 +45,11 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
         break_long_words=not whole_words,
         break_on_hyphens=not whole_words,
     )
+
+
+def cut(text: str, most: int) -> str:
+    """Return at most so many characters of a text; three dots stand for the rest."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,9 +14,13 @@ import os
 import re
 import sys
 
+from hpcenv.text import visible
+
 _COLOURS = re.compile(r"\x1b\[[0-9;:]{0,32}m")
 _UNFINISHED = re.compile(r"(\x1b(\[[0-9;:]{0,32})?|\r)\Z")
 _RESET = "\x1b[0m"
+# A no-break space does nothing to a terminal.
+_BLANK = "\u00a0"
 
 
 def is_terminal() -> bool:
@@ -31,12 +35,12 @@ def has_colours() -> bool:
 
 def escape_control(text: str) -> str:
     """Return text in one line, with each control character as an escape."""
-    return "".join(_escaped(character) for character in text)
+    return visible(text, keep=_BLANK)
 
 
 def clean_text(text: str) -> str:
     """Return text with each control character as an escape, but for the ends of lines and tabs."""
-    return text if text.isprintable() else "".join(c if c in "\n\t" else _escaped(c) for c in text)
+    return text if text.isprintable() else visible(text, keep="\n\t" + _BLANK)
 
 
 def escape_stream(text: str) -> str:
@@ -48,12 +52,6 @@ def escape_stream(text: str) -> str:
         parts += [clean_text(text[position : match.start()]), match[0]]
         position = match.end()
     return "".join([*parts, clean_text(text[position:])])
-
-
-def _escaped(character: str) -> str:
-    if character.isprintable() or character == "\u00a0":
-        return character
-    return ascii(character)[1:-1]
 
 
 class Cleaner:
@@ -90,9 +88,7 @@ class Cleaner:
         return "".join(parts)
 
     def _plain(self, text: str) -> str:
-        if text.isprintable():
-            return text
-        shown = "".join(c if c in "\n\t" else _escaped(c) for c in text)
+        shown = clean_text(text)
         if self._coloured and "\n" in shown:
             # A colour ends with its line: the next line may come from another rank.
             self._coloured = False

@@ -13,6 +13,7 @@ from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.runs.listing import RunLine, list_lines
+from hpcenv.text import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,8 +109,8 @@ def table(
     widths[0] = min(widths[0], _NAME_WIDTH)
     right = [name in _TO_THE_RIGHT and n > len(names) for n, name in enumerate(header[:-1])]
     total = shutil.get_terminal_size((80, 24)).columns - margin
-    cut = [True, *(line.run in (failures or {}) for line in lines)]
-    return [text for row, short in zip(rows, cut, strict=True) for text in _row(row, widths, right, total, cut=short)]
+    single = [True, *(line.run in (failures or {}) for line in lines)]
+    return [text for row, one in zip(rows, single, strict=True) for text in _row(row, widths, right, total, single=one)]
 
 
 def _cells(
@@ -125,12 +126,12 @@ def _cells(
         "ELAPSED": line.elapsed or "-",
     }
     values = [line.values.get(name, "-") for name in names]
-    short = [value if len(value) <= _VALUE_WIDTH else f"{value[: _VALUE_WIDTH - 3]}..." for value in values]
+    short = [cut(value, _VALUE_WIDTH) for value in values]
     reason = failures[line.run].headline if line.run in failures else line.detail
     return tuple(escape_control(cell) for cell in (line.run, *short, *(cells[name] for name in columns), reason))
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], total: int, *, cut: bool) -> list[str]:
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], total: int, *, single: bool) -> list[str]:
     front = "  ".join(
         cell.rjust(width) if to_the_right else cell.ljust(width)
         for cell, width, to_the_right in zip(cells[:-1], widths, right, strict=True)
@@ -138,8 +139,8 @@ def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], tot
     room, reason = max(total - len(front) - 2, 8), cells[-1]
     if len(reason) <= room:
         return [f"{front}  {reason}".rstrip()]
-    if cut:
-        return [f"{front}  {reason[: room - 3]}..."]
+    if single:
+        return [f"{front}  {cut(reason, room)}"]
     # Do not break at a dash, so that paths can be copied.
     below = textwrap.wrap(
         reason, max(total, 20), initial_indent=_BELOW, subsequent_indent=_BELOW, break_on_hyphens=False

@@ -17,6 +17,7 @@ from typing import Any
 from hpcenv.records.files import read_end, read_json
 from hpcenv.records.outcome import RankExit
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.text import cut, visible_ascii
 
 # A traceback is near the end of standard error; only messages of threads and exit handlers follow.
 _STDERR_BYTES = 256 * 1024
@@ -219,8 +220,7 @@ def _traceback(lines: list[str]) -> list[str]:
 
 def _line(text: str) -> str:
     """Return a text in one line of bounded length."""
-    line = " ".join(text[: 4 * _MESSAGE].split())
-    return line if len(line) <= _MESSAGE else line[: _MESSAGE - 3] + "..."
+    return cut(" ".join(text[: 4 * _MESSAGE].split()), _MESSAGE)
 
 
 def _tail(path: Path) -> str:
@@ -298,14 +298,9 @@ def in_words(ranks: Ranks, node: str) -> list[str]:
     shown = []
     for rank in ranks.failed[:4]:
         ended = rank.signal or ("no status" if rank.status is None else f"exit {rank.status}")
-        message = f": {ascii_line(rank.message)}" if rank.message else ""
+        message = f": {visible_ascii(rank.message)}" if rank.message else ""
         who = "the program" if rank.program else f"rank {rank.rank}"
         shown.append(f"hpcenv: node {node}: {who} ended with {ended}{message}")
     if len(ranks.failed) > len(shown):
         shown.append(f"hpcenv: node {node}: and {len(ranks.failed) - len(shown)} more ranks")
     return shown
-
-
-def ascii_line(text: str) -> str:
-    """Replace all but printable ASCII by escapes: the text goes into the job's log and to terminals."""
-    return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)

@@ -11,6 +11,7 @@ from hpcenv.locking.export_packages import MODIFIED, direct_url_of, is_modified
 from hpcenv.locking.exporter import LeftOut
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
+from hpcenv.text import printable
 
 
 def has_header(name: str) -> Callable[[str], bool]:
@@ -46,7 +47,7 @@ def comment_on(dist: DistTable, text: str) -> str:
 def plain_text(text: str) -> str:
     """Return untrusted text as ASCII on one line of at most 400 characters."""
     line = " ".join(text.split()).encode("ascii", "backslashreplace").decode()
-    return "".join(char if char.isprintable() else "?" for char in line)[:400]
+    return printable(line[:400])
 
 
 def left_out_entry(dist: DistTable, reason: str) -> LeftOut:

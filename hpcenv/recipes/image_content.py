@@ -38,6 +38,7 @@ from hpcenv.recipes.image_lint import (
     secrets_in,
     troubles_of,
 )
+from hpcenv.text import printable
 
 _MIB = 1024 * 1024
 # Bytes; smaller caches and deleted files are not reported.
@@ -614,4 +615,4 @@ def _size(count: int) -> str:
 
 def _plain(text: str) -> str:
     """Return untrusted text as one line of at most 200 characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)[:200]
+    return printable(text[:200])

@@ -14,6 +14,7 @@ from typing import Literal
 from hpcenv.records.manifest import Value
 from hpcenv.reproduction.causes import Cause
 from hpcenv.reproduction.record import RunRecord
+from hpcenv.text import cut
 
 Best = Literal["equal", "within", "nothing"]
 
@@ -117,12 +118,8 @@ def _first_changes(causes: Iterable[Cause]) -> tuple[str, ...]:
         if one.changes:
             field, left, right = one.changes[0]
             more = f", and {len(one.changes) - 1} more" if len(one.changes) > 1 else ""
-            found.append(f"{one.group}: {field}: {_short(left)} -> {_short(right)}{more}")
+            found.append(f"{one.group}: {field}: {cut(left, _LONGEST)} -> {cut(right, _LONGEST)}{more}")
     return tuple(found)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) -> Attainable:

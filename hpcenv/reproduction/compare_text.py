@@ -8,7 +8,7 @@ from hpcenv.judge.verdict_table import shorten
 from hpcenv.reproduction.causes import Cause, Likelihood
 from hpcenv.reproduction.compare import Question, RunComparison
 from hpcenv.reproduction.comparison import Divergence, MetricComparison
-from hpcenv.text import columns, visible, wrap
+from hpcenv.text import columns, cut, visible, wrap
 
 # Metrics, differences in one group, and lines about what was not compared that are printed. `--json` has all.
 _METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
@@ -74,15 +74,15 @@ def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
     rows = [("METRIC", "SOURCE", "PAIRS", "EQUAL", "LARGEST DIFFERENCE", "LEVEL")]
     for one in metrics[:_METRICS]:
         level = one.level if one.judged else "not judged"
-        rows.append((_short(one.name, 24), one.source, str(one.compared), str(one.equal), largest(one), level))
+        rows.append((cut(visible(one.name), 24), one.source, str(one.compared), str(one.equal), largest(one), level))
     yield from columns(rows)
     if len(metrics) > _METRICS:
         yield f"and {len(metrics) - _METRICS} more metrics"
     for one in metrics[:_METRICS]:
         for note in one.notes:
-            yield from wrapped(f"{_short(one.name, 24)}: {note}", first="  ", indent=4)
+            yield from wrapped(f"{cut(visible(one.name), 24)}: {note}", first="  ", indent=4)
         if one.level != "equal" and one.judged:
-            yield from wrapped(f"{_short(one.name, 24)}: the tolerance is {one.rule}", first="  ", indent=4)
+            yield from wrapped(f"{cut(visible(one.name), 24)}: the tolerance is {one.rule}", first="  ", indent=4)
 
 
 def largest(one: MetricComparison) -> str:
@@ -94,11 +94,6 @@ def largest(one: MetricComparison) -> str:
     if one.largest_relative is not None:
         return f"relative {one.largest_relative:.1e}"
     return "no distance" if one.largest_absolute is None else f"absolute {one.largest_absolute:.1e}"
-
-
-def _short(text: str, most: int) -> str:
-    shown = visible(text)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def parameter_lines(result: RunComparison) -> Iterator[str]:
@@ -117,7 +112,7 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
     """Yield the first pair of values that differs."""
     rank = "" if pair.rank is None else f", rank {pair.rank}"
     distance = "" if pair.ulp is None else f" ({pair.ulp} ULP apart)"
-    yield f"first difference: step {pair.step}{rank}, {_short(pair.name, 30)}{distance}"
+    yield f"first difference: step {pair.step}{rank}, {cut(visible(pair.name), 30)}{distance}"
     for word, decimal, bits in (
         ("reference", pair.reference_decimal, pair.reference),
         ("run", pair.value_decimal, pair.value),
@@ -130,11 +125,7 @@ def cause_lines(causes: Iterable[Cause], *, first: int = 1) -> Iterator[str]:
     for number, cause in enumerate(causes, start=first):
         yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent=3)
         for field, left, right in cause.changes[:_CHANGES]:
-            yield from wrapped(f"{field}: {_value(left)} -> {_value(right)}", first="     ", indent=7)
+            values = f"{cut(shorten(left), 160)} -> {cut(shorten(right), 160)}"
+            yield from wrapped(f"{field}: {values}", first="     ", indent=7)
         if len(cause.changes) > _CHANGES:
             yield f"     and {len(cause.changes) - _CHANGES} more"
-
-
-def _value(text: str) -> str:
-    shown = shorten(text)
-    return shown if len(shown) <= 160 else f"{shown[:157]}..."

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpcenv.errors import UsageError
 from hpcenv.project.template import fill
+from hpcenv.text import visible
 
 
 class ShellText(str):
@@ -36,7 +37,7 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
 
 def comment(text: str) -> ShellText:
     """Return text that is safe in a comment: one line, printable."""
-    return ShellText("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+    return ShellText(visible(text))
 
 
 def options(arguments: Sequence[str]) -> ShellText:

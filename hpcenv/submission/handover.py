@@ -25,6 +25,7 @@ from hpcenv.submission import submit as submit_step
 from hpcenv.submission.plan import Plan, directives_of, render_script
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
+from hpcenv.text import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ _OTHER_SIF = "HPCENV_SIF=/path/to/copy.sif sbatch job.sbatch"
 def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
     words = shlex.join((*_program(plan.manifest), *plan.manifest.args))
     lines = [
-        f"A Slurm job: {_plain(words)} on {plan.request.shape}.",
+        f"A Slurm job: {visible(words)} on {plan.request.shape}.",
         "",
         "Submit it from inside this folder. Options of sbatch before the file name override those in the file:",
         "    cd THIS_FOLDER && sbatch job.sbatch",
@@ -134,7 +135,7 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
         "and submitted as often as you like. Every job works in its own copy of source/: runs/JOBID/source.",
         "",
         "It needs:",
-        *(f"  {_plain(need)}" for need in needs),
+        *(f"  {visible(need)}" for need in needs),
         "",
         "Every node is compared with lock.toml first; if one differs, the job ends with status 90",
         "(91: it could not be told) and a table, and not a line of the program runs.",
@@ -145,7 +146,3 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
     return manifest.program if manifest.module or manifest.entry else (Path(manifest.script).name,)
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

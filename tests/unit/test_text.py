@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from hpcenv.text import columns, listed, plural, visible, visible_ascii, wrap
+from hpcenv.text import columns, cut, listed, plural, printable, visible, visible_ascii, wrap
 
 
 def test_characters_that_a_terminal_would_act_upon_are_shown_as_escapes() -> None:
     assert visible("größe\x1b[2J\n\u202e模") == "größe\\x1b[2J\\n\\u202e模"
+    assert visible("a\tb\n", keep="\t") == "a\tb\\n"
+    assert printable("größe\x1b[2J\n") == "größe?[2J?"
     assert visible_ascii("größe\x1b[2J 模") == "gr\\xf6\\xdfe\\x1b[2J \\u6a21"
 
 
@@ -22,6 +24,10 @@ def test_without_whole_words_no_line_is_too_long() -> None:
     assert [len(line) for line in lines] == [79, 79, 57]
     assert lines[0].startswith("why: a-")
     assert lines[1].startswith("     a-")
+
+
+def test_a_text_that_is_cut_ends_with_three_dots() -> None:
+    assert [cut("abcdefgh", most) for most in (7, 8)] == ["abcd...", "abcdefgh"]
 
 
 def test_columns_are_aligned_without_blanks_at_the_end() -> None:

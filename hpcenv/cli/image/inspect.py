@@ -18,6 +18,7 @@ from hpcenv.locking.image_inspect import InspectedImage, SifOrigin, inspect
 from hpcenv.locking.image_path import find_locked, find_sif
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import read_lockfile
+from hpcenv.text import cut, printable
 
 # Text output cuts longer values of labels and settings; --json has them complete.
 _LONG = 100
@@ -118,5 +119,4 @@ def _settings(config: Any) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    plain = "".join(c if c.isprintable() else "?" for c in text)
-    return plain if len(plain) <= _LONG else plain[: _LONG - 3] + "..."
+    return cut(printable(text), _LONG)

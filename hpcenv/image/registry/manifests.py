@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from hpcenv.errors import Command, Hint, ImageUnavailable
 from hpcenv.image.reference import DIGEST, Platform
+from hpcenv.text import printable
 
 __all__ = [
     "CONFIGS",
@@ -321,11 +322,6 @@ def platform_name(platform: Mapping[str, Any]) -> str:
     """Return the platform of an index entry or a configuration, for messages."""
     parts = (platform.get("os"), platform.get("architecture"), platform.get("variant"))
     return printable("/".join(str(part)[:40] for part in parts if part))
-
-
-def printable(text: str) -> str:
-    """Return text of an image without control characters and lone surrogates, for a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _platform_fits(platform: Mapping[str, Any], wanted: Platform) -> bool:

@@ -45,6 +45,7 @@ from hpcenv.image.registry import manifests
 from hpcenv.image.registry.blobs import Stream
 from hpcenv.image.registry.gzip_reader import GZIP, MOST_RATIO, GzipReader, GzipState, TooMuchData
 from hpcenv.image.registry.manifests import CONFIG_LIMIT, MANIFEST_LIMIT, Layer, ResolvedImage, digest_of
+from hpcenv.text import printable
 
 __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
 
@@ -222,7 +223,7 @@ def _is_named(entry: Mapping[str, Any], tag: str) -> bool:
 
 def _ambiguous(source: LocalImage, names: Iterable[str], *, found: int, hint: str) -> ImageUnavailable:
     """Return the error where not one image fits."""
-    listed = manifests.printable(", ".join(sorted(set(names))[:50]))
+    listed = printable(", ".join(sorted(set(names))[:50]))
     if not found:
         what = f"`{source}` does not exist" if source.tag is not None else f"`{source}` contains no image"
     else:

@@ -45,6 +45,7 @@ from typing import Any
 
 from hpcenv.errors import FileUnusable, ToolFailed
 from hpcenv.progress import Event, OnEvent, ignore
+from hpcenv.text import printable
 
 __all__ = [
     "BEAT",
@@ -150,7 +151,7 @@ class Holder:
             return f"an unknown process holds `{self.path}`"
         text = f"pid {self.owner.pid} on {self.owner.host} {self.purpose} since {self.seconds:.0f} s"
         # Another user may have written the file.
-        return "".join(c if c.isprintable() else "?" for c in text)
+        return printable(text)
 
 
 def this_process() -> Owner:

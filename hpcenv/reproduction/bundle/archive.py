@@ -32,6 +32,7 @@ from hpcenv import filesystem
 from hpcenv.errors import BundleInvalid, FileUnusable, WouldOverwrite
 from hpcenv.progress import Event, OnEvent, Phase
 from hpcenv.records.files import open_regular, sha256_of
+from hpcenv.text import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -234,7 +235,9 @@ class Archive:
 
     def _invalid(self, why: str) -> BundleInvalid:
         hint = "fetch the file again, and compare its sha256 with the one that its authors published"
-        return BundleInvalid(f"`{self.path.name}` is not a bundle that can be used", why=_plain(why), hint=hint)
+        return BundleInvalid(
+            f"`{self.path.name}` is not a bundle that can be used", why=printable(why[:1000]), hint=hint
+        )
 
     # checks of the directory
 
@@ -423,10 +426,6 @@ class Archive:
 
 def _is_link(info: zipfile.ZipInfo) -> bool:
     return stat.S_ISLNK(info.external_attr >> 16)
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:1000])
 
 
 # End of central directory record, and the locator and record of zip64 (APPNOTE 4.3.14 to 4.3.16).
