@@ -7,7 +7,6 @@ fails: one broken probe must not hide what the others found.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import threading
@@ -47,6 +46,7 @@ from hpcenv.records.facts import (
     RankCpus,
     Staged,
 )
+from hpcenv.records.files import sha256_at
 from hpcenv.records.manifest import (
     Manifest,
     Overlay,
@@ -263,7 +263,7 @@ def _read_script(manifest: Manifest, found: _Gathered) -> None:
     if not manifest.script:
         return
     try:
-        found.values["code.script-sha256"] = _sha256(Path(manifest.script))
+        found.values["code.script-sha256"] = sha256_at(manifest.script)
     except OSError as error:
         found.unknown["code.script-sha256"] = f"cannot read {manifest.script}: {error.strerror}"
 
@@ -294,11 +294,6 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
 
 def _read_data(one: RecordedData, found: _Gathered) -> None:
     found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare))
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
 
 
 # -- the SIF ------------------------------------------------------------------------------

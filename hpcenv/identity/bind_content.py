@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from hpcenv.records.files import sha256_of
+from hpcenv.records.files import sha256_at
 
 # What hides files of an image is code or a library. Data belongs to a path that the image does not have.
 LIMIT_BYTES = 2 << 30
@@ -32,7 +32,7 @@ def content_digest(source: str) -> str:
     if stat.S_ISREG(status.st_mode):
         if status.st_size > LIMIT_BYTES:
             raise ValueError(_too_large(source))
-        return f"sha256:{_file_digest(source)}"
+        return f"sha256:{sha256_at(source)}"
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{source} is neither a file nor a folder")
     return _folder_digest(source)
@@ -42,7 +42,7 @@ def _folder_digest(folder: str) -> str:
     lines: list[bytes] = []
     whole = os.fsencode(folder)
     for kind, path, value in _entries(whole):
-        content = _file_digest(os.path.join(whole, path)).encode() if kind == b"file" else value
+        content = sha256_at(os.path.join(whole, path)).encode() if kind == b"file" else value
         lines.append(b"\0".join((kind, path, content)))
     return "sha256:" + hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
@@ -74,8 +74,3 @@ def _raise(error: OSError) -> None:
 
 def _too_large(source: str) -> str:
     return f"{source} has more than {LIMIT_BYTES >> 30} GiB or {LIMIT_FILES} files"
-
-
-def _file_digest(path: str | bytes) -> str:
-    # O_NONBLOCK: a FIFO that took the place of the file must not block.
-    return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

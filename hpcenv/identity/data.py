@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hpcenv.records.files import sha256_of
+from hpcenv.records.files import sha256_at
 from hpcenv.records.manifest import DataCompare
 from hpcenv.text import plural
 
@@ -70,7 +70,7 @@ def read_entries(path: str, compare: DataCompare) -> Iterator[DataEntry]:
     """
     names = sorted(_files(path))
     with ThreadPoolExecutor(_READERS) as readers:
-        contents = readers.map(_sha256, (place for _, place in names)) if compare == "sha256" else iter(())
+        contents = readers.map(sha256_at, (place for _, place in names)) if compare == "sha256" else iter(())
         for name, place in names:
             status = os.stat(place)
             sha256 = next(contents) if compare == "sha256" else ""
@@ -115,7 +115,3 @@ def _files(path: str) -> Iterator[tuple[str, str]]:
                     waiting.append((name, entry.path))
                 else:
                     yield name, entry.path
-
-
-def _sha256(path: str) -> str:
-    return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

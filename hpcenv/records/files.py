@@ -89,6 +89,16 @@ def sha256_of(descriptor: int) -> str:
     return digest.hexdigest()
 
 
+def sha256_at(path: str | bytes | Path) -> str:
+    """Return the sha256 of the file at a path, in hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    # O_NONBLOCK: for a pipe in its place, opening would wait.
+    return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+
+
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file of a run, with their ends.
 

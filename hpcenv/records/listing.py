@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.records.files import sha256_of
+from hpcenv.records.files import sha256_at
 
 # The content of a symbolic link in the copy is its target behind this word.
 LINK = "link:"
@@ -74,11 +74,9 @@ def content_of(path: str) -> str:
     try:
         if os.path.islink(path):
             return LINK + os.readlink(path)
-        # O_NONBLOCK: for a pipe in its place, opening would wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return sha256_at(path)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    return sha256_of(descriptor)
 
 
 def is_importable(name: str) -> bool:

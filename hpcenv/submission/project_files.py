@@ -27,7 +27,7 @@ from pathlib import Path
 from hpcenv import size
 from hpcenv.errors import UsageError
 from hpcenv.project.code_listing import LOCKFILE_SUFFIX
-from hpcenv.records.files import sha256_of
+from hpcenv.records.files import sha256_at
 from hpcenv.records.listing import BYTECODE, LINK, Untracked, is_importable
 from hpcenv.submission import credentials
 
@@ -211,7 +211,7 @@ class _ProjectWalk:
         if len(self.found.copies) > _MOST_FILES or self._size > _MOST_BYTES:
             raise _too_much(self._shown, {path: _length(place) for path, place in self.found.copies.items()})
         try:
-            self.found.contents[path] = content or _sha256(place)
+            self.found.contents[path] = content or sha256_at(place)
         except OSError as error:
             raise UsageError(f"cannot read `{place}`", why=error.strerror, hint=_hint(path)) from error
 
@@ -487,10 +487,6 @@ def _text(place: str) -> bytes | None:
     # As git tells it apart (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes.
     is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
     return content if is_text else None
-
-
-def _sha256(place: str) -> str:
-    return sha256_of(os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _length(place: str, *, follow: bool = True) -> int:
