@@ -271,9 +271,9 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 
 
 def require_locked(
-    overlay: Overlay, locked: OverlayTable, cache: Path | None, notes: list[str], *, must: bool, relock: Command
-) -> SifIdentity | None:
-    """Return the identity of a locked overlay for the nodes.
+    overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
+) -> tuple[SifIdentity | None, tuple[str, ...]]:
+    """Return the identity of a locked overlay for the nodes, and a note where it is another one.
 
     Args:
         must: the lockfile's policy says that it must be the locked one.
@@ -292,15 +292,15 @@ def require_locked(
             hint="get the file that was locked, or name its place there",
         ) from error
     if digest == locked.digest:
-        return identity
+        return identity, ()
     if must:
         raise ImageMismatch(
             f"`{overlay.source}` is not the locked overlay",
             why=f"its digest is {digest}, the lockfile says {locked.digest}",
             hint=("get the one that was locked back; to lock this one: ", relock),
         )
-    notes.append(f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}...")
-    return identity
+    note = f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}..."
+    return identity, (note,)
 
 
 # -- which package is from where -----------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcenv.cluster.node_types import Offer
@@ -43,15 +43,18 @@ def judge(request: Request, origins: Mapping[str, str], offered: Sequence[Offer]
     names = _partitions(request, origins, offered)
     excluded = _node_names("exclude", request.exclude, origins, offered)
     wanted = _node_names("nodelist", request.nodelist, origins, offered)
-    notes: list[str] = []
-    faults = {name: _fault(request, origins, _of(offered, name), wanted, excluded, notes) for name in names}
+    faults = {name: _fault(request, origins, _of(offered, name), wanted, excluded) for name in names}
     first = next(iter(faults.values()), None)
     if first is None or any(fault is None for fault in faults.values()):
-        return notes
+        return [
+            note
+            for name, fault in faults.items()
+            for note in _why_it_may_wait(request, origins, _of(offered, name), excluded, can_run=fault is None)
+        ]
     others = [
         name
         for name in dict.fromkeys(offer.partition for offer in offered if offer.available == "up")
-        if name not in names and _fault(request, origins, _of(offered, name), wanted, excluded, []) is None
+        if name not in names and _fault(request, origins, _of(offered, name), wanted, excluded) is None
     ]
     hint = f"--partition {others[0]} has nodes for this job, if you may use it" if others else first.hint
     raise SubmitRejected(first.what, why=first.why, hint=hint)
@@ -150,11 +153,10 @@ def _fault(
     offers: list[Offer],
     wanted: frozenset[str],
     excluded: frozenset[str],
-    notes: list[str],
 ) -> _Fault | None:
-    """Return why a partition cannot run this, None if it can; add to `notes` why the job may have to wait."""
+    """Return why a partition cannot run this, None if it can."""
     name, show = offers[0].partition, f"sinfo --partition={offers[0].partition} --Node --long"
-    problem = _rules(request, origins, offers[0], notes)
+    problem = _rules(request, origins, offers[0])
     if problem is not None:
         return problem
     if wanted and not wanted <= (hosts := _hosts(offers)) and hosts:
@@ -185,33 +187,53 @@ def _fault(
             why=f"--nodes comes from {_nodes_origin(origins)}",
             hint=f"--nodes {count - request.spare}" if count > request.spare else f"`{show}` lists its nodes",
         )
-    usable = _count([offer for offer in left if offer.usable], excluded)
-    if usable < needed:
-        states = sorted({offer.state for offer in left if not offer.usable})
-        notes.append(
-            f"{count - usable} of the {count} fitting nodes of {name} are {' or '.join(states)} now, "
-            f"{_nodes(needed)} are needed: the job will wait for them"
-        )
     return None
 
 
-def _rules(request: Request, origins: Mapping[str, str], offer: Offer, notes: list[str]) -> _Fault | None:
+def _why_it_may_wait(
+    request: Request, origins: Mapping[str, str], offers: list[Offer], excluded: frozenset[str], *, can_run: bool
+) -> Iterator[str]:
+    """Yield notes about a partition that runs the job only later, or only if the QOS allows it."""
+    name, needed = offers[0].partition, request.nodes + request.spare
+    if offers[0].available in _TAKES_NO_JOBS:
+        return
+    if offers[0].available != "up":
+        yield f"partition {name} is {offers[0].available}: the job will wait until it is up"
+    if request.qos is not None and any(_beyond_limits(request, offers[0])):
+        yield f"beyond the limits of partition {name}: the job starts only if QOS {request.qos} allows it"
+    conditions = _conditions(request, origins)
+    fitting = [offer for offer in offers if all(fits(offer) for _what, _origin, fits in conditions)]
+    count, usable = _count(fitting, excluded), _count([offer for offer in fitting if offer.usable], excluded)
+    if can_run and usable < needed:
+        states = sorted({offer.state for offer in fitting if not offer.usable})
+        yield (
+            f"{count - usable} of the {count} fitting nodes of {name} are {' or '.join(states)} now, "
+            f"{_nodes(needed)} are needed: the job will wait for them"
+        )
+
+
+_TAKES_NO_JOBS = ("inact", "drain", "inactive")
+
+
+def _beyond_limits(request: Request, offer: Offer) -> tuple[bool, bool]:
+    """Return whether the job is longer than the partition allows, and whether it has more nodes."""
+    minutes, needed = request.time_minutes, request.nodes + request.spare
+    too_long = minutes is not None and offer.max_minutes is not None and minutes > offer.max_minutes
+    return too_long, offer.max_nodes is not None and needed > offer.max_nodes
+
+
+def _rules(request: Request, origins: Mapping[str, str], offer: Offer) -> _Fault | None:
     """Check the rules of the partition: its state, its time limit and its numbers of nodes."""
     name, needed, requested = offer.partition, request.nodes + request.spare, _nodes_requested(request, origins)
-    if offer.available in ("inact", "drain", "inactive"):
+    if offer.available in _TAKES_NO_JOBS:
         return _Fault(
             what=f"partition `{name}` takes no jobs",
             why=f"sinfo calls it `{offer.available}`; it comes from {origins.get('partition', 'the cluster')}",
             hint="`sinfo --summarize` lists the partitions",
         )
-    if offer.available != "up":
-        notes.append(f"partition {name} is {offer.available}: the job will wait until it is up")
-    minutes = request.time_minutes
-    too_long = minutes is not None and offer.max_minutes is not None and minutes > offer.max_minutes
-    too_many = offer.max_nodes is not None and needed > offer.max_nodes
+    too_long, too_many = _beyond_limits(request, offer)
     if request.qos is not None and (too_long or too_many):
         # The QOS flags PartitionTimeLimit and PartitionMaxNodes override these rules (sacctmgr(1)).
-        notes.append(f"beyond the limits of partition {name}: the job starts only if QOS {request.qos} allows it")
         return None
     if too_long:
         longest = _clock(offer.max_minutes or 0)

@@ -33,11 +33,10 @@ from hpcenv.submission.plan import Request
 from hpcenv.submission.request import Cluster, SubmitOptions, detect_cluster
 
 NO_SITE = "none"
+NotedProfile = tuple[Profile | None, tuple[str, ...]]
 
 
-def choose(
-    workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster, notes: list[str]
-) -> Profile | None:
+def choose(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> NotedProfile:
     """Return the profile that is named or that is for this cluster; None without one.
 
     Raises:
@@ -47,25 +46,23 @@ def choose(
     named, origin = _named(workspace, options, context.environ)
     if cluster == "local" and not options.site_here:
         if options.site not in (None, NO_SITE):
-            notes.append(f"without Slurm no site profile is used: --site {options.site}")
-        return None
+            return None, (f"without Slurm no site profile is used: --site {options.site}",)
+        return None, ()
     if cluster == "local" and named is None and detect_cluster(context.environ) == "local":
-        return None  # no cluster has a name here
-    found = find(named, origin, workspace.root, context, notes)
-    if found is not None:
-        notes.append(f"site profile {found.name} ({found.path})")
-    return found
+        return None, ()  # no cluster has a name here
+    found, notes = find(named, origin, workspace.root, context)
+    return found, notes if found is None else (*notes, f"site profile {found.name} ({found.path})")
 
 
-def find(named: str | None, origin: str, root: Path | None, context: Context, notes: list[str]) -> Profile | None:
+def find(named: str | None, origin: str, root: Path | None, context: Context) -> NotedProfile:
     """Return the named profile, else the one for this cluster; None for `none`, or without one.
 
     Raises:
         SpecError, FileUnusable: as `choose`.
     """
     if named == NO_SITE:
-        return None
-    return by_cluster(root, context, notes) if named is None else by_name(named, origin, root, context)
+        return None, ()
+    return by_cluster(root, context) if named is None else (by_name(named, origin, root, context), ())
 
 
 def _named(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[str | None, str]:
@@ -137,7 +134,7 @@ def _profile(site: SiteFile, path: Path) -> Profile:
     return profile(site, str(path))
 
 
-def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Profile | None:
+def by_cluster(project: Path | None, context: Context) -> NotedProfile:
     """Return the nearest profile for this cluster; None without one.
 
     The name of the cluster is looked up only if there are profiles.
@@ -148,12 +145,12 @@ def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Prof
     """
     paths = [path for folder in site_files.folders(project, context.environ) for path in site_files.in_folder(folder)]
     if not paths:
-        return None
+        return None, ()
     here = node_types.cluster_name(context.environ, cache=context.cache)
     if not here.value:
-        notes.append(f"no site profile is used: this cluster's name is not known ({here.how})")
-        return None
+        return None, (f"no site profile is used: this cluster's name is not known ({here.how})",)
 
+    notes: tuple[str, ...] = ()
     for path in paths:
         try:
             site, refusal = site_files.read(path)
@@ -161,14 +158,14 @@ def by_cluster(project: Path | None, context: Context, notes: list[str]) -> Prof
             # The user cannot correct a file of the machine's administrator.
             if os.access(path, os.W_OK):
                 raise
-            notes.append(f"profile not used: {error.what}")
+            notes += (f"profile not used: {error.what}",)
             continue
         if site.match is None or site.match.cluster.lower() != here.value:
             continue
         if refusal is not None:
             raise refusal
-        return _profile(site, path)
-    return None
+        return _profile(site, path), notes
+    return None, notes
 
 
 # -- what it means for a run --------------------------------------------------------------

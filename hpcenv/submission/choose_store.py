@@ -48,9 +48,8 @@ def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool
 
 def _of_site(context: Context, root: Path | None, site: str | None) -> tuple[Path | None, str]:
     """Return the place of the profile and its name; None, with what the user should know, where it has none."""
-    notes: list[str] = []
     named, origin = choose_site.named_outside(root, site, context.environ)
-    profile = choose_site.find(named, origin, root, context, notes)
+    profile, notes = choose_site.find(named, origin, root, context)
     if profile is None or profile.file.store is None:
         return None, "; ".join(notes)
     user = filesystem.user_name(os.getuid())

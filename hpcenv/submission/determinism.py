@@ -6,8 +6,6 @@ Runs on: LOGIN NODE. The table of switches is incontainer/start_hook/switches.py
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 
 from hpcenv.incontainer.start_hook.switches import SWITCHES, variables_of
 from hpcenv.project.lockfile import Lockfile
@@ -15,9 +13,6 @@ from hpcenv.project.option_values import first_and_last
 from hpcenv.project.spec import Project
 from hpcenv.records.manifest import DeterminismOptions, RecordingOptions, Setting
 from hpcenv.submission.request import SubmitOptions
-
-# The beginning of the origin of a variable; judge/network/lint.py knows it.
-_ORIGIN = "determinism profile"
 
 
 def determinism_options(
@@ -57,21 +52,15 @@ def recording_options(options: SubmitOptions, project: Project) -> RecordingOpti
     )
 
 
-def with_variables(given: Sequence[Setting], determinism: DeterminismOptions, notes: list[str]) -> tuple[Setting, ...]:
-    """Return the variables of the ranks with those of the profile; a variable that is given already stays.
-
-    Args:
-        notes: gets a line for each given variable that has another value.
-    """
-    reasons = {switch.name: switch.why for switch in SWITCHES}
-    found = {
-        name: Setting(name=name, value=value, origin=f"{_ORIGIN} {determinism.profile}", reason=reasons[name])
+def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
+    """Return the variables of the profile, for the ranks."""
+    reasons, origin = {switch.name: switch.why for switch in SWITCHES}, origin_of(determinism)
+    return tuple(
+        Setting(name=name, value=value, origin=origin, reason=reasons[name])
         for name, value in determinism.variables.items()
-    }
-    for setting in given:
-        asked = found.get(setting.name)
-        if asked is not None and asked.value != setting.value:
-            what = f"{setting.name}={setting.value} ({setting.origin})"
-            notes.append(f"{what} replaces {asked.value} of the {asked.origin}: runs may differ")
-        found[setting.name] = setting
-    return tuple(replace(found[name]) for name in sorted(found))
+    )
+
+
+def origin_of(determinism: DeterminismOptions) -> str:
+    """Return where these variables come from; judge/network/lint.py knows the first words."""
+    return f"determinism profile {determinism.profile}"

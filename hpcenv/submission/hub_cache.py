@@ -40,10 +40,12 @@ class HubCache:
     Attributes:
         refs: path below the cache -> commit.
         links: path below the cache -> folder in the store.
+        notes: where a script has to name the revision.
     """
 
     refs: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def binds(self) -> tuple[Bind, ...]:
         """Return what a container needs to see: the folders at their own paths."""
@@ -73,42 +75,30 @@ def find_fetched(one: DataTable, place: StorePlace) -> FetchedData:
     return FetchedData(wanted=wanted, folder=located.folder, state=tree.require_unchanged(located, one.compare))
 
 
-def plan_cache(fetched: Sequence[FetchedData], notes: list[str]) -> HubCache:
-    """Return the cache of a run. Pure, but for a line in `notes` where a script has to name the revision."""
+def plan_cache(fetched: Sequence[FetchedData]) -> HubCache:
+    """Return the cache of a run. Pure."""
     commits: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     for one in fetched:
         folder = one.wanted.cache_folder
         commits.setdefault(folder, []).append(one.wanted.revision)
         links[f"{folder}/snapshots/{one.wanted.revision}"] = str(one.folder)
-    for folder, named in commits.items():
-        if len(named) > 1:
-            notes.append(f"{folder}: [[data]] names {len(named)} commits: the script has to name the revision")
+    notes = tuple(
+        f"{folder}: [[data]] names {len(named)} commits: the script has to name the revision"
+        for folder, named in commits.items()
+        if len(named) > 1
+    )
     refs = {f"{folder}/refs/main": named[0] for folder, named in commits.items() if len(named) == 1}
-    return HubCache(refs=refs, links=links)
+    return HubCache(refs=refs, links=links, notes=notes)
 
 
-def with_variables(
-    given: Sequence[Setting], cache: HubCache, run_folder: Path, notes: list[str]
-) -> tuple[Setting, ...]:
-    """Return the variables of the ranks with those for the cache; a variable that is given already stays.
-
-    Args:
-        notes: gets a line for each given variable that has another value.
-    """
+def variables(cache: HubCache, run_folder: Path) -> tuple[Setting, ...]:
+    """Return the variables for the cache, for the ranks."""
     if not cache.links:
-        return tuple(given)
-    own = {name: Setting(name=name, value=value, origin=_ORIGIN, reason=_WHY_OFFLINE)
-           for name, value in _OFFLINE.items()}  # fmt: skip
-    place = str(RunFolder(run_folder).hub)
-    own["HF_HUB_CACHE"] = Setting(name="HF_HUB_CACHE", value=place, origin=_ORIGIN, reason=_WHY_CACHE)
-    for setting in given:
-        asked = own.get(setting.name)
-        if asked is not None and asked.value != setting.value:
-            what = f"{setting.name}={setting.value} ({setting.origin}) replaces {asked.value}"
-            notes.append(f"{what}: the ranks may not find the data of [[data]]")
-        own[setting.name] = setting
-    return tuple(own[name] for name in sorted(own))
+        return ()
+    place = Setting(name="HF_HUB_CACHE", value=str(RunFolder(run_folder).hub), origin=_ORIGIN, reason=_WHY_CACHE)
+    offline = (Setting(name=n, value=v, origin=_ORIGIN, reason=_WHY_OFFLINE) for n, v in _OFFLINE.items())
+    return (*offline, place)
 
 
 def with_binds(environment: Environment, cache: HubCache) -> Environment:

@@ -22,21 +22,21 @@ from hpcenv.submission.request import SubmitOptions
 _NEEDED_BY_SBATCH = ("PATH", "HOME")
 
 
-def hide_credentials(options: SubmitOptions, context: Context, notes: list[str]) -> tuple[SubmitOptions, Context]:
+def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOptions, Context, tuple[str, ...]]:
     """Make a secret of each `--env NAME=VALUE` whose name looks like that of a credential.
 
     Returns:
-        The options with `--secret NAME=env:NAME` in its place, and the context with that variable.
+        The options with `--secret NAME=env:NAME` in its place, the context with that variable, and a note.
     """
     found = {name: value for name, value in options.env.items() if looks_like_credential(name)}
     if not found:
-        return options, context
+        return options, context, ()
     given = {name: value for name, value in found.items() if options.secret.get(name, f"env:{name}") == f"env:{name}"}
-    if given:
-        notes.append(f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name is like a credential's")
+    note = f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name is like a credential's"
     secret = {**options.secret, **{name: f"env:{name}" for name in given}}
     env = {name: value for name, value in options.env.items() if name not in found}
-    return replace(options, env=env, secret=secret), replace(context, environ={**context.environ, **given})
+    context = replace(context, environ={**context.environ, **given})
+    return replace(options, env=env, secret=secret), context, (note,) * bool(given)
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:

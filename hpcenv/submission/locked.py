@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +100,7 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
 
 
 def identify_sif(
-    environment: Environment, locked: Lockfile, workspace: Workspace, cache: Path | None, notes: list[str], *, lock: str
+    environment: Environment, locked: Lockfile, workspace: Workspace, cache: Path | None, *, lock: str
 ) -> LockedSif:
     """Return the SIF's hash and identity.
 
@@ -116,7 +116,7 @@ def identify_sif(
     if locked.container is None:
         return LockedSif()
     place = workspace.store_place
-    return locked_container.identify_sif(environment, locked, locked.container, place, cache, notes, lock=lock)
+    return locked_container.identify_sif(environment, locked, locked.container, place, cache, lock=lock)
 
 
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
@@ -134,6 +134,25 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
             raise UsageError(f"{name!r} is not a variable name", why=f"it comes from --env {name}=...")
         merged[name] = Setting(name=name, value=value, origin="--env")
     return tuple(merged[name] for name in sorted(merged))
+
+
+def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """Return the variables of the ranks with hpcenv's own; a variable that is given already stays.
+
+    Returns:
+        The variables, and a note for each given variable that has another value.
+
+    Args:
+        but: what that may lead to, after the replaced value.
+    """
+    known = {setting.name: setting for setting in own}
+    notes = tuple(
+        f"{one.name}={one.value} ({one.origin}) replaces {known[one.name].value}{but}"
+        for one in given
+        if one.name in known and known[one.name].value != one.value
+    )
+    known |= {setting.name: setting for setting in given}
+    return tuple(known[name] for name in sorted(known)), notes
 
 
 def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]:

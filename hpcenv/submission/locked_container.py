@@ -113,7 +113,6 @@ def identify_sif(
     container: ContainerTable,
     place: StorePlace,
     cache: Path | None,
-    notes: list[str],
     *,
     lock: str,
 ) -> LockedSif:
@@ -134,17 +133,14 @@ def identify_sif(
         digest, identity = sif_check.identify(descriptor, records)
     finally:
         os.close(descriptor)
-    found = LockedSif(
-        sha256=digest,
-        identity=identity,
-        overlay=_identify_overlay(environment, locked, container, cache, notes, lock=lock),
-    )
+    over, notes = _identify_overlay(environment, locked, container, cache, lock=lock)
+    found = LockedSif(sha256=digest, identity=identity, overlay=over, notes=notes)
     if digest == wanted.sha256:
         return found
     same_tree = stands_for(container, Path(image), digest, place=place, cache=cache)
     if same_tree:
         by = f" (of {wanted.built_with})" if wanted.built_with else ""
-        notes.append(f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree")
+        note = f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree"
     elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
         raise ImageMismatch(
             f"`{image}` is not the locked SIF",
@@ -152,8 +148,8 @@ def identify_sif(
             hint=_to_repair(container, lock),
         )
     else:
-        notes.append(f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}...")
-    return replace(found, same_tree=same_tree)
+        note = f"{image} is not the locked SIF: sha256 {digest[:12]}... instead of {wanted.sha256[:12]}..."
+    return replace(found, same_tree=same_tree, notes=(*notes, note))
 
 
 def _identify_overlay(
@@ -161,13 +157,12 @@ def _identify_overlay(
     locked: Lockfile,
     container: ContainerTable,
     cache: Path | None,
-    notes: list[str],
     *,
     lock: str,
-) -> SifIdentity | None:
-    """Return the identity of the squashfs over the SIF; None without one."""
+) -> tuple[SifIdentity | None, tuple[str, ...]]:
+    """Return the identity of the squashfs over the SIF, None without one, and notes about it."""
     if environment.overlay is None or container.overlay is None:
-        return None
+        return None, ()
     for bind in environment.binds:
         origin = bind.origin or "the binds of this submission"
         overlay.require_not_below(bind.target, environment.overlay.target, origin=origin)
@@ -175,7 +170,6 @@ def _identify_overlay(
         environment.overlay,
         container.overlay,
         cache,
-        notes,
         must=lock_model.severities_of(locked).of(FIELD) == "must",
         relock=Command("hpcenv", "lock", *(() if lock == DEFAULT_LOCK else ("--lock", lock))),
     )

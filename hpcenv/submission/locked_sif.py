@@ -16,9 +16,11 @@ class LockedSif:
         identity: how the nodes recognise it.
         overlay: how the nodes recognise a squashfs that is mounted over it.
         same_tree: its bytes differ from the locked file, but its file tree is the locked one.
+        notes: what the user should know about them.
     """
 
     sha256: str = ""
     identity: SifIdentity | None = None
     overlay: SifIdentity | None = None
     same_tree: bool = False
+    notes: tuple[str, ...] = ()

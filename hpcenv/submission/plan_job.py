@@ -71,6 +71,7 @@ from hpcenv.submission import (
 )
 from hpcenv.submission.hub_cache import FetchedData, HubCache
 from hpcenv.submission.locked import (
+    add_own,
     backend_of,
     default_level,
     environment_of,
@@ -187,11 +188,13 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     _require_no_import(context)
     workspace = workspace.for_lock(options.lock)
     cluster, notes = _cluster(options, context)
-    options, context = kept_secrets.hide_credentials(options, context, notes)
+    options, context, hidden = kept_secrets.hide_credentials(options, context)
+    notes += hidden
     record = to_record(options)
     with _asked(workspace, options, context, cluster) as answers:
-        profile = choose_site.choose(workspace, options, context, cluster, notes)
-        merged = merge(options, workspace, context.environ, cluster, profile, notes)
+        profile, of_site = choose_site.choose(workspace, options, context, cluster)
+        merged = merge(options, workspace, context.environ, cluster, profile)
+        notes += [*of_site, *merged.notes]
         options = merged.options
         wanted = _Wanted(workspace=workspace, options=options, context=context, cluster=cluster)
         request = make_request(options)
@@ -217,11 +220,15 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         checkpoint = resume.find_checkpoint(options, context, earlier)
         shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, answers, notes)
         stage = _stage(wanted, gate, run_folder, notes)
-        started = _started(wanted, script, script_bytes, gate.environment, run_folder, answers.tree, notes)
-        data, cache = _data(wanted, notes)
+        started = _started(wanted, script, script_bytes, gate.environment, run_folder, answers.tree)
+        data, cache = _data(wanted)
+        notes += [*started.code.notes, *cache.notes]
         started = replace(started, environment=hub_cache.with_binds(started.environment, cache))
     manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data, checkpoint)
-    manifest = replace(manifest, settings=hub_cache.with_variables(manifest.settings, cache, run_folder, notes))
+    own = hub_cache.variables(cache, run_folder)
+    ranks, replaced = add_own(manifest.settings, own, ": the ranks may not find the data of [[data]]")
+    manifest = replace(manifest, settings=ranks)
+    notes += replaced
     notes += resume.compare(checkpoint, locked.lockfile, request, manifest)
     manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
     values = kept_secrets.values_of(manifest.secrets, context.environ)
@@ -404,8 +411,9 @@ def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) ->
     environment = environment_of(
         wanted.workspace, locked, request, shape.profile, context.environ, lock=lock, runtime=options.runtime
     )
-    environment = typed_binds.add(environment, options.bind, context.cwd, notes)
-    sif = identify_sif(environment, locked, wanted.workspace, context.cache, notes, lock=lock)
+    environment, absent = typed_binds.add(environment, options.bind, context.cwd)
+    sif = identify_sif(environment, locked, wanted.workspace, context.cache, lock=lock)
+    notes += [*absent, *sif.notes]
     needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
     return _Gate(
         environment=environment,
@@ -447,7 +455,8 @@ def _preflight(
         return shape
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
-    offers = () if options.allocated else preflight.read_offers(answers.offers, notes)
+    offers, unknown = ((), ()) if options.allocated else preflight.read_offers(answers.offers)
+    notes += unknown
     if gate.table:
         notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
     notes += shared
@@ -502,12 +511,11 @@ def _started(
     environment: Environment,
     run_folder: Path,
     tree: Future[git.ReadTree | None] | None,
-    notes: list[str],
 ) -> _Started:
     call = wanted.options.call
     code = Code(workdir=wanted.context.cwd, reason="no script")
     if wanted.options.script is not None or call is not None:
-        code = snapshot.find(_code_place(wanted, script, run_folder), tree, notes)
+        code = snapshot.find(_code_place(wanted, script, run_folder), tree)
     place = None if code.source is None else code.source.script
     if call is None:
         return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)
@@ -547,11 +555,11 @@ def plan_code(workspace: Workspace, options: SubmitOptions, context: Context) ->
     """
     workspace = workspace.for_lock(options.lock)
     cluster: Cluster = "local"
-    merged = merge(options, workspace, {}, cluster, None, [])
+    merged = merge(options, workspace, {}, cluster, None)
     script, content = _script(options, context)
     wanted = _Wanted(workspace=workspace, options=merged.options, context=context, cluster=cluster)
     with _asked(workspace, merged.options, context, cluster) as answers:
-        code = snapshot.find(_code_place(wanted, script, workspace.runs / "new"), answers.tree, [])
+        code = snapshot.find(_code_place(wanted, script, workspace.runs / "new"), answers.tree)
     return code, hashlib.sha256(content).hexdigest() if script is not None else ""
 
 
@@ -632,9 +640,12 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, not
     if not manifest.launches:
         return replace(manifest, severities=gate_severities(locked, gpus=gpus))
     strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
+    but = f" of the {determinism.origin_of(strict)}: runs may differ"
+    ranks, replaced = add_own(manifest.settings, determinism.variables(strict), but)
+    notes += replaced
     return replace(
         manifest,
-        settings=determinism.with_variables(manifest.settings, strict, notes),
+        settings=ranks,
         severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
         determinism=strict,
         recording=determinism.recording_options(options, project),
@@ -806,7 +817,7 @@ def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
     return data_folder.find(source, packed_folder(run_folder))
 
 
-def _data(wanted: _Wanted, notes: list[str]) -> tuple[tuple[RecordedData, ...], HubCache]:
+def _data(wanted: _Wanted) -> tuple[tuple[RecordedData, ...], HubCache]:
     """Return the data that [[data]] names, as they are now, and the cache with those of a hub."""
     found: dict[str, RecordedData] = {}
     fetched: list[FetchedData] = []
@@ -820,7 +831,7 @@ def _data(wanted: _Wanted, notes: list[str]) -> tuple[tuple[RecordedData, ...], 
             state, stem = _state_of(one.path, path, one.compare, wanted.workspace), os.path.basename(path)
         name = _name_of_data(stem, found)
         found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state), hub=one.hub or "")
-    return tuple(found.values()), hub_cache.plan_cache(fetched, notes)
+    return tuple(found.values()), hub_cache.plan_cache(fetched)
 
 
 def _name_of_data(stem: str, known: Mapping[str, RecordedData]) -> str:

@@ -237,19 +237,20 @@ def _typed(option: Option, origins: Mapping[str, str]) -> bool:
     return option.flag in origins.get(option.name, "").split(", ")
 
 
-def read_offers(answer: Future[tuple[node_types.Offer, ...]] | None, notes: list[str]) -> tuple[node_types.Offer, ...]:
-    """Return what the cluster has. If sinfo does not answer in time, add a note; nothing is checked then.
+def read_offers(
+    answer: Future[tuple[node_types.Offer, ...]] | None,
+) -> tuple[tuple[node_types.Offer, ...], tuple[str, ...]]:
+    """Return what the cluster has. If sinfo does not answer in time, a note says it; nothing is checked then.
 
     Args:
         answer: of `node_types.offers`; None if sinfo was not asked.
     """
     offers = read_answer(answer)
     if isinstance(offers, str):
-        notes.append(f"not checked whether the partition could run this: {offers}")
-        return ()
+        return (), (f"not checked whether the partition could run this: {offers}",)
     if not offers:
-        notes.append("not checked whether the partition could run this: sinfo lists no nodes")
-    return offers or ()
+        return (), ("not checked whether the partition could run this: sinfo lists no nodes",)
+    return offers, ()
 
 
 def require_known_srun_options(request: Request, context: Context) -> list[str]:

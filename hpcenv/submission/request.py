@@ -187,10 +187,12 @@ class MergedOptions:
 
     Attributes:
         origins: option name -> the place that its value comes from; only options that are set.
+        notes: what the user should know about the origins.
     """
 
     options: SubmitOptions
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     def requested(self) -> tuple[str, ...]:
         """Return what Slurm is asked for, each option with its value and origin."""
@@ -212,12 +214,8 @@ def merge(
     environ: Mapping[str, str],
     cluster: Cluster,
     profile: Profile | None,
-    notes: list[str],
 ) -> MergedOptions:
     """Merge the given options, hpcenv.toml, the user's SBATCH_* variables and the site profile, in this precedence.
-
-    Args:
-        notes: gets what the user should know about the origins.
 
     Raises:
         UsageError: a value is not valid, or nothing says how many ranks there are.
@@ -229,14 +227,8 @@ def merge(
     }
     values = _parse(chosen)
     origins = {name: origin for name, (_value, origin) in chosen.items()}
-    notes += [
-        f"{option.name} = {values[option.name]} comes from {option.environment}"
-        for option in OPTIONS
-        if option.environment and origins.get(option.name) == option.environment
-    ]
     merged = MergedOptions(options=replace(options, **values), origins=origins)
-    notes += _notes(merged, environ, cluster)
-    return merged
+    return replace(merged, notes=tuple(_notes(merged, environ, cluster)))
 
 
 def _candidates(
@@ -277,6 +269,9 @@ def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any,
 
 
 def _notes(merged: MergedOptions, environ: Mapping[str, str], cluster: Cluster) -> Iterator[str]:
+    for option in OPTIONS:
+        if option.environment and merged.origins.get(option.name) == option.environment:
+            yield f"{option.name} = {value_of(merged.options, option)} comes from {option.environment}"
     if cluster == "slurm":
         known = {option.environment for option in OPTIONS}
         ignored = sorted(name for name in environ if name.startswith("SBATCH_") and name not in known)

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Code:
         tree: the work tree of the script; None outside of a repository.
         diff: the difference from its commit; empty without one.
         reason: why its commit is not known.
+        notes: what the user should know.
     """
 
     workdir: Path
@@ -58,6 +59,7 @@ class Code:
     tree: WorkTree | None = None
     diff: bytes = b""
     reason: str | None = None
+    notes: tuple[str, ...] = ()
 
     def table(self, script_sha256: str) -> CodeTable:
         """Return the table [code] of the run's lockfile."""
@@ -102,6 +104,7 @@ class _Committed:
         files: what git tracks, and `new`.
         new: the script, if git does not track it.
         reason: why there is no commit.
+        notes: what the user should know.
     """
 
     tree: WorkTree | None
@@ -110,9 +113,10 @@ class _Committed:
     is_dirty: bool = False
     diff: bytes = b""
     reason: str | None = None
+    notes: tuple[str, ...] = ()
 
 
-def find(place: CodePlace, answer: Future[git.ReadTree | None] | None, notes: list[str]) -> Code:
+def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
     """Return what is copied; with `--workdir live`, that nothing is.
 
     Args:
@@ -124,19 +128,18 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None, notes: li
         ToolMissing, ToolFailed: the code is under git, and git fails.
     """
     try:
-        committed = _committed(place, None if answer is None else answer.result(), notes)
+        committed = _committed(place, None if answer is None else answer.result())
     except (ToolFailed, ToolMissing) as error:
-        return _unreadable(place, error, notes)
+        return _unreadable(place, error)
+    live = Code(workdir=place.context.cwd, tree=committed.tree, diff=committed.diff, reason=committed.reason)
     if place.options.workdir == LIVE:
-        if not place.options.handover:
-            notes.append("the script runs in the live project (--workdir live): later edits change the job")
-        tree, diff = committed.tree, committed.diff
-        return Code(workdir=place.context.cwd, tree=tree, diff=diff, reason=committed.reason)
-    source, workdir = _planned(place, committed, notes)
-    return Code(source=source, workdir=workdir, tree=committed.tree, diff=committed.diff, reason=committed.reason)
+        note = "the script runs in the live project (--workdir live): later edits change the job"
+        return live if place.options.handover else replace(live, notes=(note,))
+    source, workdir, notes = _planned(place, committed)
+    return replace(live, source=source, workdir=workdir, notes=(*committed.notes, *notes))
 
 
-def _committed(place: CodePlace, read: git.ReadTree | None, notes: list[str]) -> _Committed:
+def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
     """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
     script, options = place.script, place.options
     if options.copied is not None:
@@ -150,18 +153,23 @@ def _committed(place: CodePlace, read: git.ReadTree | None, notes: list[str]) ->
     # Behind a link that leads out of the work tree there is no state in git.
     new = () if inside is None or inside in known.files or inside.startswith("../") else (inside,)
     is_dirty = bool(tree.changed or known.unwatched or new)
+    notes: tuple[str, ...] = ()
     if options.workdir != LIVE:
         if is_dirty and not options.allow_dirty:
             raise _dirty(tree, known, new)
         project_files.require_bounded(tree.root, known.files)
-        if known.left_out:
-            notes.append(f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}")
-        missing = [path for path in known.files if _is_folder(tree.root / path)]
-        if missing:
-            notes.append(f"not in the copy of the code, the submodule is not initialised: {_some(missing)}")
-        notes.extend(_not_filtered(tree))
+        notes = (*_not_copied(tree, known), *_not_filtered(tree))
     diff = git.read_diff(tree, new, place.context.environ) if is_dirty else b""
-    return _Committed(tree=tree, files=(*known.files, *new), new=new, is_dirty=is_dirty, diff=diff)
+    return _Committed(tree=tree, files=(*known.files, *new), new=new, is_dirty=is_dirty, diff=diff, notes=notes)
+
+
+def _not_copied(tree: WorkTree, known: git.Tracked) -> Iterable[str]:
+    """Yield notes about what git tracks and the work tree does not have."""
+    if known.left_out:
+        yield f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}"
+    missing = [path for path in known.files if _is_folder(tree.root / path)]
+    if missing:
+        yield f"not in the copy of the code, the submodule is not initialised: {_some(missing)}"
 
 
 def _is_folder(path: Path) -> bool:
@@ -171,12 +179,11 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _unreadable(place: CodePlace, error: ToolFailed | ToolMissing, notes: list[str]) -> Code:
+def _unreadable(place: CodePlace, error: ToolFailed | ToolMissing) -> Code:
     """Return a note about the failure of git if no copy is wanted; raise the error otherwise."""
     why = git.said_by(error) if isinstance(error, ToolFailed) else error.what
     if place.options.workdir == LIVE:
-        notes.append(f"the commit of the code is not known: {why}")
-        return Code(workdir=place.context.cwd, reason=why)
+        return Code(workdir=place.context.cwd, reason=why, notes=(f"the commit of the code is not known: {why}",))
     raise error.changed(
         what=f"git fails for the code of `{'' if place.script is None else place.script.name}`",
         why=why,
@@ -232,8 +239,8 @@ class _CopiedFolder:
     tracked: tuple[str, ...] = ()
 
 
-def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple[PlannedSource, Path]:
-    """Return the copy that is made, and the working directory in it."""
+def _planned(place: CodePlace, committed: _Committed) -> tuple[PlannedSource, Path, Iterable[str]]:
+    """Return the copy that is made, the working directory in it, and notes about the copy."""
     parts = _parts(place, committed)
     rules = _rules(place, parts)
     ask = functools.partial(_ask_ignored, environ=place.context.environ)
@@ -242,7 +249,6 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
     working = parts[-1]
     workdir = Path(os.path.normpath(working.folder / os.path.relpath(cwd, working.root)))
     listing = _listing(found, committed.new)
-    notes.extend(_notes(found, has_commit=committed.tree is not None and committed.reason is None))
     main = parts[0]
     script = None
     if place.script is not None:
@@ -262,7 +268,7 @@ def _planned(place: CodePlace, committed: _Committed, notes: list[str]) -> tuple
         new=committed.new,
         has_submodules=committed.tree is not None and bool(committed.tree.submodules),
     )
-    return planned, workdir
+    return planned, workdir, _notes(found, has_commit=committed.tree is not None and committed.reason is None)
 
 
 def _ask_ignored(tree: str, paths: Sequence[str], *, environ: Mapping[str, str]) -> frozenset[str] | None:
@@ -419,15 +425,14 @@ def make(source: PlannedSource, run: RunFolder) -> None:
         FileUnusable: it cannot be copied.
         ScriptUnusable: a file changed since it was read.
     """
-    made: set[str] = set()
     changed: list[str] = []
+    links = tuple(_links(source))
     try:
+        _make_parents((*source.files, *(path for path, _target in links)), source, run)
         for path, origin in source.files.items():
-            _make_parent(path, source, run, made)
             if _copy(origin, str(run.path / path)) != source.listing.files[path]:
                 changed.append(path.partition("/")[2])
-        for path, target in _links(source):
-            _make_parent(path, source, run, made)
+        for path, target in links:
             os.symlink(target, run.path / path)
         (run.path / source.workdir).mkdir(parents=True, exist_ok=True)
         for folder in source.live_folders:
@@ -448,21 +453,18 @@ def _links(source: PlannedSource) -> Iterable[tuple[str, str]]:
             yield path, content.removeprefix(LINK)
 
 
-def _make_parent(path: str, source: PlannedSource, run: RunFolder, made: set[str]) -> None:
-    """Make the folders of a path, with the permissions that they have in the project."""
-    parent = os.path.dirname(path)
-    if parent in made:
-        return
-    top, _, below = parent.partition("/")
-    place = run.path / top
-    for name in ("", *below.split("/")):
-        place = place / name
-        if not place.exists():
-            place.mkdir()
-            original = Path(source.roots[top]) / place.relative_to(run.path / top)
-            with suppress(OSError):  # the folder of a live folder may not exist yet
-                place.chmod(stat.S_IMODE(original.stat().st_mode) & 0o777 | stat.S_IRWXU)
-    made.add(parent)
+def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -> None:
+    """Make the folders of paths, with the permissions that they have in the project."""
+    for parent in dict.fromkeys(os.path.dirname(path) for path in paths):
+        top, _, below = parent.partition("/")
+        place = run.path / top
+        for name in ("", *below.split("/")):
+            place = place / name
+            if not place.exists():
+                place.mkdir()
+                original = Path(source.roots[top]) / place.relative_to(run.path / top)
+                with suppress(OSError):  # the folder of a live folder may not exist yet
+                    place.chmod(stat.S_IMODE(original.stat().st_mode) & 0o777 | stat.S_IRWXU)
 
 
 def _copy(place: str, target: str) -> str:

@@ -39,27 +39,23 @@ def parse(text: str, cwd: Path) -> Bind:
     return Bind(source=path, target=os.path.normpath(target or path), read_only=_READ_ONLY.get(mode, False))
 
 
-def add(environment: Environment, typed: Sequence[str], cwd: Path, notes: list[str]) -> Environment:
+def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Environment, tuple[str, ...]]:
     """Return the environment with the binds that the user typed; they replace others with the same target.
 
-    Args:
-        notes: gets a line for a source that this machine does not have.
+    A note names each source that this machine does not have.
 
     Raises:
         UsageError: one has another form, or there is no container.
     """
     binds = tuple(parse(text, cwd) for text in typed)
     if not binds:
-        return environment
+        return environment, ()
     if environment.kind != "sif":
         raise UsageError(
             f"`--bind {typed[0]}`: there is no container",
             why="the lockfile is of a host environment, whose ranks see all folders of their node",
             hint="leave it out",
         )
-    notes += [
-        f"--bind: {bind.source} does not exist on this machine; every node must have it"
-        for bind in binds
-        if not os.path.exists(bind.source)
-    ]
-    return replace(environment, binds=(*binds, *environment.binds))
+    absent = [bind.source for bind in binds if not os.path.exists(bind.source)]
+    notes = tuple(f"--bind: {source} does not exist on this machine; every node must have it" for source in absent)
+    return replace(environment, binds=(*binds, *environment.binds)), notes

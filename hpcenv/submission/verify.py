@@ -128,7 +128,7 @@ def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile)
     """Return the site profile that a submission uses here."""
     # The time only makes the name of a run, which is not needed here.
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
-    profile = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ), [])
+    profile, _notes = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ))
     return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
 
 

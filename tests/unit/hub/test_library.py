@@ -63,9 +63,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, st
         fetch(parse_locked(wanted), (), find_access(hub.environ()), store)
         hub.close()
         found.append(hub_cache.find_fetched(DataTable(hub=wanted), place))
-    cache = hub_cache.plan_cache(found, [])
+    cache = hub_cache.plan_cache(found)
     hub_cache.write(cache, RunFolder(folder / "run"))
-    settings = hub_cache.with_variables((), cache, folder / "run", [])
+    settings = hub_cache.variables(cache, folder / "run")
     yield {setting.name: setting.value for setting in settings}, folder
 
 

@@ -69,8 +69,7 @@ def test_the_submission_looks_for_it_on_the_host(env):
 
 def test_binds_as_typed(tmp_path):
     sif = Environment(kind="sif", python="python3", sif="/x.sif", binds=(Bind(source="/a", target="/a"),))
-    notes = []
-    found = typed_binds.add(sif, ("data", "/none:/d", f"{tmp_path}:/e/:ro", "/f::ro"), tmp_path, notes)
+    found, notes = typed_binds.add(sif, ("data", "/none:/d", f"{tmp_path}:/e/:ro", "/f::ro"), tmp_path)
     assert found.binds == (
         Bind(source=str(tmp_path / "data"), target=str(tmp_path / "data")),
         Bind(source="/none", target="/d"),
@@ -81,6 +80,6 @@ def test_binds_as_typed(tmp_path):
     assert [note for note in notes if "/none" in note], notes
     for wrong in ("/a:b", "/a:/b:rx", "/a:/b:ro:x", ":/b", "/a,/b"):
         with pytest.raises(UsageError):
-            typed_binds.add(sif, (wrong,), tmp_path, [])
+            typed_binds.add(sif, (wrong,), tmp_path)
     with pytest.raises(UsageError, match="there is no container"):
-        typed_binds.add(Environment(kind="host", python="/p"), ("/a",), tmp_path, [])
+        typed_binds.add(Environment(kind="host", python="/p"), ("/a",), tmp_path)

@@ -229,12 +229,11 @@ def test_submit_refuses_another_overlay_and_policy_makes_it_a_note(tmp_path: Pat
     workspace = project(tmp_path, "x.sqsh:/opt/extra")
     found = overlay.find(workspace).overlay
     locked = overlay.identify(found, "")
-    notes: list[str] = []
     path.write_bytes(path.read_bytes() + b"X")
     with pytest.raises(ImageMismatch, match="is not the locked overlay"):
-        overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))
-    overlay.require_locked(found, locked, None, notes, must=False, relock=overlay.Command("hpcenv", "lock"))
+        overlay.require_locked(found, locked, None, must=True, relock=overlay.Command("hpcenv", "lock"))
+    _, notes = overlay.require_locked(found, locked, None, must=False, relock=overlay.Command("hpcenv", "lock"))
     assert "is not the locked overlay" in notes[0]
     path.unlink()
     with pytest.raises(ImageMismatch, match="cannot be read"):
-        overlay.require_locked(found, locked, None, notes, must=True, relock=overlay.Command("hpcenv", "lock"))
+        overlay.require_locked(found, locked, None, must=True, relock=overlay.Command("hpcenv", "lock"))

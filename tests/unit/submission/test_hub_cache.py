@@ -17,6 +17,7 @@ from hpcenv.container.start_command import build_start_command
 from hpcenv.records.manifest import Environment, Setting
 from hpcenv.submission import hub_cache
 from hpcenv.submission.hub_cache import HubCache
+from hpcenv.submission.locked import add_own
 from tests.hub_server import COMMIT, Hub
 
 OTHER = "f" * 40
@@ -119,41 +120,40 @@ def test_an_exported_folder_has_its_cache_where_it_is_now(tmp_path: Path) -> Non
     assert values == [f"{now}/hub", "/old/exported-not"]
 
 
-def cache_of(*commits: str) -> tuple[HubCache, list[str]]:
+def cache_of(*commits: str) -> HubCache:
     from hpcenv.identity.data import DataState
     from hpcenv.project.hub_reference import parse_locked
 
-    notes: list[str] = []
     state = DataState(digest="", files=1, size=1)
     found = [
         hub_cache.FetchedData(wanted=parse_locked(f"lab/tiny@{one}"), folder=Path(f"/store/{one}"), state=state)
         for one in commits
     ]
-    return hub_cache.plan_cache(found, notes), notes
+    return hub_cache.plan_cache(found)
 
 
 def test_main_is_the_commit_unless_there_are_two() -> None:
-    cache, notes = cache_of(COMMIT)
+    cache = cache_of(COMMIT)
     assert cache.refs == {"models--lab--tiny/refs/main": COMMIT}
-    assert notes == []
-    cache, notes = cache_of(COMMIT, OTHER)
+    assert cache.notes == ()
+    cache = cache_of(COMMIT, OTHER)
     assert cache.refs == {}
     assert len(cache.links) == 2
-    assert "has to name the revision" in notes[0]
+    assert "has to name the revision" in cache.notes[0]
 
 
 def test_what_the_user_sets_stays_and_is_said() -> None:
-    cache, notes = cache_of(COMMIT)
     given = (Setting(name="HF_HUB_OFFLINE", value="0", origin="--env"), Setting(name="A", value="b", origin="--env"))
-    found = {one.name: one.value for one in hub_cache.with_variables(given, cache, Path("/run"), notes)}
+    settings, notes = add_own(given, hub_cache.variables(cache_of(COMMIT), Path("/run")), ": what then")
+    found = {one.name: one.value for one in settings}
     assert found == {"A": "b", "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
                      "HF_HUB_CACHE": "/run/hub"}  # fmt: skip
-    assert "HF_HUB_OFFLINE=0 (--env) replaces 1" in notes[0]
-    assert hub_cache.with_variables(given, HubCache(), Path("/run"), notes) == given
+    assert notes == ("HF_HUB_OFFLINE=0 (--env) replaces 1: what then",)
+    assert hub_cache.variables(HubCache(), Path("/run")) == ()
 
 
 def test_a_container_sees_the_folders_of_the_store_read_only() -> None:
-    cache, _ = cache_of(COMMIT)
+    cache = cache_of(COMMIT)
     environment = Environment(kind="sif", python="python3", apptainer="/usr/bin/apptainer", sif="/x.sif")
     seen = hub_cache.with_binds(environment, cache)
     start = build_start_command(seen, ["true"], workdir="/", variables={}, inherited={})
