@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from hpcenv.records.manifest import (
     Manifest,
     RecordedData,
     Secret,
+    Setting,
     StageRequest,
 )
 from hpcenv.records.run_folder import RunFolder
@@ -89,6 +90,7 @@ from hpcenv.submission.node_share import NodeShare
 from hpcenv.submission.plan import Call, EarlierRuns, Plan, Request, render_script
 from hpcenv.submission.request import (
     Cluster,
+    MergedOptions,
     SubmitOptions,
     detect_cluster,
     launch_options,
@@ -112,44 +114,51 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What is requested, merged from all places, for which project and where."""
+class _Given:
+    """What is requested as it was typed, with secrets in place of credentials; for which project and where."""
 
     workspace: Workspace
     options: SubmitOptions
     context: Context
     cluster: Cluster
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted(_Given):
+    """What is requested, merged from all places.
+
+    Attributes:
+        profile: the site profile; its values are not yet those for this run.
+        request: what Slurm is asked for, without the values of the site profile.
+        earlier: the runs of `--after`.
+        script, content: the file that the ranks start, None where it is not known, and its bytes.
+    """
+
+    merged: MergedOptions
+    profile: Profile | None
+    request: Request
+    earlier: EarlierRuns
+    script: Path | None
+    content: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What Slurm is asked for, with the origin of every value, and the site profile that had a part in it."""
+    """What Slurm is asked for, with the origin of every value, and the lockfile and site profile behind it.
 
-    request: Request
-    origins: Mapping[str, str]
-    profile: Profile | None
-    share: NodeShare = field(default_factory=NodeShare)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Locked:
-    """The lockfile of a run as it was read."""
+    Attributes:
+        path, content: of the lockfile.
+        profile: the site profile with the values for this run.
+    """
 
     path: Path
     content: bytes
     lockfile: Lockfile
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Started:
-    """What torchrun will start. `place` is its path for the ranks; None if it is `script`."""
-
-    script: Path | None
-    content: bytes
-    place: Path | None
-    code: Code
-    files: dict[str, bytes]
-    environment: Environment
+    request: Request
+    origins: Mapping[str, str]
+    profile: Profile | None
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +169,45 @@ class _Gate:
     level: FieldLevel
     table: dict[str, Any]
     sif: LockedSif
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where the run is kept, and what it gets of the cluster.
+
+    Attributes:
+        request: what Slurm is asked for in the end.
+        share: what of it is the share of the nodes.
+        copies: what is copied to the nodes; None to use everything where it is.
+    """
+
+    run_folder: Path
+    checkpoint: Path | None
+    request: Request
+    share: NodeShare
+    copies: StageRequest | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """What torchrun will start, its code and its data.
+
+    Attributes:
+        place: its path for the ranks; None if it is the script.
+        environment: what the container sees of them, too.
+        data: those that [[data]] names, as they are now.
+    """
+
+    content: bytes
+    place: Path | None
+    code: Code
+    files: dict[str, bytes]
+    environment: Environment
+    data: tuple[RecordedData, ...]
+    cache: HubCache
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,74 +234,66 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         HpcenvError: anything that would make the job fail, as far as the login node can know it.
     """
     _require_no_import(context)
-    workspace = workspace.for_lock(options.lock)
-    cluster, notes = _cluster(options, context)
-    options, context, hidden = kept_secrets.hide_credentials(options, context)
-    notes += hidden
-    record = to_record(options)
-    with _asked(workspace, options, context, cluster) as answers:
-        profile, of_site = choose_site.choose(workspace, options, context, cluster)
-        merged = merge(options, workspace, context.environ, cluster, profile)
-        notes += [*of_site, *merged.notes]
-        options = merged.options
-        wanted = _Wanted(workspace=workspace, options=options, context=context, cluster=cluster)
-        request = make_request(options)
-        require_literal(options)
-        _require_one_kind(options, cluster)
-        request, earlier = _after_others(wanted, request, notes)
-        script, script_bytes = _script(options, context)
-        locked = _locked(wanted, notes)
-        profile = _for_this_run(wanted, request, profile, locked.lockfile, notes)
-        request = choose_site.with_options(request, profile)
-        request = replace(request, fingerprint=_edited(locked.lockfile) or locked.lockfile.fingerprint)
-        origins = choose_site.with_origins(merged.origins, profile)
-        shape = _Shape(request=request, origins=origins, profile=profile)
-        notes += notes_on(locked.lockfile, locked.path)
-        notes += _gpus_of_cpu_torch(options, shape, locked.lockfile)
-        if options.script is not None and script is not None:
-            notes += preflight.compile_script(
-                options.script, script_bytes, locked.lockfile, _launch_shape(options, request)
-            )
-        gate = _gate(wanted, shape, locked.lockfile, notes)
-        notes += _in_environment(wanted, gate, script)
-        run_folder = _run_folder(wanted, options.name or _run_name(script, options, context))
-        checkpoint = resume.find_checkpoint(options, context, earlier)
-        shape = _preflight(wanted, shape, locked, gate, run_folder, checkpoint, answers, notes)
-        stage = _stage(wanted, gate, run_folder, notes)
-        started = _started(wanted, script, script_bytes, gate.environment, run_folder, answers.tree)
-        data, cache = _data(wanted)
-        notes += [*started.code.notes, *cache.notes]
-        started = replace(started, environment=hub_cache.with_binds(started.environment, cache))
-    manifest = _manifest(wanted, shape, locked, gate, started, run_folder, stage, data, checkpoint)
-    own = hub_cache.variables(cache, run_folder)
-    ranks, replaced = add_own(manifest.settings, own, ": the ranks may not find the data of [[data]]")
-    manifest = replace(manifest, settings=ranks)
-    notes += replaced
-    notes += resume.compare(checkpoint, locked.lockfile, request, manifest)
-    manifest = _with_determinism(manifest, wanted, locked.lockfile, notes)
-    values = kept_secrets.values_of(manifest.secrets, context.environ)
+    given = _given(workspace.for_lock(options.lock), options, context)
+    with _asked(given) as answers:
+        wanted = _merge(given)
+        shape = _shape(wanted)
+        gate = _gate(wanted, shape)
+        place = _place(wanted, shape, gate, answers)
+        started = _started(wanted, gate, place, answers)
+    manifest, notes = _manifest(wanted, shape, gate, place, started)
     _require_start_line(manifest)
+    command = recorded_command(context.command)
+    share, of_site = place.share.words(), choose_site.options_in_words(shape.profile)
     return Plan(
         manifest=manifest,
-        request=shape.request,
-        script="" if cluster == "local" else _render(manifest, shape.request, context),
-        lockfile_text=_run_lockfile(locked.content.decode(), locked.lockfile, manifest, started.code),
-        requirements=requirements_text(locked.lockfile),
-        command=recorded_command(context.command),
-        notes=(*notes, *_credential_notes(manifest), *_advice(manifest, merged.origins)),
-        requested=(*merged.requested(), *shape.share.words(), *choose_site.options_in_words(shape.profile)),
+        request=place.request,
+        script="" if given.cluster == "local" else _render(manifest, place.request, command),
+        lockfile_text=_run_lockfile(shape, manifest, started.code),
+        requirements=requirements_text(shape.lockfile),
+        command=command,
+        notes=(*wanted.notes, *shape.notes, *gate.notes, *place.notes, *started.notes, *notes),
+        requested=(*wanted.merged.requested(), *share, *of_site),
         source=started.code.source,
-        record=record,
+        record=to_record(given.options),
         files=started.files,
-        hub=cache,
-        after=earlier,
-        secret_values=values,
+        hub=started.cache,
+        after=wanted.earlier,
+        secret_values=kept_secrets.values_of(manifest.secrets, given.context.environ),
     )
 
 
-def _launch_shape(options: SubmitOptions, request: Request) -> LaunchShape:
-    return LaunchShape(
-        launcher=options.launcher or "torchrun", nodes=request.nodes, nproc_per_node=request.nproc_per_node
+def _given(workspace: Workspace, options: SubmitOptions, context: Context) -> _Given:
+    cluster = options.cluster or detect_cluster(context.environ)
+    here = cluster == "local" and options.cluster is None
+    alone = ("there is no sbatch on PATH: the run is on this machine (--cluster local)",) * here
+    options, context, hidden = kept_secrets.hide_credentials(options, context)
+    return _Given(workspace=workspace, options=options, context=context, cluster=cluster, notes=(*alone, *hidden))
+
+
+def _merge(given: _Given) -> _Wanted:
+    """Merge the options of all places; refuse those that contradict each other or name what is not there."""
+    workspace, context, cluster = given.workspace, given.context, given.cluster
+    profile, of_site = choose_site.choose(workspace, given.options, context, cluster)
+    merged = merge(given.options, workspace, context.environ, cluster, profile)
+    request = make_request(merged.options)
+    require_literal(merged.options)
+    _require_one_kind(merged.options, cluster)
+    earlier = after.find(merged.options, context, cluster)
+    request = after.with_dependency(request, earlier)
+    script, content = _script(merged.options, context)
+    return _Wanted(
+        workspace=workspace,
+        options=merged.options,
+        context=context,
+        cluster=cluster,
+        merged=merged,
+        profile=profile,
+        request=request,
+        earlier=earlier,
+        script=script,
+        content=content,
+        notes=(*given.notes, *of_site, *merged.notes, *after.notes_on(earlier)),
     )
 
 
@@ -297,16 +337,17 @@ _IMPORTING = "HPCENV_IMPORTING"
 
 
 @contextlib.contextmanager
-def _asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[_Answers]:
+def _asked(given: _Given) -> Iterator[_Answers]:
     """Ask sinfo, scontrol and git beside the planning; the end of the block kills those that still run."""
-    on_slurm, stop = cluster == "slurm", threading.Event()
-    environ, folder = context.environ, None if options.copied is not None else _code_folder(options, context)
+    options, environ, stop = given.options, given.context.environ, threading.Event()
+    on_slurm = given.cluster == "slurm"
+    folder = None if options.copied is not None else _code_folder(options, given.context)
     with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
         try:
             yield _Answers(
                 offers=pool.submit(node_types.offers, environ) if on_slurm and not options.allocated else None,
                 resources=pool.submit(node_resources.ask, environ)
-                if on_slurm and _may_want_share(workspace, options)
+                if on_slurm and _may_want_share(given.workspace, options)
                 else None,
                 tree=None if folder is None else pool.submit(git.read_tree, folder, environ),
             )
@@ -335,139 +376,166 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
     return preflight.read_script(options.script, context.cwd)
 
 
-def _in_environment(wanted: _Wanted, gate: _Gate, script: Path | None) -> tuple[str, ...]:
+def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...]:
     """Look for a module that the project does not have, or a console script; return a note where it is not known."""
     options, context = wanted.options, wanted.context
     if options.entry and options.script is not None:
-        return entry_point.require_in_environment(options.script, gate.environment)
-    if script is not None or not options.module or options.script is None:
+        return entry_point.require_in_environment(options.script, environment)
+    if wanted.script is not None or not options.module or options.script is None:
         return ()
     variables = {**context.environ, **wanted.workspace.project.env, **options.env}
-    return module_file.require_in_environment(options.script, context.cwd, gate.environment, variables)
+    return module_file.require_in_environment(options.script, context.cwd, environment, variables)
 
 
-def _locked(wanted: _Wanted, notes: list[str]) -> _Locked:
+def _shape(wanted: _Wanted) -> _Shape:
+    """Read the lockfile, and return the request for this run; refuse what the locked environment cannot do."""
     workspace, options = wanted.workspace, wanted.options
     path = options.lockfile or workspace.lockfile_path(options.lock)
     content = lockfile_bytes(path)
-    locked = parse_lockfile(content, path)
-    if options.frozen and stale.edited_content(locked) is not None:
-        name = workspace.shown(path)
-        notes.append(f"`{name}` was edited: its fingerprint {locked.fingerprint} is not that of its content (--frozen)")
-    reasons = stale.compare_spec(workspace.project, locked)
-    if options.frozen:
-        # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
-        notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
-    else:
+    lockfile = parse_lockfile(content, path)
+    notes = _compare_spec(workspace, options, lockfile, path)
+    profile = _for_this_run(wanted, lockfile)
+    notes += [] if profile is None else [*profile.notes, *profile.left_out]
+    notes += notes_on(lockfile, path)
+    request = choose_site.with_options(wanted.request, profile)
+    request = replace(request, fingerprint=_edited(lockfile) or lockfile.fingerprint)
+    origins = choose_site.with_origins(wanted.merged.origins, profile)
+    notes += _gpus_of_cpu_torch(options, request, origins, lockfile)
+    if options.script is not None and wanted.script is not None:
+        nodes, nproc, launcher = request.nodes, request.nproc_per_node, options.launcher or "torchrun"
+        ranks = LaunchShape(launcher=launcher, nodes=nodes, nproc_per_node=nproc)
+        notes += preflight.compile_script(options.script, wanted.content, lockfile, ranks)
+    return _Shape(
+        path=path,
+        content=content,
+        lockfile=lockfile,
+        request=request,
+        origins=origins,
+        profile=profile,
+        notes=tuple(notes),
+    )
+
+
+def _compare_spec(workspace: Workspace, options: SubmitOptions, lockfile: Lockfile, path: Path) -> list[str]:
+    """Refuse a stale lockfile; with --frozen return notes."""
+    reasons = stale.compare_spec(workspace.project, lockfile)
+    if not options.frozen:
         preflight.refuse_stale(workspace, options, reasons)
-    return _Locked(path=path, content=content, lockfile=locked)
+        return []
+    what = f"`{workspace.shown(path)}` was edited: its fingerprint {lockfile.fingerprint} is not that of its content"
+    edited = stale.edited_content(lockfile) is not None
+    # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
+    left = [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
+    return [*[f"{what} (--frozen)"] * edited, *left]
 
 
-def _after_others(wanted: _Wanted, request: Request, notes: list[str]) -> tuple[Request, EarlierRuns]:
-    """Return the request with the jobs that must complete first, and their runs."""
-    if not wanted.options.after:
-        return request, EarlierRuns()
-    earlier = after.find(wanted.options, wanted.context, wanted.cluster)
-    notes += after.notes_on(earlier)
-    return after.with_dependency(request, earlier), earlier
-
-
-def _for_this_run(
-    wanted: _Wanted, request: Request, profile: Profile | None, lockfile: Lockfile, notes: list[str]
-) -> Profile | None:
+def _for_this_run(wanted: _Wanted, lockfile: Lockfile) -> Profile | None:
     """Return the site profile with the values that are for this run; refuse a run that the site cannot start."""
-    if profile is None:
+    request = wanted.request
+    if wanted.profile is None:
         return None
     found = choose_site.for_run(
-        profile,
+        wanted.profile,
         lockfile,
         nodes=request.nodes,
         partition=request.partition,
         gpu_type=request.gpu_type,
         now=wanted.context.now,
     )
-    notes += [*found.notes, *found.left_out]
     if lockfile.container is not None:
         choose_site.require_runtime(found)
     return found
 
 
-def _gpus_of_cpu_torch(options: SubmitOptions, shape: _Shape, locked: Lockfile) -> list[str]:
+def _gpus_of_cpu_torch(
+    options: SubmitOptions, request: Request, origins: Mapping[str, str], locked: Lockfile
+) -> list[str]:
     """Refuse GPUs that the locked torch cannot use; with --allow-cpu-torch return a note."""
-    gpus = shape.request.gpus_per_node
+    gpus = request.gpus_per_node
     if not options.allow_cpu_torch:
         no_ranks = options.script is None and options.call is None
         without = "leave out --gpus" if no_ranks else "--gpus 0 --nproc R"
         hint = f"{without}, or lock a torch built for CUDA or ROCm; if something else uses them: --allow-cpu-torch"
-        refuse_gpus_for_cpu_torch(locked, gpus=gpus, origin=shape.origins.get("gpus", "--gpus"), hint=hint)
+        refuse_gpus_for_cpu_torch(locked, gpus=gpus, origin=origins.get("gpus", "--gpus"), hint=hint)
     elif gpus and not lock_model.compares_gpus(locked, gpus):
         return [f"the locked torch cannot use the {gpus} GPUs of each node: they are recorded, not compared"]
     return []
 
 
-def _gate(wanted: _Wanted, shape: _Shape, locked: Lockfile, notes: list[str]) -> _Gate:
-    options, context, request = wanted.options, wanted.context, shape.request
+def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
+    """Return the environment that the nodes must have; refuse one that is not the locked one here already."""
+    options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(
-        wanted.workspace, locked, request, shape.profile, context.environ, lock=lock, runtime=options.runtime
+        wanted.workspace, lockfile, shape.request, shape.profile, context.environ, lock=lock, runtime=options.runtime
     )
     environment, absent = typed_binds.add(environment, options.bind, context.cwd)
-    sif = identify_sif(environment, locked, wanted.workspace, context.cache, lock=lock)
-    notes += [*absent, *sif.notes]
-    needed = request.gpus_per_node > 0 and lock_model.cuda_of(locked) is not None
+    sif = identify_sif(environment, lockfile, wanted.workspace, context.cache, lock=lock)
+    needed = shape.request.gpus_per_node > 0 and lock_model.cuda_of(lockfile) is not None
     return _Gate(
         environment=environment,
         level=options.level or default_level(environment),
         table=gpu_kernels.compat_table() if needed else {},
         sif=sif,
+        notes=(*absent, *sif.notes, *_in_environment(wanted, environment)),
     )
 
 
-def _what_the_table_refuses(
-    wanted: _Wanted, locked: Lockfile, request: Request, table: Mapping[str, Any], offers: Sequence[Offer]
-) -> list[str]:
-    notes = gpu_kernels.judge_libraries(locked, request, table)
-    return notes + gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, locked, request, table, offers)
+def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: _Answers) -> _Place:
+    """Return where the run is kept, and what it gets of the cluster; refuse what could not run there."""
+    options, context = wanted.options, wanted.context
+    run_folder = _run_folder(wanted, options.name or _run_name(wanted.script, options, context))
+    checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
+    share, notes = _preflight(wanted, shape, gate, run_folder, checkpoint, answers)
+    copies, on_copies = _copies(wanted, gate, run_folder)
+    return _Place(
+        run_folder=run_folder,
+        checkpoint=checkpoint,
+        request=share.added_to(shape.request),
+        share=share,
+        copies=copies,
+        notes=(*notes, *on_copies),
+    )
 
 
 def _preflight(
-    wanted: _Wanted,
-    shape: _Shape,
-    locked: _Locked,
-    gate: _Gate,
-    run_folder: Path,
-    checkpoint: Path | None,
-    answers: _Answers,
-    notes: list[str],
-) -> _Shape:
-    """Refuse what the cluster, or this machine, could not run; return the shape with the share of the nodes."""
-    options, context, request = wanted.options, wanted.context, shape.request
-    # An exported folder is submitted in another environment. Without a script no secret is read.
-    if not options.handover and (options.script is not None or options.call is not None):
-        modules = () if shape.profile is None else shape.profile.modules
-        as_here = not modules and not options.setup
-        named = _secrets(wanted)
-        notes += preflight.require_secrets(named, context, local=wanted.cluster == "local", as_here=as_here)
-        if wanted.cluster == "slurm" and not options.assume_shared:
-            notes += kept_secrets.require_visible(named, context)
+    wanted: _Wanted, shape: _Shape, gate: _Gate, run_folder: Path, checkpoint: Path | None, answers: _Answers
+) -> tuple[NodeShare, list[str]]:
+    """Refuse what the cluster, or this machine, could not run; return the share of the nodes, and notes."""
+    options, context, request, lockfile = wanted.options, wanted.context, shape.request, shape.lockfile
+    notes = _check_secrets(wanted, shape)
     if wanted.cluster == "local":
         preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
-        return shape
+        return NodeShare(), notes
     # First the checks without sinfo, which may take seconds.
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers, unknown = ((), ()) if options.allocated else preflight.read_offers(answers.offers)
     notes += unknown
     if gate.table:
-        notes += _what_the_table_refuses(wanted, locked.lockfile, request, gate.table, offers)
+        notes += gpu_kernels.judge_libraries(lockfile, request, gate.table)
+        notes += gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, lockfile, request, gate.table, offers)
     notes += shared
     if options.allocated:
-        notes += preflight.check_space(run_folder)
-        return shape
+        return NodeShare(), notes + preflight.check_space(run_folder)
     notes += preflight.check_cluster(request, shape.origins, offers)
     notes += preflight.check_space(run_folder)
     notes += preflight.require_known_srun_options(request, context)
     notes += preflight.check_warning(request.time_minutes, stop_options(options, request).grace)
-    return _with_share(wanted, shape, offers, answers.resources, notes)
+    share = _share(wanted, shape, offers, answers.resources)
+    return share, [*notes, share.note] if share.note else notes
+
+
+def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
+    """Refuse secrets that the nodes cannot read; return notes where that is not known."""
+    options, context = wanted.options, wanted.context
+    # An exported folder is submitted in another environment. Without a script no secret is read.
+    if options.handover or (options.script is None and options.call is None):
+        return []
+    modules = () if shape.profile is None else shape.profile.modules
+    named = _secrets(wanted)
+    local, as_here = wanted.cluster == "local", not modules and not options.setup
+    notes = preflight.require_secrets(named, context, local=local, as_here=as_here)
+    return notes if local or options.assume_shared else notes + kept_secrets.require_visible(named, context)
 
 
 def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
@@ -483,61 +551,54 @@ def _has_ranks(options: SubmitOptions) -> bool:
     return options.script is not None or options.call is not None or options.preflight == "full"
 
 
-def _with_share(
-    wanted: _Wanted,
-    shape: _Shape,
-    offers: Sequence[Offer],
-    resources: Future[ClusterResources] | None,
-    notes: list[str],
-) -> _Shape:
-    """Return the shape with CPUs and memory of each node; refuse ranks that would share a core."""
-    options = wanted.options
+def _share(
+    wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], resources: Future[ClusterResources] | None
+) -> NodeShare:
+    """Return CPUs and memory of each node; refuse ranks that would share a core."""
+    options, request = wanted.options, shape.request
     if not _has_ranks(options):
-        return shape
-    share = node_share.choose(shape.request, offers, resources, handover=options.handover)
-    notes += [share.note] if share.note else []
-    request = share.added_to(shape.request)
+        return NodeShare()
+    share = node_share.choose(request, offers, resources, handover=options.handover)
     origin = node_share.origin_of(shape.origins, share)
-    node_share.refuse_shared_cores(
-        request, origin, offers, launcher=options.launcher or "torchrun", skipped=options.skip_check
-    )
-    return replace(shape, request=request, share=share)
+    launcher, skipped = options.launcher or "torchrun", options.skip_check
+    node_share.refuse_shared_cores(share.added_to(request), origin, offers, launcher=launcher, skipped=skipped)
+    return share
 
 
-def _started(
-    wanted: _Wanted,
-    script: Path | None,
-    content: bytes,
-    environment: Environment,
-    run_folder: Path,
-    tree: Future[git.ReadTree | None] | None,
-) -> _Started:
-    call = wanted.options.call
+def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: _Answers) -> _Started:
+    """Return what the ranks start and what they read; refuse code that cannot be copied, and data that are not here."""
+    options, call, environment = wanted.options, wanted.options.call, gate.environment
     code = Code(workdir=wanted.context.cwd, reason="no script")
-    if wanted.options.script is not None or call is not None:
-        code = snapshot.find(_code_place(wanted, script, run_folder), tree)
-    place = None if code.source is None else code.source.script
-    if call is None:
-        return _Started(script=script, content=content, place=place, code=code, files={}, environment=environment)
+    if options.script is not None or call is not None:
+        code = snapshot.find(_code_place(wanted, wanted.script, place.run_folder), answers.tree)
+    data, cache = _data(wanted.workspace)
+    script = None if code.source is None else code.source.script
+    content, files = wanted.content, {}
+    if call is not None:
+        environment = _seeing(environment, call, code)
+        files = _call_files(call, None if script is None else script.relative_to(place.run_folder))
+        script, content = place.run_folder / call.script, call.files[call.script]
     return _Started(
-        script=script,
-        content=call.files[call.script],
-        place=run_folder / call.script,
+        content=content,
+        place=script,
         code=code,
-        files=_call_files(call, None if place is None else place.relative_to(run_folder)),
-        environment=_seeing(environment, call, code),
+        files=files,
+        environment=hub_cache.with_binds(environment, cache),
+        data=data,
+        cache=cache,
+        notes=(*code.notes, *cache.notes),
     )
 
 
-def _code_place(wanted: _Wanted, script: Path | None, run_folder: Path) -> CodePlace:
-    call = wanted.options.call
+def _code_place(given: _Given, script: Path | None, run_folder: Path) -> CodePlace:
+    call = given.options.call
     return CodePlace(
         script=script if call is None else call.module,
-        folder=_code_folder(wanted.options, wanted.context),
+        folder=_code_folder(given.options, given.context),
         run_folder=run_folder,
-        workspace=wanted.workspace,
-        options=wanted.options,
-        context=wanted.context,
+        workspace=given.workspace,
+        options=given.options,
+        context=given.context,
         skipped=() if call is None or call.folder is None else (call.folder,),
     )
 
@@ -554,28 +615,34 @@ def plan_code(workspace: Workspace, options: SubmitOptions, context: Context) ->
         HpcenvError: the code cannot be copied.
     """
     workspace = workspace.for_lock(options.lock)
-    cluster: Cluster = "local"
-    merged = merge(options, workspace, {}, cluster, None)
+    options = merge(options, workspace, {}, "local", None).options
     script, content = _script(options, context)
-    wanted = _Wanted(workspace=workspace, options=merged.options, context=context, cluster=cluster)
-    with _asked(workspace, merged.options, context, cluster) as answers:
-        code = snapshot.find(_code_place(wanted, script, workspace.runs / "new"), answers.tree)
+    given = _Given(workspace=workspace, options=options, context=context, cluster="local")
+    with _asked(given) as answers:
+        code = snapshot.find(_code_place(given, script, workspace.runs / "new"), answers.tree)
     return code, hashlib.sha256(content).hexdigest() if script is not None else ""
 
 
 def _manifest(
-    wanted: _Wanted,
-    shape: _Shape,
-    locked: _Locked,
-    gate: _Gate,
-    started: _Started,
-    run_folder: Path,
-    stage: StageRequest | None,
-    data: tuple[RecordedData, ...],
-    checkpoint: Path | None,
+    wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return what the nodes will read, and notes about it."""
+    given = settings(wanted.workspace, wanted.options.env, shape.profile)
+    own = hub_cache.variables(started.cache, place.run_folder)
+    ranks, replaced = add_own(given, own, ": the ranks may not find the data of [[data]]")
+    manifest = _described(wanted, shape, gate, place, started, ranks)
+    compared = resume.compare(place.checkpoint, shape.lockfile, shape.request, manifest)
+    manifest, strict = _with_determinism(manifest, wanted, shape.lockfile)
+    notes = (*replaced, *compared, *strict, *_credential_notes(manifest), *_advice(manifest, wanted.merged.origins))
+    return manifest, notes
+
+
+def _described(
+    wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started, ranks: tuple[Setting, ...]
 ) -> Manifest:
-    workspace, options, request = wanted.workspace, wanted.options, shape.request
-    lockfile, origin = locked.lockfile, workspace.shown(locked.path)
+    """Return the manifest without what determinism adds; `ranks` are the variables of the ranks."""
+    workspace, options, request, share = wanted.workspace, wanted.options, place.request, place.share
+    lockfile, origin, run_folder = shape.lockfile, workspace.shown(shape.path), place.run_folder
     named = _secrets(wanted)
     gpus = request.gpus_per_node
     return Manifest(
@@ -587,29 +654,29 @@ def _manifest(
         nproc_per_node=request.nproc_per_node,
         gpus_per_node=gpus,
         cpus_per_task=request.cpus_per_task or 0,
-        cpus_origin=shape.origins.get("cpus", shape.share.cpus_origin),
+        cpus_origin=shape.origins.get("cpus", share.cpus_origin),
         mem=request.mem or "",
-        mem_origin=shape.origins.get("mem", shape.share.mem_origin),
+        mem_origin=shape.origins.get("mem", share.mem_origin),
         backend=backend_of(lockfile, request),
         environment=started.environment,
-        script=str(started.place or started.script or ""),
+        script=str(started.place or wanted.script or ""),
         module=options.script if options.module and options.script is not None else "",
         entry=options.script if options.entry and options.script is not None else "",
-        script_sha256=hashlib.sha256(started.content).hexdigest() if started.script or options.call else "",
+        script_sha256=hashlib.sha256(started.content).hexdigest() if wanted.script or options.call else "",
         args=options.args,
         workdir=str(started.code.workdir),
         submitted_in=str(wanted.context.cwd),
-        settings=settings(workspace, options.env, shape.profile),
+        settings=ranks,
         expectations=_expectations(workspace, lockfile, gate, gpus=gpus, origin=origin),
         packages=lock_model.package_expectations(lockfile),
         probe_level=gate.level,
         lockfile=origin,
-        lockfile_sha256=hashlib.sha256(locked.content).hexdigest(),
+        lockfile_sha256=hashlib.sha256(shape.content).hexdigest(),
         hpcenv_version=VERSION,
         gpu_needs=gpu_needs(lockfile, gpus=gpus, table=gate.table),
         sif=gate.sif.identity,
         overlay_file=gate.sif.overlay,
-        stage=stage,
+        stage=place.copies,
         launch=launch_options(options, torch=str(lockfile.facts.get("torch.version", ""))),
         stop=stop_options(options, request),
         preflight=preflight_options(options),
@@ -625,25 +692,24 @@ def _manifest(
         setup=options.setup,
         rendezvous_host="" if shape.profile is None else shape.profile.rendezvous_host,
         source=None if started.code.source is None else started.code.source.record,
-        data=data,
+        data=started.data,
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
         lockfile_edited=_edited(lockfile),
         fingerprint=request.fingerprint,
-        resume_from="" if checkpoint is None else str(checkpoint),
+        resume_from="" if place.checkpoint is None else str(place.checkpoint),
     )
 
 
-def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, notes: list[str]) -> Manifest:
-    """Return the manifest with the severities of the gate, and with what the ranks apply and record."""
+def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest with the severities of the gate, and with what the ranks apply and record; and notes."""
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
     if not manifest.launches:
-        return replace(manifest, severities=gate_severities(locked, gpus=gpus))
+        return replace(manifest, severities=gate_severities(locked, gpus=gpus)), ()
     strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
     but = f" of the {determinism.origin_of(strict)}: runs may differ"
     ranks, replaced = add_own(manifest.settings, determinism.variables(strict), but)
-    notes += replaced
-    return replace(
+    manifest = replace(
         manifest,
         settings=ranks,
         severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
@@ -651,6 +717,7 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile, not
         recording=determinism.recording_options(options, project),
         start_hook_sha256=start_hook_digest(),
     )
+    return manifest, replaced
 
 
 def _expectations(
@@ -731,21 +798,9 @@ def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
     return replace(environment, binds=(*environment.binds, *(Bind(source=path, target=path) for path in folders)))
 
 
-def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, list[str]]:
-    cluster = options.cluster or detect_cluster(context.environ)
-    if cluster == "local" and options.cluster is None:
-        return cluster, ["there is no sbatch on PATH: the run is on this machine (--cluster local)"]
-    return cluster, []
-
-
-def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
-    entry = options.script if options.entry and options.script is not None else "verify"
-    stem = script.stem if script is not None else entry if options.call is None else options.call.name
-    return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
-
-
-def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
+def _run_lockfile(shape: _Shape, manifest: Manifest, code: Code) -> str:
     """Return the lockfile as the run keeps it: with the state of the code, command and shape."""
+    locked = shape.lockfile
     run = lock_model.RunTable(
         argv=tuple(_as_text(word) for word in (*manifest.program, *manifest.args)),
         nodes=manifest.nodes,
@@ -763,7 +818,7 @@ def _run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -
     if locked.code is None and locked.run is None:
         tables = {name: document.plain(part) for name, part in (("code", table), ("run", run))}
         tables |= {f"data.{name}": document.plain(part) for name, part in data.items()}
-        return toml_files.extended(text, tables, header=header)
+        return toml_files.extended(shape.content.decode(), tables, header=header)
     # The lockfile is the copy of another run.
     copy = lock_model.to_data(locked.model_copy(update={"code": table, "run": run, "data": data}))
     return toml_files.dumps(copy, header=header)
@@ -778,31 +833,31 @@ def _as_text(word: str) -> str:
 _STAGE_LIMIT = 100 * 10**9
 
 
-def _stage(wanted: _Wanted, gate: _Gate, run_folder: Path, notes: list[str]) -> StageRequest | None:
-    """Return what is copied to the nodes; None to use everything where it is."""
+def _copies(wanted: _Wanted, gate: _Gate, run_folder: Path) -> tuple[StageRequest | None, tuple[str, ...]]:
+    """Return what is copied to the nodes, None to use everything where it is, and notes."""
     options = wanted.options
     if not options.stage and not options.stage_data:
         if options.stage_dir is not None:
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
-        return None
+        return None, ()
     if gate.environment.kind != "sif":
         raise UsageError("there is no SIF to stage", why="the lockfile is of a host environment")
     folder = options.stage_dir or ""
     if folder and not os.path.isabs(folder):
         raise UsageError(f"`--stage-dir {folder}` is not an absolute path", why="it names a folder on the nodes")
     if wanted.cluster == "local":
-        notes.append("on this machine nothing is staged: the SIF is on this machine")
-        return None
-    if gate.environment.overlay is not None:
-        notes.append(f"the overlay is not copied to the nodes: they read {gate.environment.overlay.source}")
+        return None, ("on this machine nothing is staged: the SIF is on this machine",)
+    overlay = gate.environment.overlay
+    notes = () if overlay is None else (f"the overlay is not copied to the nodes: they read {overlay.source}",)
     data = tuple(_data_folder(source, run_folder, wanted.context) for source in options.stage_data)
-    return StageRequest(
+    request = StageRequest(
         folder=folder,
         limit=_STAGE_LIMIT if options.stage_limit is None else options.stage_limit,
         sif_sha256=gate.sif.sha256 if options.stage else "",
         sif_size=os.stat(gate.environment.sif).st_size if options.stage else 0,
         data=data,
     )
+    return request, notes
 
 
 def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
@@ -817,18 +872,18 @@ def _data_folder(given: str, run_folder: Path, context: Context) -> DataFolder:
     return data_folder.find(source, packed_folder(run_folder))
 
 
-def _data(wanted: _Wanted) -> tuple[tuple[RecordedData, ...], HubCache]:
+def _data(workspace: Workspace) -> tuple[tuple[RecordedData, ...], HubCache]:
     """Return the data that [[data]] names, as they are now, and the cache with those of a hub."""
     found: dict[str, RecordedData] = {}
     fetched: list[FetchedData] = []
-    for one in wanted.workspace.project.data:
+    for one in workspace.project.data:
         if one.path is None:
-            repository = hub_cache.find_fetched(one, wanted.workspace.store_place)
+            repository = hub_cache.find_fetched(one, workspace.store_place)
             fetched.append(repository)
             path, state, stem = str(repository.folder), repository.state, repository.wanted.name
         else:
-            path = snapshot.data_path(wanted.workspace.root, one.path)
-            state, stem = _state_of(one.path, path, one.compare, wanted.workspace), os.path.basename(path)
+            path = snapshot.data_path(workspace.root, one.path)
+            state, stem = _state_of(one.path, path, one.compare, workspace), os.path.basename(path)
         name = _name_of_data(stem, found)
         found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state), hub=one.hub or "")
     return tuple(found.values()), hub_cache.plan_cache(fetched)
@@ -861,6 +916,12 @@ def packed_folder(run_folder: Path) -> Path:
 
 def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
+    entry = options.script if options.entry and options.script is not None else "verify"
+    stem = script.stem if script is not None else entry if options.call is None else options.call.name
+    return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
 
 
 def _run_folder(wanted: _Wanted, run: str) -> Path:
@@ -909,5 +970,5 @@ def _require_start_line(manifest: Manifest) -> None:
     )
 
 
-def _render(manifest: Manifest, request: Request, context: Context) -> str:
-    return render_script(manifest, request, python=sys.executable, command=recorded_command(context.command))
+def _render(manifest: Manifest, request: Request, command: tuple[str, ...]) -> str:
+    return render_script(manifest, request, python=sys.executable, command=command)
