@@ -13,7 +13,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from hpcenv.records.variables import names_credential
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.variables import looks_like_credential, names_credential
 
 # Files that usually hold credentials, in lower case. Python cannot import them.
 _FILES = (
@@ -152,3 +153,17 @@ def arguments(words: Sequence[str]) -> tuple[str, ...]:
         else:
             found.append(name if equals else f"argument {number + 1}")
     return tuple(dict.fromkeys(found))
+
+
+def notes_on(manifest: Manifest) -> tuple[str, ...]:
+    """Return notes where a setting or an argument looks like a credential: the manifest has the value."""
+    notes = []
+    names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
+    if names:
+        what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
+        notes.append(f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH")
+    words = arguments(manifest.args)
+    if words:
+        what = f"{', '.join(words)}: an argument that looks like a credential; the records and a bundle have its value"
+        notes.append(f"{what}. To keep it out of them: --secret NAME=file:PATH, which the script reads as a variable")
+    return tuple(notes)

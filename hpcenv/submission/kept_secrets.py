@@ -13,9 +13,11 @@ from pathlib import Path
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable, RunFolderNotShared, UsageError
 from hpcenv.project.context import Context, state_folder
+from hpcenv.project.workspace import Workspace
 from hpcenv.records import secret_file
 from hpcenv.records.manifest import Manifest, Secret
 from hpcenv.records.variables import looks_like_credential
+from hpcenv.submission.launch_options import check_secrets
 from hpcenv.submission.request import SubmitOptions
 
 # Without these, sbatch itself would not work.
@@ -37,6 +39,25 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
     env = {name: value for name, value in options.env.items() if name not in found}
     context = replace(context, environ={**context.environ, **given})
     return replace(options, env=env, secret=secret), context, (note,) * bool(given)
+
+
+def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[Secret, ...]:
+    """Return the secrets of the run; those that the submission has the value of are kept for the nodes."""
+    found = {
+        name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
+        for name, source in workspace.project.secrets.items()
+    }
+    found |= {name: Secret(name=name, source=source, origin="--secret") for name, source in options.secret.items()}
+    check_secrets(found.values())
+    named = tuple(found[name] for name in sorted(found))
+    return mark_kept(named, environ) if options.trains and not options.handover else named
+
+
+def file_of(named: Sequence[Secret], run_folder: Path, environ: Mapping[str, str]) -> str:
+    """Return the path of the file with the values of secrets; empty where none is kept."""
+    if not any(secret.kept for secret in named):
+        return ""
+    return str(secret_file.path_of(state_folder(environ), str(run_folder)))
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:

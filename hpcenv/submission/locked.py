@@ -13,13 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.errors import SpecError, SubmitRejected, UsageError
+from hpcenv.errors import LockfileStale, SpecError, SubmitRejected, UsageError
+from hpcenv.image.reference import parse_source
+from hpcenv.locking import same_tree
 from hpcenv.locking.environment import host_environment
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project import severities
+from hpcenv.project import severities, stale
 from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
+from hpcenv.project.stale import StaleReason
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import (
     Bind,
@@ -32,9 +35,30 @@ from hpcenv.records.manifest import (
     Severity,
 )
 from hpcenv.submission import locked_container
-from hpcenv.submission.locked_sif import LockedSif
+from hpcenv.submission.locked_container import LockedSif
 from hpcenv.submission.plan import Request
 from hpcenv.text import plural
+
+
+def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ...]) -> None:
+    """Refuse a stale lockfile. The environment itself is not read: the nodes read it anyway."""
+    if reasons:
+        path = workspace.lockfile_path(lock)
+        # `ubuntu` names no image: another lock would be refused, too.
+        parse_source(workspace.project.image)
+        why = "\n".join(str(reason) for reason in reasons)
+        hint = stale.remedy(reasons, path=path, name=lock)
+        raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
+
+
+def notes_on_frozen(workspace: Workspace, lockfile: Lockfile, path: Path, reasons: Sequence[StaleReason]) -> list[str]:
+    """Return notes about a lockfile that counts although it was edited, or is stale (--frozen)."""
+    # An overlay that is not mounted, or elsewhere, is not seen from the command.
+    notes = [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
+    if stale.edited_content(lockfile) is None:
+        return notes
+    why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
+    return [f"`{workspace.shown(path)}` was edited: {why}", *notes]
 
 
 def default_level(environment: Environment) -> FieldLevel:
@@ -99,26 +123,6 @@ def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...
     return tuple(sorted(targets - known))
 
 
-def identify_sif(
-    environment: Environment, locked: Lockfile, workspace: Workspace, cache: Path | None, *, lock: str
-) -> LockedSif:
-    """Return the SIF's hash and identity.
-
-    Args:
-        lock: name or path of the lockfile, for a hint.
-        workspace: whose store may have made it again.
-        cache: the user's folder for hashes of earlier runs.
-
-    Raises:
-        ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the
-            lockfile's policy says that it must be.
-    """
-    if locked.container is None:
-        return LockedSif()
-    place = workspace.store_place
-    return locked_container.identify_sif(environment, locked, locked.container, place, cache, lock=lock)
-
-
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
     """Return the backend that fits the locked torch and the GPUs of the run. A build for ROCm calls RCCL `nccl`."""
     return "nccl" if request.gpus_per_node and lock_model.gpu_support(locked) in ("cuda", "hip") else "gloo"
@@ -137,13 +141,10 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
 
 
 def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Return the variables of the ranks with hpcenv's own; a variable that is given already stays.
-
-    Returns:
-        The variables, and a note for each given variable that has another value.
+    """Return the variables of the ranks with hpcenv's own; one that is given stays, with a note if its value differs.
 
     Args:
-        but: what that may lead to, after the replaced value.
+        but: end of the note, after the replaced value.
     """
     known = {setting.name: setting for setting in own}
     notes = tuple(
@@ -153,6 +154,19 @@ def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple
     )
     known |= {setting.name: setting for setting in given}
     return tuple(known[name] for name in sorted(known)), notes
+
+
+def expectations(
+    workspace: Workspace, lockfile: Lockfile, sif: LockedSif, *, level: FieldLevel, gpus: int, origin: str
+) -> tuple[Expectation, ...]:
+    """Return what the nodes must find."""
+    locked = lock_model.expectations(lockfile, level=level, origin=origin)
+    return (
+        *(same_tree.expecting(locked, sif.sha256, lockfile) if sif.same_tree else locked),
+        *lock_model.env_expectations(lockfile, workspace.project.env, origin=origin),
+        *lock_model.bind_expectations(lockfile, origin=origin),
+        *host_expectations(lockfile, gpus=gpus),
+    )
 
 
 def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]:

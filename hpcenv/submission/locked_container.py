@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.container import runtime
@@ -27,8 +27,26 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, SifIdentity
-from hpcenv.submission.locked_sif import LockedSif
 from hpcenv.submission.plan import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedSif:
+    """The SIF that a run uses.
+
+    Attributes:
+        sha256: its hash, taken once; empty without a SIF.
+        identity: how the nodes recognise it.
+        overlay: how the nodes recognise a squashfs that is mounted over it.
+        same_tree: its bytes differ from the locked file, but its file tree is the locked one.
+        notes: what the user should know about them.
+    """
+
+    sha256: str = ""
+    identity: SifIdentity | None = None
+    overlay: SifIdentity | None = None
+    same_tree: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def environment_of(
@@ -116,7 +134,12 @@ def identify_sif(
     *,
     lock: str,
 ) -> LockedSif:
-    """Return the SIF's hash and identity; see `locked.identify_sif`.
+    """Return the SIF's hash and identity.
+
+    Args:
+        place: the store that may have made it again.
+        cache: the user's folder for hashes of earlier runs.
+        lock: name or path of the lockfile, for a hint.
 
     Raises:
         ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the

@@ -15,8 +15,8 @@ from hpcenv.cluster.node_resources import ClusterResources, NodeResources, Parti
 from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import UsageError
 from hpcenv.submission import capacity
+from hpcenv.submission.answers import read_answer
 from hpcenv.submission.plan import Request
-from hpcenv.submission.slurm_answer import read_answer
 from hpcenv.text import plural
 
 _SCONTROL = "scontrol show node"

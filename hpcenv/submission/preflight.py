@@ -16,28 +16,27 @@ from pathlib import Path
 
 from hpcenv import filesystem, process
 from hpcenv.cluster import node_types, slurm_command
+from hpcenv.container.start_command import build_start_command, own_folders
 from hpcenv.errors import (
     Command,
     FileUnusable,
     HpcenvError,
-    LockfileStale,
     RunFolderNotShared,
     ScriptUnusable,
     ToolMissing,
     UsageError,
 )
-from hpcenv.image.reference import parse_source
-from hpcenv.project import native_options, stale
+from hpcenv.project import native_options
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.options import OPTIONS, Option
-from hpcenv.project.workspace import Workspace
-from hpcenv.records.manifest import Environment, Secret
-from hpcenv.submission import capacity, module_file, script_notes, shell_script
+from hpcenv.records.manifest import Environment, Manifest, Secret
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import module_file, script_notes, shell_script
+from hpcenv.submission.answers import read_answer
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.script_notes import LaunchShape
-from hpcenv.submission.slurm_answer import read_answer
 
 
 def read_module(module: str, cwd: Path, command: Sequence[str]) -> tuple[Path | None, bytes]:
@@ -99,17 +98,6 @@ def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchS
 
 def _minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
-
-
-def refuse_stale(workspace: Workspace, options: SubmitOptions, reasons: tuple[stale.StaleReason, ...]) -> None:
-    """Refuse a stale lockfile. The environment itself is not read: the nodes read it anyway."""
-    if reasons:
-        path = workspace.lockfile_path(options.lock)
-        # `ubuntu` names no image: another lock would be refused, too.
-        parse_source(workspace.project.image)
-        why = "\n".join(str(reason) for reason in reasons)
-        hint = stale.remedy(reasons, path=path, name=options.lock)
-        raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
 def places_of_nodes(
@@ -276,15 +264,6 @@ def require_known_srun_options(request: Request, context: Context) -> list[str]:
     raise UsageError("srun refuses an option that is passed on", why=first, hint=Command("srun", "--help"))
 
 
-def check_cluster(request: Request, origins: Mapping[str, str], offers: Sequence[node_types.Offer]) -> list[str]:
-    """Refuse a request that no node of the partition can fulfil; return notes.
-
-    Raises:
-        SubmitRejected: see `capacity.judge`.
-    """
-    return capacity.judge(request, origins, offers) if offers else []
-
-
 # A run folder starts with about 5 MB of node code and records; logs follow.
 _NO_ROOM = 16 * 10**6
 _LITTLE_ROOM = 10**9
@@ -334,3 +313,21 @@ def check_space(run_folder: Path) -> list[str]:
             hint=elsewhere,
         )
     return [f"little space for logs and checkpoints in {run_folder.parent}: {whose}"] * (found.usable < _LITTLE_ROOM)
+
+
+def require_start_line(manifest: Manifest) -> None:
+    """Refuse here what the start command of the container cannot contain; otherwise the nodes refuse it."""
+    run = RunFolder(Path(manifest.run_folder))
+    build_start_command(
+        manifest.environment,
+        [manifest.environment.python, *manifest.program, *manifest.args],
+        workdir=manifest.workdir,
+        variables={
+            **{setting.name: setting.value for setting in manifest.settings},
+            **{secret.name: "" for secret in manifest.secrets},
+        },
+        inherited={name: "" for name in manifest.pass_env if not name.endswith("*")},
+        passed=manifest.pass_env,
+        home=str(run.home_of("NODE")),
+        binds=own_folders(manifest),
+    )

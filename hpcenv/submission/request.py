@@ -26,7 +26,7 @@ from hpcenv.project.options import BY_NAME, OPTIONS, WRITTEN, Option, in_place
 from hpcenv.project.site_profile import Profile
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
-from hpcenv.records.manifest import LaunchOptions, PreflightOptions, Secret, SmokeOptions, StopOptions
+from hpcenv.records.manifest import LaunchOptions, PreflightOptions, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
@@ -73,6 +73,11 @@ class SubmitOptions(OptionValues):
     handover: bool = False
     allocated: bool = False
     site_here: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job starts a training: without one it only checks its nodes."""
+        return self.script is not None or self.call is not None
 
 
 # -- where options enter ------------------------------------------------------------------
@@ -331,6 +336,32 @@ def require_literal(options: SubmitOptions) -> None:
             raise UsageError(f"{what} is {word!r}, which cannot be passed to a program")
 
 
+def require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
+    """Refuse options that contradict each other or need Slurm."""
+    if options.module and options.entry:
+        raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
+    if options.chain is not None and (options.sweep or options.array is not None):
+        raise UsageError(
+            "`--chain` is for one run", why="a sweep or array has many runs", hint="submit each of them by itself"
+        )
+    if options.sweep and options.array is not None:
+        raise UsageError("`--sweep` and `--array` contradict each other", hint="--sweep NAME=0..9 gives both")
+    if options.max_parallel is not None and not options.sweep and options.array is None:
+        raise UsageError("`--max-parallel` is for a sweep or array", hint="--sweep NAME=V1,V2 or --array 0-9")
+    if cluster == "local" and options.setup and not options.site_here:
+        raise UsageError(
+            "`setup` needs Slurm",
+            why="its lines run in the batch script, and a run on this machine has no batch script (--cluster local)",
+            hint="type the lines in this shell, and leave `setup` out",
+        )
+    for line in options.setup:
+        if not line.isprintable():
+            raise UsageError(f"a line of `setup` is not one line of text: {line!r}", hint="write each line by itself")
+    several = "--chain" if options.chain is not None else "--sweep" if options.sweep else "--array"
+    if cluster == "local" and (options.chain is not None or options.sweep or options.array is not None):
+        raise UsageError(f"`{several}` needs Slurm", why="on this machine one run is started at once (--cluster local)")
+
+
 def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     """Return how the ranks are started.
 
@@ -411,17 +442,6 @@ def preflight_options(options: SubmitOptions) -> PreflightOptions:
         skipped=tuple(dict.fromkeys(options.skip_check)),
         allow_cpu_torch=options.allow_cpu_torch,
     )
-
-
-def secrets(workspace: Workspace, options: SubmitOptions) -> tuple[Secret, ...]:
-    """Return which variables the nodes read from files or from the job's environment. No value is read here."""
-    found = {
-        name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
-        for name, source in workspace.project.secrets.items()
-    }
-    found |= {name: Secret(name=name, source=source, origin="--secret") for name, source in options.secret.items()}
-    launch_rules.check_secrets(found.values())
-    return tuple(found[name] for name in sorted(found))
 
 
 def passed_variables(options: SubmitOptions) -> tuple[str, ...]:

@@ -82,18 +82,34 @@ class CodePlace:
     Attributes:
         script: the script, or the file of a module; None for a function without a module, and for a module of the
             environment.
-        folder: where Python looks for it first: the script's own folder, or the working directory of a module.
         run_folder: of the run.
-        skipped: further folders that are no code, for example that of an executor.
     """
 
     script: Path | None
-    folder: Path | None
     run_folder: Path
     workspace: Workspace
     options: SubmitOptions
     context: Context
-    skipped: tuple[Path, ...] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where Python looks for it first: the script's own folder, or the working directory of a module."""
+        return code_folder(self.options, self.context.cwd)
+
+    @property
+    def skipped(self) -> tuple[Path, ...]:
+        """Further folders that are no code: that of an executor."""
+        call = self.options.call
+        return () if call is None or call.folder is None else (call.folder,)
+
+
+def code_folder(options: SubmitOptions, cwd: Path) -> Path | None:
+    """Return where Python looks for the code first; None without code."""
+    if options.call is not None:
+        return None if options.call.module is None else options.call.module.parent
+    if options.script is None or options.module or options.entry:
+        return None if options.script is None else cwd
+    return Path(os.path.abspath(cwd / options.script)).parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ from hpcenv.records.submission import Submission
 from hpcenv.submission import after, hub_cache, kept_secrets, locked_container, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
-from hpcenv.submission.plan_job import packed_folder
 from hpcenv.submission.request import Cluster
+from hpcenv.submission.run_data import packed_folder
 
 # A disk answers several waits together.
 _WAITS_AT_ONCE = 16

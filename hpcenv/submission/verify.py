@@ -18,7 +18,6 @@ from hpcenv.container import site_values
 from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import (
     FileUnusable,
-    LockfileStale,
     NodeRejected,
     NodesDisagree,
     NodesUnknown,
@@ -26,7 +25,6 @@ from hpcenv.errors import (
     VerifyWarned,
 )
 from hpcenv.facts import facts
-from hpcenv.image.reference import parse_source
 from hpcenv.judge import decide
 from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
@@ -49,15 +47,16 @@ from hpcenv.records.verdict import Finding, Verdict
 from hpcenv.submission import choose_site
 from hpcenv.submission.locked import (
     default_level,
+    expectations,
     gate_severities,
     gpu_needs,
-    host_expectations,
     project_binds,
     refuse_gpus_for_cpu_torch,
+    refuse_stale,
     settings,
     unlocked_binds,
 )
-from hpcenv.submission.locked_container import program_of, with_locked_overlay, with_wrapper
+from hpcenv.submission.locked_container import LockedSif, program_of, with_locked_overlay, with_wrapper
 from hpcenv.submission.request import SubmitOptions, detect_cluster
 from hpcenv.version import VERSION
 
@@ -89,13 +88,7 @@ def verify(
     path = workspace.lockfile_path(lock)
     workspace = workspace.for_lock(lock)
     locked = read_lockfile(path)
-    reasons = stale.compare_spec(workspace.project, locked)
-    if reasons:
-        # `ubuntu` names no image: another lock would be refused, too.
-        parse_source(workspace.project.image)
-        why = "\n".join(str(reason) for reason in reasons)
-        remedy = stale.remedy(reasons, path=path, name=lock)
-        raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=remedy)
+    refuse_stale(workspace, lock, stale.compare_spec(workspace.project, locked))
     profile = _profile(workspace, environ, locked)
     count, origin = (_gpus(workspace, profile), f"[submit] in {workspace.spec}") if gpus is None else (gpus, "--gpus")
     hint = "verify with --gpus 0, or lock a torch built for CUDA or ROCm"
@@ -240,12 +233,7 @@ def _manifest(
         args=(),
         workdir=str(workspace.root),
         settings=settings(workspace, {}, profile),
-        expectations=(
-            *lock_model.expectations(locked, level=level, origin=workspace.shown(path)),
-            *lock_model.env_expectations(locked, workspace.project.env, origin=workspace.shown(path)),
-            *lock_model.bind_expectations(locked, origin=workspace.shown(path)),
-            *host_expectations(locked, gpus=gpus),
-        ),
+        expectations=expectations(workspace, locked, LockedSif(), level=level, gpus=gpus, origin=workspace.shown(path)),
         packages=lock_model.package_expectations(locked),
         severities=gate_severities(locked, gpus=gpus),
         probe_level=level,

@@ -1,0 +1,78 @@
+"""What other programs answer while a submission is planned, and beside it. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hpcenv import process
+from hpcenv.cluster import munge, node_resources, node_types
+from hpcenv.cluster.node_resources import ClusterResources
+from hpcenv.cluster.node_types import Offer
+from hpcenv.errors import HpcenvError, SubmitRejected
+from hpcenv.project import git
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
+from hpcenv.submission.request import Cluster, SubmitOptions
+from hpcenv.submission.snapshot import code_folder
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What other programs answer while the run is planned; None where they are not asked.
+
+    Attributes:
+        offers: what sinfo says of the cluster's nodes.
+        resources: what scontrol says that the nodes have.
+        tree: what git says of the folder of the code.
+    """
+
+    offers: Future[tuple[Offer, ...]] | None
+    resources: Future[ClusterResources] | None
+    tree: Future[git.ReadTree | None] | None
+
+
+@contextlib.contextmanager
+def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
+    """Ask sinfo, scontrol and git beside the planning; the end of the block kills those that still run."""
+    on_slurm, stop, environ = cluster == "slurm", threading.Event(), context.environ
+    folder = None if options.copied is not None else code_folder(options, context.cwd)
+    with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
+        try:
+            yield Answers(
+                offers=pool.submit(node_types.offers, environ) if on_slurm and not options.allocated else None,
+                resources=pool.submit(node_resources.ask, environ)
+                if on_slurm and _may_want_share(workspace, options)
+                else None,
+                tree=None if folder is None else pool.submit(git.read_tree, folder, environ),
+            )
+        finally:
+            stop.set()
+
+
+def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
+    """Return whether a share of the nodes may have to be computed; a site profile may still have the values."""
+    project = workspace.project.submit
+    gpus = project.gpus if options.gpus is None else options.gpus
+    given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]
+    return bool(gpus) and not all(any(pair) for pair in given) and not options.handover and not options.allocated
+
+
+def read_answer(answer: Future[_Found] | None) -> _Found | str | None:
+    """Return what a command answers, or why that is not known; None if nothing was called.
+
+    Raises:
+        SubmitRejected: munge does not run here, so nothing can be submitted.
+    """
+    try:
+        return None if answer is None else answer.result()
+    except HpcenvError as error:
+        if error.what == munge.DOWN:
+            raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
+        return error.what

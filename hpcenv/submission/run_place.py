@@ -1,0 +1,58 @@
+"""The name and the folder of a run. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from hpcenv.errors import UsageError, WouldOverwrite
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import Workspace
+from hpcenv.submission.request import Cluster, SubmitOptions
+
+# A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+
+def run_folder(
+    workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster, script: Path | None
+) -> Path:
+    """Return where the run is kept; refuse a name or a place that cannot be used.
+
+    Args:
+        script: the file that the ranks start; None where it is not known.
+    """
+    run = options.name or _run_name(script, options, context)
+    means = "the newest run" if run == "latest" else "a job id" if _JOB_ID.match(run) and not options.handover else None
+    if not _RUN_NAME.match(run) or means:
+        raise UsageError(
+            f"{run!r} is not a run name",
+            why=f"`{run}` means {means}" if means else None,
+            hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
+        )
+    parent = workspace.runs if options.runs_dir is None else Path(os.path.abspath(context.cwd / options.runs_dir))
+    # submitit replaces %j in the path of its folder as Slurm does in that of the log.
+    misread = r"[\"'\\%]" if cluster == "slurm" else r"[\"'\\]"
+    if not str(parent).isprintable() or re.search(misread, str(parent)):
+        raise UsageError(
+            f"runs cannot be kept in {str(parent)!r}",
+            why="Slurm would misread quotes, backslashes, `%` and control characters in the log's path",
+            hint="choose another place: --runs-dir DIR, or `runs` under [paths] in hpcenv.toml",
+        )
+    folder = parent / run
+    if os.path.lexists(folder):
+        raise WouldOverwrite(f"the run folder `{folder}` exists", hint="choose another name: --name NAME")
+    return folder
+
+
+def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
+    entry = options.script if options.entry and options.script is not None else "verify"
+    stem = script.stem if script is not None else entry if options.call is None else options.call.name
+    return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
