@@ -25,7 +25,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project import native_options, site_files
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.project.site import OWN_OPTIONS, SiteFile
+from hpcenv.project.site import OWN_OPTIONS
 from hpcenv.project.site_profile import Profile, profile
 from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, Workspace
@@ -43,7 +43,8 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
         SpecError: the named profile does not exist, or the profile for this cluster is not valid.
         FileUnusable: the profile cannot be read, or other users can change it.
     """
-    named, origin = _named(workspace, options, context.environ)
+    outside = named_outside(workspace.root, workspace.project.site, context.environ)
+    named, origin = outside if options.site is None else (options.site, "--site")
     if cluster == "local" and not options.site_here:
         if options.site not in (None, NO_SITE):
             return None, (f"without Slurm no site profile is used: --site {options.site}",)
@@ -63,12 +64,6 @@ def find(named: str | None, origin: str, root: Path | None, context: Context) ->
     if named == NO_SITE:
         return None, ()
     return by_cluster(root, context) if named is None else (by_name(named, origin, root, context), ())
-
-
-def _named(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    if options.site is not None:
-        return options.site, "--site"
-    return named_outside(workspace.root, workspace.project.site, environ)
 
 
 def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
@@ -127,10 +122,6 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
     site, refusal = site_files.read(path)
     if refusal is not None and not trusted:
         raise refusal
-    return _profile(site, path)
-
-
-def _profile(site: SiteFile, path: Path) -> Profile:
     return profile(site, str(path))
 
 
@@ -164,7 +155,7 @@ def by_cluster(project: Path | None, context: Context) -> NotedProfile:
             continue
         if refusal is not None:
             raise refusal
-        return _profile(site, path), notes
+        return profile(site, str(path)), notes
     return None, notes
 
 

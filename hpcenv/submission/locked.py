@@ -10,13 +10,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.errors import LockfileStale, SpecError, SubmitRejected, UsageError
 from hpcenv.image.reference import parse_source
 from hpcenv.locking import same_tree
-from hpcenv.locking.environment import host_environment
+from hpcenv.locking.environment import container_environment, host_environment
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import severities, stale
 from hpcenv.project.fields import FieldLevel
@@ -34,8 +33,7 @@ from hpcenv.records.manifest import (
     Setting,
     Severity,
 )
-from hpcenv.submission import locked_container
-from hpcenv.submission.locked_container import LockedSif
+from hpcenv.submission.locked_container import LockedSif, find_sif, program_of, with_locked_overlay, with_wrapper
 from hpcenv.submission.plan import Request
 from hpcenv.text import plural
 
@@ -49,16 +47,6 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.remedy(reasons, path=path, name=lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
-
-
-def notes_on_frozen(workspace: Workspace, lockfile: Lockfile, path: Path, reasons: Sequence[StaleReason]) -> list[str]:
-    """Return notes about a lockfile that counts although it was edited, or is stale (--frozen)."""
-    # An overlay that is not mounted, or elsewhere, is not seen from the command.
-    notes = [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
-    if stale.edited_content(lockfile) is None:
-        return notes
-    why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
-    return [f"`{workspace.shown(path)}` was edited: {why}", *notes]
 
 
 def default_level(environment: Environment) -> FieldLevel:
@@ -86,12 +74,16 @@ def environment_of(
         SpecError: a bind's source does not exist.
         ImageMismatch: the SIF is missing.
     """
-    binds = project_binds(workspace)
-    if locked.container is None:
+    binds, container = project_binds(workspace), locked.container
+    if container is None:
         return host_environment(workspace, environ)
-    environment = locked_container.environment_of(
-        workspace, locked, locked.container, request, profile, environ, lock=lock, runtime=runtime
-    )
+    image = find_sif(workspace, container, lock=lock)
+    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
+    gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
+    program = program_of(runtime, profile, environ)
+    environment = container_environment(workspace, image, gpus=gpus, program=program)
+    environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
+    environment = with_wrapper(with_locked_overlay(environment, workspace, container), profile)
     # Not checked here: the folders of a site exist on its compute nodes.
     return replace(environment, binds=(*binds, *(() if profile is None else profile.binds)))
 

@@ -17,7 +17,7 @@ from hpcenv.identity import sif, sif_check
 from hpcenv.identity.overlay_check import FIELD
 from hpcenv.image.reference import SifFile
 from hpcenv.locking import overlay
-from hpcenv.locking.environment import container_environment, with_overlay
+from hpcenv.locking.environment import with_overlay
 from hpcenv.locking.image_source import locked_sif, locked_source
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.project import lockfile as lock_model
@@ -27,7 +27,6 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Environment, SifIdentity
-from hpcenv.submission.plan import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +48,8 @@ class LockedSif:
     notes: tuple[str, ...] = ()
 
 
-def environment_of(
-    workspace: Workspace,
-    locked: Lockfile,
-    container: ContainerTable,
-    request: Request,
-    profile: Profile | None,
-    environ: Mapping[str, str],
-    *,
-    lock: str,
-    runtime: str | None = None,
-) -> Environment:
-    """Return the SIF as environment of the ranks, without binds; see `locked.environment_of`.
+def find_sif(workspace: Workspace, container: ContainerTable, *, lock: str) -> Path:
+    """Return the path of the SIF of the lockfile.
 
     Raises:
         ImageMismatch: the SIF is missing.
@@ -69,12 +58,7 @@ def environment_of(
     if not image.exists():
         hint = _command_to_make(container, lock)
         raise ImageMismatch(f"there is no SIF `{image}`", why="the lockfile names it", hint=hint)
-    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
-    gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
-    program = program_of(runtime, profile, environ)
-    environment = container_environment(workspace, image, gpus=gpus, program=program)
-    environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
-    return with_wrapper(with_locked_overlay(environment, workspace, container), profile)
+    return image
 
 
 def with_locked_overlay(environment: Environment, workspace: Workspace, container: ContainerTable) -> Environment:
@@ -201,8 +185,11 @@ def _identify_overlay(
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note where what starts containers here does not read the compression of the SIF.
 
-    It may start the program that the project names: call it when the user has accepted what the project asks.
+    It may start that program to learn what it is. A plan does not: the project may name the program, and the user
+    accepts it before something is submitted.
     """
+    if environment.kind != "sif":
+        return ()
     path = Path(environment.sif)
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression

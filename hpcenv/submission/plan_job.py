@@ -56,7 +56,6 @@ from hpcenv.submission.locked import (
     expectations,
     gate_severities,
     gpu_needs,
-    notes_on_frozen,
     refuse_gpus_for_cpu_torch,
     refuse_stale,
     settings,
@@ -89,19 +88,8 @@ from hpcenv.version import VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
-    """What is requested as it was typed, with secrets in place of credentials; for which project and where."""
-
-    workspace: Workspace
-    options: SubmitOptions
-    context: Context
-    cluster: Cluster
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted(_Given):
-    """What is requested, merged from all places.
+class _Wanted:
+    """What is requested, merged from all places, for which project and where.
 
     Attributes:
         profile: the site profile; its values are not yet those for this run.
@@ -110,12 +98,17 @@ class _Wanted(_Given):
         script, content: the file that the ranks start, None where it is not known, and its bytes.
     """
 
+    workspace: Workspace
+    options: SubmitOptions
+    context: Context
+    cluster: Cluster
     merged: MergedOptions
     profile: Profile | None
     request: Request
     earlier: EarlierRuns
     script: Path | None
     content: bytes
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +117,14 @@ class _Shape:
 
     Attributes:
         path, content: of the lockfile.
+        edited: the fingerprint of its content where it says another one; else empty.
         profile: the site profile with the values for this run.
     """
 
     path: Path
     content: bytes
     lockfile: Lockfile
+    edited: str
     request: Request
     origins: Mapping[str, str]
     profile: Profile | None
@@ -194,9 +189,11 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         HpcenvError: anything that would make the job fail, as far as the login node can know it.
     """
     _require_no_import(context)
-    given = _given(workspace.for_lock(options.lock), options, context)
-    with asked(given.workspace, given.options, given.context, given.cluster) as answers:
-        wanted = _merge(given)
+    workspace = workspace.for_lock(options.lock)
+    cluster, alone = _cluster(options, context)
+    options, context, hidden = kept_secrets.hide_credentials(options, context)
+    with asked(workspace, options, context, cluster) as answers:
+        wanted = _merge(workspace, options, context, cluster)
         shape = _shape(wanted)
         gate = _gate(wanted, shape)
         place = _place(wanted, shape, gate, answers)
@@ -204,39 +201,48 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     manifest, notes = _manifest(wanted, shape, gate, place, started)
     preflight.require_start_line(manifest)
     command, python = recorded_command(context.command), sys.executable
-    local, request = given.cluster == "local", place.request
+    request = place.request
     share, of_site = place.share.words(), choose_site.options_in_words(shape.profile)
     return Plan(
         manifest=manifest,
         request=request,
-        script="" if local else render_script(manifest, request, python=python, command=command),
+        script="" if cluster == "local" else render_script(manifest, request, python=python, command=command),
         lockfile_text=run_lockfile(shape.content.decode(), shape.lockfile, manifest, started.code),
         requirements=requirements_text(shape.lockfile),
         command=command,
-        notes=(*wanted.notes, *shape.notes, *gate.notes, *place.notes, *started.notes, *notes),
+        notes=(*alone, *hidden, *wanted.notes, *shape.notes, *gate.notes, *place.notes, *started.notes, *notes),
         requested=(*wanted.merged.requested(), *share, *of_site),
         source=started.code.source,
-        record=to_record(given.options),
+        record=to_record(options),
         files=started.files,
         hub=started.cache,
         after=wanted.earlier,
-        secret_values=kept_secrets.values_of(manifest.secrets, given.context.environ),
+        secret_values=kept_secrets.values_of(manifest.secrets, context.environ),
     )
 
 
-def _given(workspace: Workspace, options: SubmitOptions, context: Context) -> _Given:
+def _require_no_import(context: Context) -> None:
+    """Refuse a submission from a rank that imports the file of its function (incontainer/call.py)."""
+    file = context.environ.get("HPCENV_IMPORTING")
+    if file is not None:
+        raise UsageError(
+            "a rank does not submit while it imports the file of its function",
+            why=f"each rank imports `{file}`, and each would submit once more",
+            hint='put what submits under `if __name__ == "__main__":`',
+        )
+
+
+def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, tuple[str, ...]]:
     cluster = options.cluster or detect_cluster(context.environ)
-    here = cluster == "local" and options.cluster is None
-    alone = ("there is no sbatch on PATH: the run is on this machine (--cluster local)",) * here
-    options, context, hidden = kept_secrets.hide_credentials(options, context)
-    return _Given(workspace=workspace, options=options, context=context, cluster=cluster, notes=(*alone, *hidden))
+    if cluster == "local" and options.cluster is None:
+        return cluster, ("there is no sbatch on PATH: the run is on this machine (--cluster local)",)
+    return cluster, ()
 
 
-def _merge(given: _Given) -> _Wanted:
+def _merge(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> _Wanted:
     """Merge the options of all places; refuse those that contradict each other or name what is not there."""
-    workspace, context, cluster = given.workspace, given.context, given.cluster
-    profile, of_site = choose_site.choose(workspace, given.options, context, cluster)
-    merged = merge(given.options, workspace, context.environ, cluster, profile)
+    profile, of_site = choose_site.choose(workspace, options, context, cluster)
+    merged = merge(options, workspace, context.environ, cluster, profile)
     request = make_request(merged.options)
     require_literal(merged.options)
     require_one_kind(merged.options, cluster)
@@ -254,31 +260,8 @@ def _merge(given: _Given) -> _Wanted:
         earlier=earlier,
         script=script,
         content=content,
-        notes=(*given.notes, *of_site, *merged.notes, *after.notes_on(earlier)),
+        notes=(*of_site, *merged.notes, *after.notes_on(earlier)),
     )
-
-
-def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
-    chosen = "preflight" in origins or manifest.preflight.level != "quick"
-    if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
-        return ()
-    what = "the network between the nodes is not tested before the training"
-    return (f"{what}: --preflight full (or `preflight` under [submit]) does that",)
-
-
-def _require_no_import(context: Context) -> None:
-    """Refuse a submission from a rank that imports the file of its function (incontainer/call.py)."""
-    file = context.environ.get(_IMPORTING)
-    if file is not None:
-        raise UsageError(
-            "a rank does not submit while it imports the file of its function",
-            why=f"each rank imports `{file}`, and each would submit once more",
-            hint='put what submits under `if __name__ == "__main__":`',
-        )
-
-
-_IMPORTING = "HPCENV_IMPORTING"
 
 
 def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, bytes]:
@@ -313,12 +296,16 @@ def _shape(wanted: _Wanted) -> _Shape:
     reasons = stale.compare_spec(workspace.project, lockfile)
     if not options.frozen:
         refuse_stale(workspace, options.lock, reasons)
-    notes = notes_on_frozen(workspace, lockfile, path, reasons) if options.frozen else []
+    edited = next((one.found for one in reasons if one.name == "edited"), "")
+    why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
+    notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
+    # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
+    notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
     notes += notes_on(lockfile, path)
     request = choose_site.with_options(wanted.request, profile)
-    request = replace(request, fingerprint=stale.edited_content(lockfile) or lockfile.fingerprint)
+    request = replace(request, fingerprint=edited or lockfile.fingerprint)
     origins = choose_site.with_origins(wanted.merged.origins, profile)
     notes += _idle_gpus(options, request, origins, lockfile)
     if options.script is not None and wanted.script is not None:
@@ -329,6 +316,7 @@ def _shape(wanted: _Wanted) -> _Shape:
         path=path,
         content=content,
         lockfile=lockfile,
+        edited=edited,
         request=request,
         origins=origins,
         profile=profile,
@@ -419,9 +407,8 @@ def _preflight(
     shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers, unknown = ((), ()) if options.allocated else preflight.read_offers(answers.offers)
     notes += unknown
-    if gate.table:
-        notes += gpu_kernels.judge_libraries(lockfile, request, gate.table)
-        notes += gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, lockfile, request, gate.table, offers)
+    notes += gpu_kernels.judge_libraries(lockfile, request, gate.table)
+    notes += gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, lockfile, request, gate.table, offers)
     notes += shared
     if options.allocated:
         return NodeShare(), notes + preflight.check_space(run_folder)
@@ -580,7 +567,7 @@ def _described(
         data=started.data,
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
-        lockfile_edited=stale.edited_content(lockfile) or "",
+        lockfile_edited=shape.edited,
         fingerprint=request.fingerprint,
         resume_from="" if place.checkpoint is None else str(place.checkpoint),
     )
@@ -621,3 +608,12 @@ def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
     if call.module is not None and code.source is None:
         folders.append(str(call.module.parent))
     return replace(environment, binds=(*environment.binds, *(Bind(source=path, target=path) for path in folders)))
+
+
+def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
+    chosen = "preflight" in origins or manifest.preflight.level != "quick"
+    if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
+        return ()
+    what = "the network between the nodes is not tested before the training"
+    return (f"{what}: --preflight full (or `preflight` under [submit]) does that",)

@@ -233,11 +233,9 @@ def read_offers(
     Args:
         answer: of `node_types.offers`; None if sinfo was not asked.
     """
-    offers = read_answer(answer)
+    offers = read_answer(answer) or "sinfo lists no nodes"
     if isinstance(offers, str):
         return (), (f"not checked whether the partition could run this: {offers}",)
-    if not offers:
-        return (), ("not checked whether the partition could run this: sinfo lists no nodes",)
     return offers, ()
 
 

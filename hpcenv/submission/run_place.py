@@ -51,8 +51,5 @@ def run_folder(
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
     entry = options.script if options.entry and options.script is not None else "verify"
     stem = script.stem if script is not None else entry if options.call is None else options.call.name
-    return f"{_word(stem)}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"
-
-
-def _word(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    return f"{word}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"

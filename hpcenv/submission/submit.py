@@ -75,7 +75,7 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     if on_slurm:
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     wait_for_earlier(plan, context)
-    notes = (*plan.notes, *notes_on_runtime(plan, context))
+    notes = (*plan.notes, *locked_container.notes_on_sif(plan.manifest.environment, context.environ))
     plan = pack_data(plan)
     context, own = kept_secrets.without(context, plan.secret_values), context
     make_folder(run.path)
@@ -112,18 +112,6 @@ def wait_for_earlier(plan: Plan, context: Context) -> None:
     """Wait for the runs of `--after` for which Slurm cannot wait."""
     if plan.after.waited_for:
         after.wait(plan.after.waited_for, context)
-
-
-def notes_on_runtime(plan: Plan, context: Context) -> tuple[str, ...]:
-    """Return a note where what starts containers here does not read the SIF of a run.
-
-    It may start that program to learn what it is. A plan does not: the project may name the program, and the user
-    accepts it before something is submitted.
-    """
-    if plan.manifest.environment.kind != "sif":
-        return ()
-
-    return locked_container.notes_on_sif(plan.manifest.environment, context.environ)
 
 
 def pack_data(plan: Plan) -> Plan:

@@ -33,6 +33,7 @@ from hpcenv.runs.entries import Submitted, Sweep, open_folder, problem_of_elemen
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.submission import batch_script, kept_secrets
 from hpcenv.submission import submit as submit_step
+from hpcenv.submission.locked_container import notes_on_sif
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -211,7 +212,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
     submit_step.wait_for_earlier(sweep.plan, context)
-    notes = (*sweep.plan.notes, *submit_step.notes_on_runtime(sweep.plan, context))
+    notes = (*sweep.plan.notes, *notes_on_sif(sweep.plan.manifest.environment, context.environ))
     sweep = replace(sweep, plan=submit_step.pack_data(sweep.plan))
     context, own = kept_secrets.without(context, sweep.plan.secret_values), context
     submit_step.make_folder(run.path)

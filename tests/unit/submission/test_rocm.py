@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.submission.locked_container import environment_of
+from hpcenv.submission.locked import environment_of
 from hpcenv.submission.plan import Request
 
 LOCKED = read_lockfile(Path(__file__).resolve().parents[2] / "fuzz" / "seeds" / "lockfile" / "sif.lock.toml")
@@ -26,7 +26,7 @@ def libraries(tmp_path, monkeypatch):
         container = LOCKED.container.model_copy(update={"reference": "a.sif"})
         locked = LOCKED.model_copy(update={"facts": {"torch.cuda": cuda, "torch.hip": hip}, "container": container})
         request = Request(nodes=1, gpus_per_node=gpus, nproc_per_node=8, rocm=rocm)
-        made = environment_of(open_workspace(tmp_path), locked, container, request, None, {}, lock="default")
+        made = environment_of(open_workspace(tmp_path), locked, request, None, {}, lock="default")
         return made.gpus, made.rocm
 
     return _libraries
