@@ -134,6 +134,7 @@ class PlannedSource:
         record: the same for the manifest.
         script: the path of the script in the copy; None if the run has no file of code.
         files: path in the run folder -> the file to copy.
+        texts: of `files`, those that may change at any time: path -> what was read, which is copied.
         listing: what the copy will hold; paths that are not in `files` are links.
         workdir: the working directory, in the run folder.
         roots: name of a folder in the run folder -> what it is the copy of, links resolved.
@@ -146,6 +147,7 @@ class PlannedSource:
     record: Source
     script: Path | None
     files: Mapping[str, str]
+    texts: Mapping[str, bytes]
     listing: Listing
     workdir: str
     roots: Mapping[str, str]

@@ -80,6 +80,8 @@ class CopyContent:
     Attributes:
         copies: path -> the file to copy.
         contents: path -> sha256 of a copied file, or `link:TARGET`.
+        texts: path -> content of a copied text that git does not track. A log in the project may grow at any time, so
+            the copy gets what was read.
         live: path -> what its link leads to.
         uncovered: those of `live` that no node compares.
         untracked: importable files among the copies that git does not track.
@@ -91,6 +93,7 @@ class CopyContent:
 
     copies: dict[str, str] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
     live: dict[str, str] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
     untracked: list[str] = field(default_factory=list)
@@ -356,6 +359,7 @@ class _ProjectWalk:
             return
         self._count(file.length)
         self.found.known[file.path] = "other"
+        self.found.texts[file.path] = content
         self._copy(file.place, file.path, file.length, hashlib.sha256(content).hexdigest())
 
     def _live_file(self, place: str, path: str, known: Untracked | None = None) -> None:

@@ -276,6 +276,7 @@ def _planned(place: CodePlace, committed: _Committed) -> tuple[PlannedSource, Pa
         record=_record(committed, found, listing),
         script=script,
         files={f"{part.folder.name}/{path}": origin for part, one in found for path, origin in one.copies.items()},
+        texts={f"{part.folder.name}/{path}": text for part, one in found for path, text in one.texts.items()},
         listing=listing,
         workdir=str(workdir.relative_to(place.run_folder)),
         roots={part.folder.name: part.root for part in parts},
@@ -446,7 +447,10 @@ def make(source: PlannedSource, run: RunFolder) -> None:
     try:
         _make_parents((*source.files, *(path for path, _target in links)), source, run)
         for path, origin in source.files.items():
-            if _copy(origin, str(run.path / path)) != source.listing.files[path]:
+            target = str(run.path / path)
+            if path in source.texts:
+                _write(source.texts[path], target, like=origin)
+            elif _copy(origin, target) != source.listing.files[path]:
                 changed.append(path.partition("/")[2])
         for path, target in links:
             os.symlink(target, run.path / path)
@@ -483,6 +487,14 @@ def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -
                     place.chmod(stat.S_IMODE(original.stat().st_mode) & 0o777 | stat.S_IRWXU)
 
 
+def _write(content: bytes, target: str, *, like: str) -> None:
+    """Write a file with the permissions of another one, which may have gone."""
+    with open(target, "xb") as copy:
+        copy.write(content)
+        with suppress(OSError):
+            os.fchmod(copy.fileno(), _mode_of_copy(os.stat(like)))
+
+
 def _copy(place: str, target: str) -> str:
     """Copy a file; return the sha256 of what was copied."""
     digest = hashlib.sha256()
@@ -491,8 +503,12 @@ def _copy(place: str, target: str) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
             copy.write(block)
-        os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
+        os.fchmod(copy.fileno(), _mode_of_copy(os.fstat(descriptor)))
     return digest.hexdigest()
+
+
+def _mode_of_copy(original: os.stat_result) -> int:
+    return stat.S_IMODE(original.st_mode) & 0o777 | stat.S_IRUSR | stat.S_IWUSR
 
 
 def require_unchanged(source: PlannedSource, script_sha256: str, environ: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from .conftest import HOST_PYTHON, IMAGE, ROOT, TESTBED
+from .conftest import ACCEPT, HOST_PYTHON, IMAGE, ROOT, TESTBED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -49,6 +49,7 @@ class Site:
         self.put(f"{FOLDER}/hpcenv.toml", SPECS[kind])
         for name in ("train.py", "data/as_you_like_it.txt"):
             self.put(f"{FOLDER}/{name}", (ROOT / "examples" / name).read_text(encoding="utf-8"))
+        self.alice("/shared/hpcenv/venv/bin/python", "-c", ACCEPT)
         done = self.alice("hpcenv", "lock")
         assert done.returncode == 0, done.stdout + done.stderr
 

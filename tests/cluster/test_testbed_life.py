@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import HOST_PYTHON, ROOT, TESTBED, Cluster
+from .conftest import ACCEPT, HOST_PYTHON, ROOT, TESTBED, Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -195,6 +195,7 @@ def test_the_other_slurms_run_a_training_on_two_nodes_without_a_container(
             words = ("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat >"$1"', "sh", f"examples/{name}")
             must("exec", "--", *words, stdin=(ROOT / "examples" / name).read_text(encoding="utf-8"))
         must("exec", "--", "sh", "-c", "cat >hpcenv.toml", stdin=f'image = "host"\npython = "{HOST_PYTHON}"\n')
+        must("exec", "--", "/shared/hpcenv/venv/bin/python", "-c", ACCEPT)
         must("exec", "--", "hpcenv", "lock")
         must("exec", "--", "hpcenv", "submit", "examples/train.py", "--nodes", "2", "--gpus", "0", "--nproc", "2")
         until("train-|COMPLETED|0:0|n[1-2]", *LAST_TRAINING, seconds=180)

@@ -191,6 +191,19 @@ def test_code_that_changes_while_it_is_copied_is_refused(plan: Any, tree: Path, 
     assert not Path(planned.manifest.run_folder).exists()
 
 
+def test_a_log_that_another_program_writes_is_copied_as_it_was_read(plan: Any, tree: Path, context: Context) -> None:
+    for name in ("grows.log", "goes.log"):
+        (tree / name).write_text("step 1\n")
+    planned = plan()
+    (tree / "grows.log").write_text("step 1\nstep 2\n")
+    (tree / "goes.log").unlink()
+    run = RunFolder(submit(planned, context).run_folder)
+    listed = load_record(Listing, run.listing).files
+    for name in ("grows.log", "goes.log"):
+        content = (run.source / name).read_bytes()
+        assert (content, hashlib.sha256(content).hexdigest()) == (b"step 1\n", listed[f"source/{name}"])
+
+
 def test_workdir_live_runs_in_place_says_so_and_records_it(plan: Any, tree: Path) -> None:
     (tree / "helper.py").write_text("VALUE = 2\n")
     planned = plan(workdir="live")
