@@ -77,11 +77,11 @@ def test_preempted_and_at_the_time_limit_both_end_with_the_loss_of_an_undisturbe
 
     wait_for_line(sif_project, limited, "] step 10 ")
     end_in(cluster, job, 65)
+    wait_for_line(sif_project, preempted, "] step 10 ")
+    needs_most_cpus(cluster)
     wait_until("end of the first attempt", lambda: is_there(sif_project, limited, "finished.json"))
     # The second attempt has its whole time. Slurm looks at time limits twice a minute, so now is early enough.
     cluster.must("scontrol", "update", f"JobId={job}", "TimeLimit=10", user="root")
-    wait_for_line(sif_project, preempted, "] step 10 ")
-    needs_most_cpus(cluster)
     for run in (still, preempted, limited):
         wait_for_line(sif_project, run, "final loss")
         wait_until(f"end of {run}", lambda run=run: is_there(sif_project, run, "finished.json"))
