@@ -6,6 +6,9 @@ Schema 1: the identity chain of the container, the SIF, Python, torch, libraries
 its digest, and the system. It holds data only, never code. It holds no time, host name or path of a
 machine: the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer
 major `schema`; a newer `revision` may add keys (the rule of PEP 751 for `lock-version`).
+
+The text below a key says what it is. A key without one has a row in the table of fields. `scripts/reference-docs`
+reads both: pydantic would read the texts in every command.
 """
 
 import hashlib
@@ -66,17 +69,24 @@ class AskedTable(LockTable):
     """[asked]: the part of hpcenv.toml that this lockfile was made from; decides whether it is stale."""
 
     image: str
+    """`image` in hpcenv.toml."""
     python: str | None = None
+    """`python` in hpcenv.toml."""
     platform: str
+    """`platform` in hpcenv.toml."""
 
 
 class LayerTable(LockTable):
-    """One layer: compressed digest as pulled, and `diff-id` of its content."""
+    """[[container.layers]]: one layer of the image."""
 
     digest: str
+    """sha256 of the compressed layer, as it is pulled."""
     diff_id: str
+    """sha256 of the layer's content, not compressed."""
     size: int
+    """Bytes of the compressed layer."""
     media_type: str
+    """OCI or Docker media type of the layer."""
 
 
 class SifTable(LockTable):
@@ -84,39 +94,46 @@ class SifTable(LockTable):
 
     sha256: str
     size: int
+    """Bytes of the file: a quick check before it is hashed."""
     partition_sha256: str
+    """sha256 of the root file system inside: what `apptainer sign` signs."""
     partition_size: int
+    """Bytes of the root file system."""
     compression: str
+    """Compression of the root file system."""
     arch: str
+    """Architecture in the SIF's header."""
     built_with: str | None = None
+    """Programs that decide its bytes, with versions."""
     builder: str | None = None
+    """`hpcenv`, from the layers, or `apptainer`, by `apptainer build`."""
     mksquashfs_args: tuple[str, ...] = ()
+    """Options of mksquashfs."""
     source_date_epoch: int | None = None
+    """The time that stands for every time in the file."""
 
 
 class OverlayTable(LockTable):
     """[container.overlay]: what is mounted read-only over the image.
 
     Its path is not locked: it differs between clusters.
-
-    Attributes:
-        form: a squashfs file; older lockfiles may have a folder.
-        use: a virtual environment, or packages on PYTHONPATH; older lockfiles may have a layer over the whole image.
-        target: where it is mounted; older lockfiles may have none.
-        sha256, size: of a squashfs file.
-        tree_sha256: digest of the file tree in it, equal for every squashfs of this tree.
-        content: digest over all files of a folder.
-        python_path: PYTHONPATH of the image itself; it comes after `packages`, unless the project sets PYTHONPATH.
     """
 
     form: Literal["squashfs", "folder"]
+    """`squashfs`; `folder` only in older lockfiles."""
     use: OverlayUse
+    """`venv` whose Python starts the ranks, or `packages` on PYTHONPATH; `layer` over the whole image only in older
+    lockfiles."""
     target: str | None = None
+    """Path in the container; absent only in older lockfiles."""
     sha256: str | None = None
     size: int | None = None
+    """Bytes of the squashfs."""
     tree_sha256: str | None = None
+    """Digest of the file tree in the squashfs, however it was packed."""
     content: str | None = None
     python_path: str | None = None
+    """PYTHONPATH of the image itself; it comes after the packages, unless the project sets PYTHONPATH."""
 
     @property
     def digest(self) -> str:
@@ -139,11 +156,6 @@ class ContainerTable(LockTable):
     """[container]: the image's identity chain, tag to content.
 
     A SIF that was not made from an image in a registry or layout has only the digests of the SIF itself.
-
-    `digest_origin` says where the manifest digest comes from: a registry, a layout, or, for
-    an archive of `docker save`, hpcenv's own canonical manifest. `tree_sha256` is the digest
-    of the file tree, equal for every SIF of this image; of a SIF from a registry that of
-    the tree in it. `nvidia` holds the image's NVIDIA_* variables and CUDA_VERSION: what it needs from a driver.
     """
 
     reference: str
@@ -156,9 +168,13 @@ class ContainerTable(LockTable):
     platform: str
     env_digest: str | None = None
     nvidia: dict[str, str] = {}
+    """The image's NVIDIA_* variables and CUDA_VERSION."""
     layers: tuple[LayerTable, ...] = ()
+    """The image's layers, in order."""
     sif: SifTable
+    """The file that the nodes run, and how it was made."""
     overlay: OverlayTable | None = None
+    """What is mounted read-only over the image (`overlay` in hpcenv.toml). Its place is not locked."""
 
     @property
     def digest(self) -> str:
@@ -167,46 +183,53 @@ class ContainerTable(LockTable):
 
 
 class BuiltTable(LockTable):
-    """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image.
-
-    Attributes:
-        source_sha256: of the source archive.
-        compiler: the first line of `c++ --version`.
-        nvcc: version of the CUDA compiler; None for a build without CUDA.
-        arch_list: TORCH_CUDA_ARCH_LIST of the build.
-    """
+    """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image."""
 
     source_sha256: str | None = None
+    """sha256 of the source archive."""
     compiler: str
+    """First line of `c++ --version`."""
     nvcc: str | None = None
+    """Version of the CUDA compiler; not there for a build without CUDA."""
     arch_list: str | None = None
+    """TORCH_CUDA_ARCH_LIST: the GPU architectures that it has kernels for."""
 
 
 class WheelTable(LockTable):
     """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
 
     filename: str | None = None
+    """The wheel's file name."""
     sha256: str | None = None
+    """sha256 of the wheel."""
     index: str | None = None
+    """Where it was found: `pypi`, `extra-N` or `find-links`."""
     proof: Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+    """How the sha256 was proved; `none` states none. `record`: the remote wheel's RECORD has the installed digest.
+    `index-only`: the one file that the index has of this name, not compared. `built`: compiled in the image itself."""
     reason: str | None = None
+    """Why the proof is not stronger."""
     built: BuiltTable | None = None
+    """From what and with what the image's own build compiled it (`proof` is `built`)."""
 
 
 class DirectUrlTable(LockTable):
-    """[packages.dist.direct-url]: where a distribution came from, if not from an index.
-
-    `diff-sha256` is the word `none` where the working tree equals its commit. It is missing where that is not
-    known; then there is `files-sha256` instead.
-    """
+    """[packages.dist.direct-url]: where a distribution came from, if not from an index."""
 
     url: str | None = None
+    """The address, without user, password and query."""
     commit_id: str | None = None
+    """Commit that it was installed from, or that an editable install runs."""
     editable: bool | None = None
+    """Whether it is an editable install."""
     dirty: bool | None = None
+    """Whether the working tree of an editable install was changed."""
     diff_sha256: str | None = None
+    """What differed from that commit, importable files that git ignores too; `none` if nothing did."""
     files_sha256: str | None = None
+    """Its importable files, where git did not tell the above."""
     hash: str | None = None
+    """`sha256=HEX` of the file that was installed."""
 
 
 class DistTable(LockTable):
@@ -218,39 +241,52 @@ class DistTable(LockTable):
     """
 
     name: str
+    """Name, normalised (PEP 503)."""
     version: str
+    """Version, normalised (PEP 440)."""
     layer: Literal["overlay"] | None = None
     hides: str | None = None
     build: str | None = None
+    """`Build:` of its WHEEL file."""
     tags: tuple[str, ...] = ()
+    """`Tag:` lines of its WHEEL file."""
     source: str | None = None
     record_sha256: str | None = None
     content_sha256: str | None = None
     programs_sha256: str | None = None
     reason: str | None = None
+    """Why it has no digest: no RECORD, an editable install."""
     direct_url: DirectUrlTable | None = None
+    """Where it came from, if not from an index (PEP 610)."""
     wheel: WheelTable | None = None
+    """The wheel that it came from. Not part of the fingerprint."""
 
 
 CondaProof = Literal["pinned", "conda-meta", "none"]
 
 
 class CondaTable(LockTable):
-    """[[packages.conda-package]]: one package that conda installed, with or without Python in it.
-
-    `conda-digest` and `conda-content-digest` are what is compared. This says which packages they cover, and which
-    archive each one came from.
-    """
+    """[[packages.conda-package]]: which package `conda-digest` covers, and which archive it came from."""
 
     name: str
+    """Name, as conda writes it."""
     version: str
+    """Version, as conda writes it."""
     build: str | None = None
+    """conda's build string."""
     channel: str | None = None
+    """The last part of the channel's address. No host: it may be a mirror."""
     sha256: str | None = None
+    """sha256 of the archive, as the record in conda-meta says."""
     md5: str | None = None
+    """md5 of the archive, as the record in conda-meta says."""
     dists: tuple[str, ...] = ()
+    """The Python distributions that it brought: names in [[packages.dist]]."""
     proof: CondaProof
+    """How the archive was proved. `conda-meta`: its record names the archive, and every file is as recorded. `pinned`:
+    likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
     reason: str | None = None
+    """Why there is no proof."""
 
 
 class PackagesTable(LockTable):
@@ -266,37 +302,31 @@ class PackagesTable(LockTable):
     unlisted_count: int
     unlisted_digest: str
     dist: tuple[DistTable, ...] = ()
+    """One installed distribution."""
     conda_package: tuple[CondaTable, ...] = ()
+    """One package that conda installed, with or without Python in it. Not part of the fingerprint: `conda-digest`
+    covers name, version, build, hash and channel, `conda-content-digest` the files."""
 
 
 class LockedHostTable(LockTable):
-    """[host]: what the nodes must offer; expectations, not identity.
-
-    Attributes:
-        driver_min: oldest driver that runs the locked CUDA build.
-        gpu: the GPU that this was locked for, as hpcenv.toml names it.
-        gpu_memory: the least memory of each GPU, as hpcenv.toml names it: `40 GB`.
-        nvidia_require: rules of the image (NVIDIA_REQUIRE_*), checked on every node.
-    """
+    """[host]: what the nodes must offer; `gpu` and `gpu-memory` (`40 GB`) as hpcenv.toml names them."""
 
     driver_min: str | None = None
     gpu: str | None = None
     gpu_memory: str | None = None
     nvidia_require: dict[str, str] = {}
+    """Rules of the image about drivers and GPUs, by variable."""
 
 
 class LockedBindTable(LockTable):
-    """[[bind]]: a bind of hpcenv.toml. Its source is not locked: it differs from cluster to cluster.
-
-    Attributes:
-        target: path in the container.
-        read_only: whether the container cannot write to it.
-        content: digest of what it shows, if it hides a file or a folder with files of the image.
-    """
+    """[[bind]]: a bind of hpcenv.toml, without its source."""
 
     target: str
+    """Path in the container."""
     read_only: bool = False
+    """Whether the container cannot write to it."""
     content: str | None = None
+    """Digest of what the bind shows, where it hides files of the image."""
 
 
 class LockedDeterminismTable(LockTable):
@@ -309,32 +339,48 @@ class CodeTable(LockTable):
     """[code]: state of the code, in the lockfile copy of a run."""
 
     commit: str | None = None
+    """Commit of the working tree."""
     dirty: bool | None = None
+    """Whether something in it was not committed."""
     diff_sha256: str | None = None
+    """sha256 of the uncommitted changes."""
     script_sha256: str | None = None
     workdir: Literal["copy", "live"] | None = None
+    """`copy`: the run worked in its own copy of the project. `live`: in the project itself."""
     digest: str | None = None
+    """sha256 over all files of that copy."""
     reason: str | None = None
+    """Why the state of the code could not be told."""
 
 
 class LockedDataTable(LockTable):
     """[data.NAME]: data as they were at submission, in the lockfile copy of a run."""
 
     path: str
+    """Where they are."""
     compare: DataCompare
+    """What the nodes compare: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str
+    """Number of files, bytes, and the digest of what is compared."""
     hub: str | None = None
+    """Repository and commit, for data of a hub."""
 
 
 class RunTable(LockTable):
     """[run]: command and shape, in the lockfile copy of a run."""
 
     argv: tuple[str, ...] = ()
+    r"""The script and its arguments; bytes that are no UTF-8 are written as `\xff`."""
     nodes: int
+    """How many nodes."""
     gpus_per_node: int
+    """GPUs of each node."""
     nproc_per_node: int
+    """Ranks on each node."""
     backend: str
+    """Backend of torch.distributed."""
     env: dict[str, str] = {}
+    """Variables that the user or the project set for the ranks."""
 
 
 class Lockfile(LockTable):
@@ -344,30 +390,43 @@ class Lockfile(LockTable):
         facts: every other field by its dotted name: `python.version`, `torch.version`,
             `libs.nccl.version`, `system.glibc` and so on, as the probe reported them. In
             the file they are in tables: [python], [torch], [libs.nccl], [system].
-        env: [env] of hpcenv.toml; credentials without their value.
-        bind: [[bind]] of hpcenv.toml.
-        unknown: field -> why it could not be read when this was locked.
-        policy: [policy] of hpcenv.toml, copied so that a loosened field is visible.
     """
 
     schema_: int
+    """Major version of this format. A newer one is refused."""
     revision: int = 0
+    """Minor version: may add keys, never changes what one means."""
     generated_by: str
+    """Which hpcenv wrote the file. Not part of the fingerprint."""
     fingerprint: str
+    """Short name of everything that is locked, for a paper's appendix."""
     kind: Literal["sif", "host"]
+    """`sif` for an image, `host` for a Python environment of the machine."""
     asked: AskedTable
+    """The part of hpcenv.toml that this lockfile answers."""
     container: ContainerTable | None = None
+    """The image's identity chain, from tag to content. Only with kind `sif`."""
     facts: dict[str, str | int | tuple[str, ...]] = {}
     packages: PackagesTable
+    """Every installed distribution."""
     env: dict[str, str] = {}
+    """`[env]` in hpcenv.toml, by variable. Of a name like that of a credential only the name."""
     bind: tuple[LockedBindTable, ...] = ()
+    """A `[[bind]]` of hpcenv.toml. Its source is not locked: it differs from cluster to cluster."""
     host: LockedHostTable = LockedHostTable()
+    """What the nodes must offer: expectations, not identity."""
     determinism: LockedDeterminismTable = LockedDeterminismTable()
+    """How strictly nodes and runs are compared."""
     code: CodeTable | None = None
+    """State of the code. Only in the copy of a run (`runs/NAME/lock.toml`)."""
     run: RunTable | None = None
+    """Command and shape. Only in the copy of a run."""
     data: dict[str, LockedDataTable] = {}
+    """Data that `[[data]]` in hpcenv.toml names. Only in the copy of a run."""
     unknown: dict[str, str] = {}
+    """Fields that could not be read when this was locked, and why."""
     policy: dict[str, Severity] = {}
+    """Severities that the project changed."""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -400,8 +459,14 @@ class Lockfile(LockTable):
 # No lockfile is written without these fields: no job can be checked without them.
 REQUIRED = ("python.version", "packages.env-digest", "torch.version")
 
-# Top-level tables that hold facts as the probe named them.
-FACT_TABLES = ("python", "torch", "libs", "loaded", "system")
+# Top-level tables that hold facts as the probe named them, and what each is.
+FACT_TABLES = {
+    "python": "The interpreter and where it looks for modules.",
+    "torch": "The build of torch, read without importing it.",
+    "libs": "Libraries that torch loads, as the loader finds them, and what changes how it looks.",
+    "loaded": "Files that the loader really mapped after `import torch`. Only with `lock --deep`.",
+    "system": "The system inside.",
+}
 _FACT_FIELDS = tuple(field for field in REQUIRED if field.split(".", maxsplit=1)[0] in FACT_TABLES)
 
 # Facts that are paths on one machine: not part of an environment's identity.
