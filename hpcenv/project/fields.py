@@ -10,7 +10,6 @@ judge by that result. `hpcenv explain` and docs/reference/fields.md show this ta
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -45,45 +44,6 @@ UNKNOWN_WHEN_LOCKED: Severity = "warn"
 # The severity of a field about GPUs in a job that uses none.
 WITHOUT_GPUS: Severity = "info"
 
-
-# Fields that are stricter in the determinism profile `bitwise`.
-BITWISE: Mapping[str, Severity] = {
-    "container.binds": "must",
-    "determinism.profile": "must",
-    "env.*": "must",
-    "host.gpu": "must",
-    "host.gpu-sm-counts": "must",
-    "libs.*.build-id": "must",
-    "libs.*.sha256": "must",
-    "libs.glibc-tunables": "must",
-    "libs.system": "must",
-    "packages.*.diff-sha256": "must",
-    "packages.*.dirty": "must",
-    "packages.*.files-sha256": "must",
-    "policy": "must",
-    "run.*": "must",
-    "system.packages-digest": "must",
-    "torch.cpu-capability": "warn",
-}
-# Fields that take the severity of another field, unless [policy] names them.
-FOLLOWS: Mapping[str, str] = {
-    "packages.*": "packages.env-digest",
-    "packages.*.content-sha256": "packages.content-digest",
-    "packages.*.programs-sha256": "packages.content-digest",
-    "packages.*.record-sha256": "packages.env-digest",
-    "packages.conda-modified": "packages.conda-content-digest",
-}
-# Fields that are stricter where the nodes of one job are compared with each other.
-BETWEEN_NODES: Mapping[str, Severity] = {"libs.system": "must"}
-# Of a family, the names that every environment has.
-MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "code.*": ("code.commit", "code.dirty", "code.diff-sha256", "code.workdir", "code.files"),
-    "run.*": ("run.argv",),
-    "system.*": ("system.packages-manager",),
-    "torch.*": ("torch.cxx11-abi", "torch.debug"),
-}
-
-
 _RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
 
 
@@ -93,8 +53,12 @@ class Field:
 
     Attributes:
         name: dotted name, the same in the lockfile, the facts, [policy] and every table.
-        default: its severity, in the profile `bitwise` only where `BITWISE` has no other one.
+        default: its severity.
         repair: what it takes to make it equal.
+        bitwise: its severity in the determinism profile `bitwise`, where it is stricter there.
+        between_nodes: its severity where the nodes of one job are compared with each other, if stricter.
+        follows: the field of which it takes the severity, unless [policy] names it.
+        members: of a family, the names that every environment has.
         what: what the field is.
         source: where its value comes from.
         why: what goes wrong when it differs.
@@ -109,6 +73,10 @@ class Field:
     default: Severity
     repair: Repair
     _: KW_ONLY
+    bitwise: Severity | None = None
+    between_nodes: Severity | None = None
+    follows: str = ""
+    members: tuple[str, ...] = ()
     what: str
     source: str
     why: str
@@ -124,7 +92,7 @@ class Field:
 
     def severity(self, profile: Profile) -> Severity:
         """Return the severity that the table gives, before any [policy]."""
-        return BITWISE.get(self.name, self.default) if profile == "bitwise" else self.default
+        return self.bitwise or self.default if profile == "bitwise" else self.default
 
 
 _REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
@@ -358,6 +326,7 @@ FIELDS: tuple[Field, ...] = (
         "container.binds",
         "warn",
         "setting",
+        bitwise="must",
         what="target and mode of each [[bind]] of hpcenv.toml",
         source="[[bind]] in hpcenv.toml; a change after the lock makes the lockfile stale",
         why="a script may find other data, or may write where it could only read",
@@ -541,6 +510,7 @@ FIELDS: tuple[Field, ...] = (
         "torch.cpu-capability",
         "info",
         "hardware",
+        bitwise="warn",
         what="vector instructions that torch uses on this processor",
         source="the running torch (level deep)",
         why="other kernels round differently",
@@ -550,6 +520,7 @@ FIELDS: tuple[Field, ...] = (
         "torch.*",
         "must",
         "torch",
+        members=("torch.cxx11-abi", "torch.debug"),
         what="another property of torch's build",
         source="torch's own files; at level deep the running torch",
         why="two builds of one version may differ in it",
@@ -586,6 +557,7 @@ FIELDS: tuple[Field, ...] = (
         "libs.glibc-tunables",
         "warn",
         "setting",
+        bitwise="must",
         what="GLIBC_TUNABLES inside the environment",
         source="the environment that the ranks get",
         why="they choose among the math functions of the C library for different processors",
@@ -605,6 +577,8 @@ FIELDS: tuple[Field, ...] = (
         "libs.system",
         "warn",
         "library",
+        bitwise="must",
+        between_nodes="must",
         what="libraries outside of the environment that Python, torch and other packages load, each with the start of "
         "its sha256",
         source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
@@ -666,6 +640,7 @@ FIELDS: tuple[Field, ...] = (
         "libs.*.build-id",
         "warn",
         "library",
+        bitwise="must",
         what="GNU build-id of a library",
         source="its ELF note",
         why="it tells two builds of one version apart",
@@ -674,6 +649,7 @@ FIELDS: tuple[Field, ...] = (
         "libs.*.sha256",
         "warn",
         "library",
+        bitwise="must",
         what="sha256 of a library's file",
         source="the file, hashed",
         why="a patched library keeps its version and build-id",
@@ -775,6 +751,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.conda-modified",
         "must",
         "file",
+        follows="packages.conda-content-digest",
         what="files that are not as conda installed them",
         source="every file in conda-meta's paths_data, hashed",
         why="it names what conda-content-digest covers",
@@ -785,6 +762,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*",
         "must",
         "package",
+        follows="packages.env-digest",
         what="one installed package",
         source="its .dist-info folder",
         why="another version, or another build of the same version, is other code",
@@ -794,6 +772,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.record-sha256",
         "must",
         "package",
+        follows="packages.env-digest",
         what="digest over a package's RECORD",
         source="the RECORD file",
         why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
@@ -803,6 +782,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.content-sha256",
         "must",
         "file",
+        follows="packages.content-digest",
         what="digest over what a package's files really hold",
         source="every listed file, hashed",
         why="no Python tool notices a file that was edited after installation",
@@ -813,6 +793,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.programs-sha256",
         "must",
         "file",
+        follows="packages.content-digest",
         what="digest over a package's programs in bin/, without the line that names the environment's Python",
         source="every listed program, hashed; launchers of entry points are left out while they are as installers "
         "write them",
@@ -833,6 +814,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.dirty",
         "warn",
         "package",
+        bitwise="must",
         what="whether the working tree of an editable install is changed",
         source="git",
         why="a changed tree is not its commit, and no other user has it",
@@ -842,6 +824,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.diff-sha256",
         "warn",
         "package",
+        bitwise="must",
         what="digest of what differs from the commit of an editable install; `none` if nothing does",
         source="git: changed files; and importable files that git does not track, also ignored ones (*.so)",
         why="two changed trees of one commit are two environments",
@@ -851,6 +834,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.files-sha256",
         "warn",
         "package",
+        bitwise="must",
         what="digest over the importable files of an editable install that git cannot describe",
         source="the folders below the one that it was installed from",
         why="without a commit only the files can be compared",
@@ -965,6 +949,7 @@ FIELDS: tuple[Field, ...] = (
         "system.packages-digest",
         "info",
         "image",
+        bitwise="must",
         what="digest over the distribution's packages",
         source="dpkg, rpm or apk, read without running them",
         why="libraries outside of Python come from here; the hash of a SIF covers them already",
@@ -973,6 +958,7 @@ FIELDS: tuple[Field, ...] = (
         "system.*",
         "info",
         "image",
+        members=("system.packages-manager",),
         what="another property of the system inside the environment",
         source="files inside the environment",
         why="it explains differences",
@@ -1079,6 +1065,7 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu-sm-counts",
         "warn",
         "hardware",
+        bitwise="must",
         what="streaming multiprocessors of each GPU",
         source="NVML",
         why="cuBLAS promises equal bits only on GPUs with the same number of them",
@@ -1090,6 +1077,7 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu",
         "warn",
         "hardware",
+        bitwise="must",
         what="the GPU that the environment was locked for",
         source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
         why="other GPUs round differently",
@@ -1221,6 +1209,7 @@ FIELDS: tuple[Field, ...] = (
         "determinism.profile",
         "warn",
         "setting",
+        bitwise="must",
         what="how strictly runs must repeat, which also decides how much each field matters: off, seeded or bitwise",
         source="`profile` under [determinism] in hpcenv.toml",
         why="under another profile the ranks have other switches, and other differences stop a job",
@@ -1230,6 +1219,7 @@ FIELDS: tuple[Field, ...] = (
         "policy",
         "warn",
         "setting",
+        bitwise="must",
         what="severities that the project changed",
         source="[policy] in hpcenv.toml",
         why="a field that was loosened no longer stops a job",
@@ -1271,6 +1261,7 @@ FIELDS: tuple[Field, ...] = (
         "code.*",
         "must",
         "setting",
+        members=("code.commit", "code.dirty", "code.diff-sha256", "code.workdir", "code.files"),
         what="state of the code: commit and uncommitted changes",
         source="git, at submission",
         why="another commit is another experiment",
@@ -1322,6 +1313,8 @@ FIELDS: tuple[Field, ...] = (
         "run.*",
         "warn",
         "setting",
+        bitwise="must",
+        members=("run.argv",),
         what="another part of the shape and command of a run",
         source="the submission",
         why="the world size changes the order of sums and the batch",
@@ -1332,6 +1325,7 @@ FIELDS: tuple[Field, ...] = (
         "env.*",
         "warn",
         "setting",
+        bitwise="must",
         what="a variable that the ranks get",
         source="[env] in hpcenv.toml is locked; on each node, all that reach the ranks, with their origin",
         why="libraries read variables: threads, algorithms and protocols change the order of sums",

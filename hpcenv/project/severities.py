@@ -84,25 +84,24 @@ _ANY_MEMBER = ("env", "data")
 
 def _may_exist(name: str, row: Field, locked: frozenset[str] | None) -> bool:
     room = name.partition(".")[0]
-    if name == row.name or name in fields.MEMBERS.get(row.name, ()) or room in _ANY_MEMBER:
+    if name == row.name or name in row.members or room in _ANY_MEMBER:
         return True
     return room in _READ_LATER if locked is None else name in locked
 
 
 def _known(locked: frozenset[str] | None) -> set[str]:
     own = {field.name for field in FIELDS if not field.fixed}
-    return own | {member for members in fields.MEMBERS.values() for member in members} | set(locked or ())
+    return own | {member for field in FIELDS for member in field.members} | set(locked or ())
 
 
 def _rule(name: str, policy: Policy, profile: Profile, *, gpus: bool, row: Field | None = None) -> FieldSeverity:
     row = row or fields.find(name)
     assert row is not None
-    between_nodes = fields.BETWEEN_NODES.get(row.name)
     return FieldSeverity(
         field=name,
         severity=_severity(name, row, policy, profile, gpus=gpus),
         same_on_nodes="nodes" in row.judged_by,
-        between_nodes=None if between_nodes and _chosen(name, policy) is not None else between_nodes,
+        between_nodes=row.between_nodes if _chosen(name, policy) is None else None,
     )
 
 
@@ -114,7 +113,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: Profile, *, gpus: 
     chosen = _chosen(name, policy)
     if chosen is not None:
         return chosen
-    followed = fields.find(fields.FOLLOWS[row.name]) if row.name in fields.FOLLOWS else None
+    followed = fields.find(row.follows) if row.follows else None
     if followed is not None:
         return _severity(followed.name, followed, policy, profile, gpus=gpus)
     return row.severity(profile)

@@ -11,7 +11,7 @@ from hpcenv.judge.checks.table import BY_ID
 from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.locking import difference, same_tree
 from hpcenv.project import lockfile, severities, toml_files
-from hpcenv.project.fields import FIELDS, FOLLOWS, MEMBERS, Field
+from hpcenv.project.fields import FIELDS, Field
 from hpcenv.project.lockfile import DirectUrlTable, Lockfile, OverlayTable
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.checks import CheckOutcome, NodeChecks
@@ -36,7 +36,7 @@ FIXED = [field for field in FIELDS if field.fixed]
 
 def name_of(field: Field) -> str:
     """A name that belongs to the field: itself, or a member of the family."""
-    return next(iter(MEMBERS.get(field.name, ())), field.name.replace("*", "numpy"))
+    return next(iter(field.members), field.name.replace("*", "numpy"))
 
 
 def locked(field: Field, policy: dict[str, str]) -> Lockfile:
@@ -148,7 +148,7 @@ def differing(field: Field, facts: Facts) -> Facts:
         return facts
     if field.name == "stage":
         return dataclasses.replace(facts, not_staged=("no room",))
-    if field.name in FOLLOWS:
+    if field.follows:
         return dataclasses.replace(facts, differences=(Difference(field=name, locked="1", found="2"),))
     if field.name in BY_ID:
         failed = CheckOutcome(id=field.name, state="failed", found="another")
