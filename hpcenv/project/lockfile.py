@@ -530,7 +530,7 @@ def from_data(data: dict[str, Any]) -> dict[str, Any]:
     shaped = {key: value for key, value in data.items() if key not in FACT_TABLES}
     facts: dict[str, Any] = {}
     for name in FACT_TABLES:
-        _flatten(name, data.get(name, {}), into=facts)
+        facts |= _flat(name, data.get(name, {}))
     return shaped | {"facts": facts}
 
 
@@ -580,12 +580,11 @@ def _is_fact(value: Any) -> bool:
     return isinstance(value, (str, dict)) or type(value) is int
 
 
-def _flatten(prefix: str, value: Any, *, into: dict[str, Any]) -> None:
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Return the values in nested tables by their dotted names."""
     if not isinstance(value, dict):
-        into[prefix] = tuple(value) if isinstance(value, list) else value
-        return
-    for key, inner in value.items():
-        _flatten(f"{prefix}.{key}", inner, into=into)
+        return {name: tuple(value) if isinstance(value, list) else value}
+    return {inner: one for key, table in value.items() for inner, one in _flat(f"{name}.{key}", table).items()}
 
 
 def cuda_of(lockfile: Lockfile) -> str | None:
@@ -632,21 +631,10 @@ def built_for(lockfile: Lockfile) -> dict[str, tuple[str, ...]]:
 def policy_problems(lockfile: Lockfile) -> tuple[str, ...]:
     """Return which keys of [policy] cannot act on this environment, each with the reason."""
     names = set(lockfile.facts)
+    parts = [row.name for row in fields.FIELDS if row.name.startswith("packages.*.") and not row.fixed]
     for dist in lockfile.packages.dist:
-        names |= {package_field(dist.name), *(f"packages.{dist.name}.{part}" for part in _PACKAGE_PARTS)}
+        names |= {package_field(dist.name), *(row.replace("*", dist.name) for row in parts)}
     return severity_model.problems(lockfile.policy, names)
-
-
-_PACKAGE_PARTS = (
-    "record-sha256",
-    "content-sha256",
-    "programs-sha256",
-    "commit-id",
-    "dirty",
-    "diff-sha256",
-    "files-sha256",
-    "wheel-proof",
-)
 
 
 def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Profile | None = None) -> Severities:
@@ -660,7 +648,7 @@ def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Profile | N
 
 
 def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple[Expectation, ...]:
-    """Flatten the lockfile into what every node is compared with.
+    """Flatten the lockfile into what every node is compared with: the fields of which the table of fields says so.
 
     Args:
         level: how deep the nodes look; fields that need more are left out.
@@ -668,14 +656,11 @@ def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple
     """
     locked: dict[str, Value] = dict(lockfile.facts)
     if lockfile.container is not None:
-        locked["container.sif.sha256"] = lockfile.container.sif.sha256
-        overlay = lockfile.container.overlay
-        if overlay is not None and overlay.sha256 is not None:
-            locked["container.overlay.sha256"] = overlay.sha256
+        locked |= _flat("container", document.plain(lockfile.container, "layers"))
     packages = document.plain(lockfile.packages, "dist", "conda_package")
     if lockfile.packages.conda_content_digest is None:
         packages.pop("conda-modified", None)  # an older revision: it was not read
-    locked |= {f"packages.{key}": tuple(v) if isinstance(v, list) else v for key, v in packages.items()}
+    locked |= _flat("packages", packages)
     for dist in lockfile.packages.dist:
         sources = source_fields(dist.direct_url).items()
         locked |= {f"packages.{dist.name}.{part}": value for part, value in sources}
