@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcenv.cli import _accept, _render
 from hpcenv.cli import submit as submit_cli
-from hpcenv.cli.wait import tell_state
-from hpcenv.errors import Command, Interrupted, Status
+from hpcenv.cli._wait import interruptible
+from hpcenv.cli.wait import wait_telling
+from hpcenv.errors import Status
 from hpcenv.reproduction import explain_op_text
 from hpcenv.reproduction.repetition import Repetition, TracedSteps
 from hpcenv.reproduction.traced_pair import explain_pair, find_pair, plan_missing, with_repetitions
-from hpcenv.runs.entries import Run, open_run
-from hpcenv.runs.status import RunStatus
-from hpcenv.runs.wait import wait_for
+from hpcenv.runs.entries import open_run
 from hpcenv.submission.submit import submit
 
 
@@ -46,7 +43,8 @@ def show(wish: ExplainWish) -> int:
     planned = plan_missing(pair, submit_cli.context_of(), _render.open_project)
     _tell_and_ask(planned, pair.steps, wish)
     folders = [submit(one.plan, one.context).run_folder for one in planned.values()]
-    statuses = _wait([open_run(folder) for folder in folders], wish)
+    with interruptible(f"{len(folders)} repetitions continue", *map(str, folders)):
+        statuses = wait_telling([open_run(folder) for folder in folders], wish.timeout, as_json=wish.as_json)
     ended = zip(folders, statuses, strict=True)
     result = explain_pair(_render.cwd(), with_repetitions(pair, dict(zip(planned, ended, strict=True))))
     if wish.as_json:
@@ -65,16 +63,3 @@ def _tell_and_ask(planned: Mapping[int, Repetition], steps: TracedSteps, wish: E
                 _render.tell(f"  {note}")
     for one in planned.values():
         _accept.require(one.workspace, wish.accept, as_json=wish.as_json, more=one.recorded)
-
-
-def _wait(runs: Sequence[Run], wish: ExplainWish) -> tuple[RunStatus, ...]:
-    def on_status(status: RunStatus) -> None:
-        if not wish.as_json:
-            tell_state(status)
-
-    try:
-        return wait_for(runs, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=wish.timeout)
-    except KeyboardInterrupt as stop:
-        names = [str(run.folder.path) for run in runs]
-        hint = Command("hpcenv", "cancel", *names)
-        raise Interrupted(f"interrupted; {len(names)} repetitions continue", hint=hint) from stop

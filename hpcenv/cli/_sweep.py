@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcenv.cli import _accept, _render
-from hpcenv.cli._wait import Wait
-from hpcenv.errors import Command, Interrupted, RunEndUnknown
+from hpcenv.cli._wait import Wait, interruptible
+from hpcenv.errors import RunEndUnknown
 from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
@@ -80,11 +80,8 @@ def go_on(
         _show_submitted(result, word, again=again)
     if wait is None:
         return 0
-    try:
+    with interruptible(f"{result.run} continues", word):
         return follow(result, word, wait, as_json=as_json, verb=verb)
-    except KeyboardInterrupt as stop:
-        hint = Command("hpcenv", "cancel", word)
-        raise Interrupted(f"interrupted; {result.run} continues", hint=hint) from stop
 
 
 def _show_plan(plan: SweepPlan, review: Review, *, as_json: bool, verb: str) -> None:

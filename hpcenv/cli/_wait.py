@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
 
 from hpcenv.cli import _duration
-from hpcenv.errors import UsageError
+from hpcenv.errors import Command, Interrupted, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +47,19 @@ def wait_of(wait: bool, timeout: float | None) -> Wait | None:
             hint="add --wait, or set the time limit of the job: --time",
         )
     return Wait(timeout=timeout) if wait else None
+
+
+@contextmanager
+def interruptible(continues: str, *words: str) -> Iterator[None]:
+    """Answer ^C during a wait: say what continues, and how to cancel it.
+
+    Args:
+        words: what the user types to name it.
+
+    Raises:
+        Interrupted: the user stopped the wait.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"interrupted; {continues}", hint=Command("hpcenv", "cancel", *words)) from stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +13,9 @@ from hpcenv.cli import _accept, _duration, _progress, _render
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._dashes import WithDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
-from hpcenv.cli.wait import tell_state
-from hpcenv.errors import Command, Interrupted, NotComparable, Status
+from hpcenv.cli._wait import interruptible
+from hpcenv.cli.wait import wait_telling
+from hpcenv.errors import NotComparable, Status
 from hpcenv.reproduction import reproduction_text
 from hpcenv.reproduction.bundle.archive import Archive, counted
 from hpcenv.reproduction.bundle.unpacked import unpack_once
@@ -30,8 +30,6 @@ from hpcenv.reproduction.new_run import (
 from hpcenv.reproduction.reproduction import Reproduction, find_target, proved
 from hpcenv.reproduction.rungs import STEPS, Rung
 from hpcenv.runs.entries import open_run
-from hpcenv.runs.status import RunStatus
-from hpcenv.runs.wait import wait_for
 
 _STATUS = {
     "proved": 0, "planned": 0, "reproduced-bitwise": 0, "reproduced-within": Status.WITHIN_TOLERANCE,
@@ -109,7 +107,8 @@ def command(
         new, image = get_image(new, os.environ, on_event)
     result = submit_new_run(new, submit_cli.context_of())
     _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
-    status = _wait(result.run_folder, timeout, as_json=as_json)
+    with interruptible(f"{result.run} continues", str(result.run_folder)):
+        (status,) = wait_telling([open_run(result.run_folder)], timeout, as_json=as_json)
     return _show(judge_new_run(replace(page, image=image), new, result, status, _render.cwd()), as_json=as_json)
 
 
@@ -128,19 +127,6 @@ def _unpacked(target: str, *, as_json: bool) -> str:
         written = unpack_once(archive, folder, step=counted(on_event, "stage", path.name, archive.size))
     _render.tell(f"unpacked {path.name} to {folder}" if written else f"{path.name} was unpacked before, to {folder}")
     return str(folder)
-
-
-def _wait(folder: Path, timeout: float | None, *, as_json: bool) -> RunStatus:
-    def on_status(status: RunStatus) -> None:
-        if not as_json:
-            tell_state(status)
-
-    run = open_run(folder)
-    try:
-        return wait_for([run], environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)[0]
-    except KeyboardInterrupt as stop:
-        hint = Command("hpcenv", "cancel", str(folder))
-        raise Interrupted(f"interrupted; {run.manifest.run} continues", hint=hint) from stop
 
 
 def _show(page: Reproduction, *, as_json: bool) -> int:

@@ -12,8 +12,7 @@ import click
 from hpcenv.cli import _accept, _estimate, _export, _follow, _render, _sweep
 from hpcenv.cli._dashes import KnowsDashes, after_dashes
 from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
-from hpcenv.cli._wait import Wait, wait_of, wait_options
-from hpcenv.errors import Command, Interrupted
+from hpcenv.cli._wait import Wait, interruptible, wait_of, wait_options
 from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
 from hpcenv.records.codec import encode_record
@@ -122,10 +121,8 @@ def carry_out(
     if not as_json:
         show_submitted(result, word)
 
-    try:
+    with interruptible(f"{result.run} continues", word):
         return _follow.follow(result, word, wait, as_json=as_json, verb=verb)
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; {result.run} continues", hint=Command("hpcenv", "cancel", word)) from stop
 
 
 def context_of() -> Context:

@@ -11,7 +11,8 @@ import click
 from hpcenv.cli import _duration, _render
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
-from hpcenv.errors import Command, Interrupted, RunEndUnknown
+from hpcenv.cli._wait import interruptible
+from hpcenv.errors import RunEndUnknown
 from hpcenv.judge import first_failure
 from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.diagnose.text import next_lines
@@ -40,14 +41,8 @@ def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_js
     """
     entries = find_all(_render.cwd(), run, runs=runs)
 
-    def on_status(status: RunStatus) -> None:
-        if not as_json:
-            tell_state(status)
-
-    try:
-        statuses = wait_for(entries, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)
-    except KeyboardInterrupt as stop:
-        raise Interrupted("interrupted; the runs continue", hint=Command("hpcenv", "cancel", *run)) from stop
+    with interruptible("the runs continue", *run):
+        statuses = wait_telling(entries, timeout, as_json=as_json)
     decisive = decisive_status(statuses)
     code = exit_status_of(decisive)
     if as_json:
@@ -57,6 +52,20 @@ def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_js
         _show_end(entry, status, alone=len(statuses) == 1)
     tell_exit_status(decisive)
     return code
+
+
+def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: bool) -> tuple[RunStatus, ...]:
+    """Wait until runs have ended, and print each new state.
+
+    Raises:
+        WaitTimeout: a run has not ended within `timeout` seconds. It continues.
+    """
+
+    def on_status(status: RunStatus) -> None:
+        if not as_json:
+            tell_state(status)
+
+    return wait_for(runs, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)
 
 
 def decisive_status(statuses: Sequence[RunStatus]) -> RunStatus:
