@@ -28,11 +28,18 @@ class CodeCopy:
 
     Attributes:
         code: the folder, and the listed files that it has.
+        folder: the one in it from which the run was submitted.
         left_out: what it does not have, in words.
     """
 
     code: CopiedCode
+    folder: Path
     left_out: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the code comes from, in words."""
+        return (f"the code is the run's own copy, in {self.code.root}", *self.left_out)
 
 
 def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
@@ -64,7 +71,8 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
     said = [f"{path}: not in the bundle: {why}" for path, why in sorted(missing.items())]
     said += _copied(run, own, target)
     files = tuple(path.partition("/")[2] for path in own if os.path.lexists(target / path.partition("/")[2]))
-    return CodeCopy(code=CopiedCode(root=target, files=files), left_out=tuple(said))
+    folder = _folder_of_submission(manifest, target)
+    return CodeCopy(code=CopiedCode(root=target, files=files), folder=folder, left_out=tuple(said))
 
 
 def left_out_of(run: RunFolder) -> Mapping[str, str]:
@@ -139,7 +147,7 @@ def _copy_link(points_to: str, place: Path, target: Path, path: str) -> str:
     return ""
 
 
-def folder_of_submission(manifest: Manifest, root: Path) -> Path:
+def _folder_of_submission(manifest: Manifest, root: Path) -> Path:
     """Return the folder in a copy of the project from which the run was submitted."""
     source = manifest.source
     if source is None:

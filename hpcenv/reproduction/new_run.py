@@ -26,7 +26,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.attainable import expect, expect_after
 from hpcenv.reproduction.bundle import image as bundle_image
 from hpcenv.reproduction.bundle.archive import counted
-from hpcenv.reproduction.code_copy import copy_code, folder_of_submission
+from hpcenv.reproduction.code_copy import copy_code
 from hpcenv.reproduction.compare import Steps, compare
 from hpcenv.reproduction.cost import Cost, estimate
 from hpcenv.reproduction.measured import OF_RANKS
@@ -76,7 +76,6 @@ class NewRun:
         folder: where it is submitted, in the project.
         has_image, bundled: whether the image is here, and its file in the bundle; None without one.
         other_lockfile: path of a lockfile that is not that of the run; empty if it is.
-        other_args: the script gets other arguments than in the run.
         recorded: what the record of the run asks of this machine.
         notes: options that were left out, code that differs, and the like.
     """
@@ -92,10 +91,20 @@ class NewRun:
     has_image: bool
     bundled: Path | None
     other_lockfile: str
-    other_args: bool
-    cost: Cost
     recorded: tuple[Asked, ...]
     notes: tuple[str, ...]
+
+    @property
+    def cost(self) -> Cost:
+        """What it will cost."""
+        return estimate(
+            self.record,
+            self.locked,
+            nodes=self.plan.options.nodes or 1,
+            steps=self.plan.steps,
+            has_image=self.has_image or self.bundled is not None,
+            slower=self.plan.factor,
+        )
 
     @property
     def image(self) -> str:
@@ -167,24 +176,7 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
         notes = (*notes, f"options for the authors' cluster are left out: {', '.join(plan.left_out)}")
     has_image = locked.container is None or locked_sif(workspace, locked.container).is_file()
     bundled = None if has_image or not own_lock else bundle_image.find_bundled(target.run.path)
-    cost = estimate(
-        target.record,
-        locked,
-        nodes=options.nodes or 1,
-        steps=plan.steps,
-        has_image=has_image or bundled is not None,
-        slower=plan.factor,
-    )
-    code, script_sha256 = plan_code(workspace, options, replace(context, cwd=project.folder))
-    changed = _require_same_code(
-        target.run,
-        target.manifest,
-        code.source,
-        script_sha256,
-        allow=wish.allow_changed,
-        is_copy=project.copied is not None,
-    )
-    return NewRun(
+    new = NewRun(
         of=target.run,
         record=target.record,
         manifest=target.manifest,
@@ -195,12 +187,12 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
         locked=locked,
         has_image=has_image,
         bundled=bundled,
-        cost=cost,
         other_lockfile="" if own_lock else str(lockfile),
-        other_args=wish.args not in (None, target.manifest.args),
-        recorded=tuple(rerun.asked_by_record(options, given)),
-        notes=(*notes, *changed),
+        recorded=rerun.asked_by_record(options, given),
+        notes=notes,
     )
+    code, script_sha256 = plan_code(workspace, options, replace(context, cwd=project.folder))
+    return replace(new, notes=(*notes, *_require_same_code(new, code.source, script_sha256)))
 
 
 def _steps(record: RunRecord, wanted: int) -> int:
@@ -228,25 +220,20 @@ def _find_project(
         return _Project(workspace=open_project(here), folder=here)
     target = Path(os.path.abspath(here / (copy_to or f"{run.path.name}-code")))
     copy = copy_code(run, manifest, target)
-    folder = folder_of_submission(manifest, target)
-    notes = (f"the code is the run's own copy, in {target}", *copy.left_out)
-    return _Project(workspace=open_project(folder), folder=folder, copied=copy.code, notes=notes)
+    return _Project(workspace=open_project(copy.folder), folder=copy.folder, copied=copy.code, notes=copy.notes)
 
 
-def _require_same_code(
-    run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str, *, allow: bool, is_copy: bool
-) -> tuple[str, ...]:
+def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: str) -> tuple[str, ...]:
     """Return how the code differs from that of the run, in words.
-
-    Args:
-        is_copy: the code is the run's own copy already.
 
     Raises:
         UsageError: it differs, and that is not allowed.
     """
-    found = code_differences(run, before, now, script_sha256)
-    if found and not allow:
+    before = new.manifest
+    found = code_differences(new.of, before, now, script_sha256)
+    if found and not new.wish.allow_changed:
         commit = "" if before.source is None else before.source.commit
+        is_copy = new.plan.options.copied is not None
         own = "" if is_copy else "check out that commit, or use the run's own copy: --copy DIR, or "
         raise UsageError(
             f"this is not the code of {before.run}",
@@ -300,14 +287,7 @@ def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
     """
     context = replace(context, cwd=new.folder, command=request.command_of(new.plan.options))
     plan = plan_job(new.workspace, new.plan.options, context)
-    _require_same_code(
-        new.of,
-        new.manifest,
-        plan.source,
-        plan.manifest.script_sha256,
-        allow=new.wish.allow_changed,
-        is_copy=new.plan.options.copied is not None,
-    )
+    _require_same_code(new, plan.source, plan.manifest.script_sha256)
     return submit(plan, context)
 
 
@@ -335,7 +315,8 @@ def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status:
     except NotComparable as error:
         headline = f"not comparable: {error.what}"
         return replace(page, verdict="not-comparable", headline=headline, notes=(*notes, error.why or ""))
-    accumulated = new.plan.factor > 1 and not new.other_args
+    other_args = new.wish.args not in (None, new.manifest.args)
+    accumulated = new.plan.factor > 1 and not other_args
     expected = expect_after(new.record, read_record(folder), compared.causes, accumulated=accumulated)
     verdict, headline = verdict_of(compared, expected, page.rung)
     return replace(page, verdict=verdict, headline=headline, comparison=compared, expected=expected)

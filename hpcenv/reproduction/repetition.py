@@ -14,7 +14,7 @@ from hpcenv.errors import FileUnusable, HpcenvError
 from hpcenv.project.acceptance import Asked
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
-from hpcenv.reproduction.code_copy import copy_code, folder_of_submission
+from hpcenv.reproduction.code_copy import copy_code
 from hpcenv.runs.entries import Run
 from hpcenv.submission import request, rerun
 from hpcenv.submission.plan import Plan
@@ -124,14 +124,12 @@ def _from_copy(
     recorded: tuple[Asked, ...],
 ) -> Repetition:
     target = Path(os.path.abspath(context.cwd / f"{run.folder.path.name}-code"))
-    left_out = copy_code(run.folder, run.manifest, target).left_out
-    folder = folder_of_submission(run.manifest, target)
-    workspace = open_project(folder)
+    copy = copy_code(run.folder, run.manifest, target)
+    workspace = open_project(copy.folder)
     options = replace(options, runs_dir=str(run.folder.path.parent))
-    there = replace(context, cwd=folder, command=request.command_of(options))
+    there = replace(context, cwd=copy.folder, command=request.command_of(options))
     plan = plan_job(workspace, options, there)
     rerun.require_same_inputs(run.manifest, plan, allow=False, other_lock=False)
-    notes = (f"the code is the run's own copy, in {target}", *left_out)
     return Repetition(
-        of=run.manifest.run, plan=plan, context=there, workspace=workspace, recorded=recorded, notes=notes
+        of=run.manifest.run, plan=plan, context=there, workspace=workspace, recorded=recorded, notes=copy.notes
     )
