@@ -11,7 +11,7 @@ from hpcenv.errors import FileUnusable
 from hpcenv.records.codec import encode_record
 from hpcenv.records.files import write_text
 from hpcenv.reproduction import report_html, report_markdown
-from hpcenv.reproduction.compare import compare
+from hpcenv.reproduction.compare import compare_runs
 from hpcenv.reproduction.measured import read_measured
 from hpcenv.reproduction.record import RunRecord, record_of, with_energy
 from hpcenv.reproduction.run_page import RunPage, make_page
@@ -53,7 +53,7 @@ def _against(found: Run, made: RunRecord, against: str, runs: str | None) -> Run
         read_measured(found.folder),
         other=read_measured(reference.folder),
         other_name=reference.manifest.run,
-        comparison=compare(_render.cwd(), str(reference.folder.path), str(found.folder.path)),
+        comparison=compare_runs(_render.cwd(), str(reference.folder.path), str(found.folder.path)),
     )
 
 

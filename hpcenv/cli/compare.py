@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
@@ -11,9 +10,8 @@ from hpcenv.cli import _accept, _duration, _render
 from hpcenv.cli._explain_op import ExplainWish, show
 from hpcenv.errors import NotComparable, Status, UsageError
 from hpcenv.reproduction import compare_text
-from hpcenv.reproduction.closeness import Tolerance
-from hpcenv.reproduction.compare import Steps, compare
-from hpcenv.reproduction.seeds import are_sweeps, compare_sweeps
+from hpcenv.reproduction.compare import compare
+from hpcenv.reproduction.seeds import SweepComparison
 
 _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESULTS_DIFFER}
 
@@ -79,20 +77,20 @@ def command(
     for word, value in (("--trace-steps", trace_steps), ("--accept", accept), ("--timeout", timeout)):
         if value is not None:
             raise UsageError(f"`{word}` needs `--explain-op`")
-    if ulp is not None and (rtol is not None or atol is not None):
-        raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
-    if not again and are_sweeps(_render.cwd(), (reference, run), runs=runs):
-        return _compare_seeds(reference, run, runs, metrics, as_json=as_json)
     result = compare(
-        _render.cwd(),
         reference,
         run,
-        again=again,
-        runs=runs,
-        tolerance=Tolerance(rtol=rtol, atol=atol, ulp=ulp),
-        steps=steps_of(steps),
-        metrics=metrics,
+        *again,
+        project=_render.cwd(),
+        runs_dir=runs,
+        steps=steps,
+        metric=metrics,
+        rtol=rtol,
+        atol=atol,
+        ulp=ulp,
     )
+    if isinstance(result, SweepComparison):
+        return _show_seeds(result, as_json=as_json)
     if as_json:
         _render.verdict_on("compare", result, ok=result.verdict == "equal")
     else:
@@ -110,32 +108,14 @@ _SEEDS = {
 }  # fmt: skip
 
 
-def _compare_seeds(reference: str, run: str, runs: str | None, metrics: tuple[str, ...], *, as_json: bool) -> int:
-    """Compare two sweeps over seeds; return the exit status."""
-    result = compare_sweeps(_render.cwd(), reference, run, runs=runs, metrics=metrics)
+def _show_seeds(result: SweepComparison, *, as_json: bool) -> int:
+    """Print the comparison of two sweeps over seeds; return the exit status."""
     if as_json:
         _render.verdict_on("compare", result, ok=result.worst == "not-distinguishable")
         return _SEEDS[result.worst]
-    _render.say(f"{result.worst.replace('-', ' ')}: last values of the runs of {reference} and {run}")
+    _render.say(f"{result.worst.replace('-', ' ')}: last values of the runs of {result.reference} and {result.other}")
     for one in result.metrics:
         pairs = " (pairs of the same values)" if one.paired else ""
         _render.say(f"  {one.name[:40]} ({one.source}){pairs}:")
         _render.say(f"    {one.verdict.replace('-', ' ')}: {one.text}")
     return _SEEDS[result.worst]
-
-
-def steps_of(text: str | None) -> Steps:
-    """Return what `--steps` says.
-
-    Raises:
-        UsageError: it is not `A:B`, `A:`, `:B` or `N`.
-    """
-    if text is None:
-        return Steps()
-    match = re.fullmatch(r"(?:([0-9]{1,15})?(:))?([0-9]{1,15})?", text)
-    if match is None or not (match[1] or match[3]):
-        raise UsageError(f"`--steps {text}` is not a range of steps", hint="--steps 1:20, --steps 20")
-    first, last = (int(number) if number else None for number in (match[1], match[3]))
-    if first is not None and last is not None and first > last:
-        raise UsageError(f"`--steps {text}` is empty", hint=f"--steps {last}:{first}")
-    return Steps(first=first, last=last)

@@ -8,8 +8,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.errors import Status, UsageError
-from hpcenv.project import compatibility
-from hpcenv.survey.compatibility import MACHINES, Answer, BuildAnswer, CompatQuestion, ask, is_open, version_of
+from hpcenv.survey.compatibility import MACHINES, Answer, BuildAnswer, compat
 from hpcenv.text import wrap
 
 _WORDS = {"match": "yes", "mismatch": "no", "unknown": "?"}
@@ -34,16 +33,15 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
     combination does not run, with 44 when the table does not know it.
     """
     _refuse_empty(click.get_current_context(), parts)
-    question = CompatQuestion(**parts, packages=tuple(version_of(text) for text in packages))
-    table = compatibility.table()
-    answer = ask(table, question, today=dt.datetime.now(tz=dt.timezone.utc).date())
+    answer = compat(**parts, packages=packages, today=dt.datetime.now(tz=dt.timezone.utc).date())
     status = _STATUSES[answer.result]
     if as_json:
         _render.verdict_on("compat", answer, ok=status == 0)
         return status
     for note in answer.notes:
         _render.tell(f"note: {note}")
-    _show(answer, asked=not is_open(question) or answer.result != "match")
+    asked = bool(packages) or any(value for name, value in parts.items() if name != "torch")
+    _show(answer, asked=asked or answer.result != "match")
     return status
 
 

@@ -39,9 +39,9 @@ _TITLES = {
     type=click.Choice(DETERMINISM_PROFILES),
     help="Judge both sides by this determinism profile, instead of the ones in their lockfiles.",
 )
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option("--runs-dir", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
-def command(left: str, right: str, determinism: Profile | None, runs: str | None, as_json: bool) -> int:
+def command(left: str, right: str, determinism: Profile | None, runs_dir: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
@@ -50,7 +50,7 @@ def command(left: str, right: str, determinism: Profile | None, runs: str | None
     its lockfile; the stricter side counts. Ends with 26 when a field that must match
     differs, or when a run has no result, otherwise with 0.
     """
-    result = diff(_render.cwd(), left, right, determinism=determinism, runs=runs)
+    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir)
     status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)

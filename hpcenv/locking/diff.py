@@ -48,24 +48,24 @@ class DiffResult:
 
 
 def diff(
-    start: Path,
-    left: str,
-    right: str,
+    left: str | Path,
+    right: str | Path,
     *,
+    project: str | Path = ".",
     determinism: Profile | None = None,
-    runs: str | None = None,
+    runs_dir: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> DiffResult:
-    """Compare two sides.
+    """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
 
     Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
 
     Args:
-        start: the folder where the user is.
         left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
             commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
+        project: a folder of the project; relative paths begin there.
         determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
-        runs: folder of runs, if not the project's.
+        runs_dir: folder of runs, if not the project's.
         environ: environment variables for git; None for those of this process.
 
     Raises:
@@ -73,7 +73,8 @@ def diff(
         ToolMissing: a commit is named, and git is not on PATH.
     """
     variables = os.environ if environ is None else environ
-    sides = [_read_side(start, name, determinism, runs=runs, environ=variables) for name in (left, right)]
+    start, names = Path(project), (str(left), str(right))
+    sides = [_read_side(start, name, determinism, runs=runs_dir, environ=variables) for name in names]
     both_runs = all(side.of_run is not None for side in sides)
     # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
@@ -89,7 +90,7 @@ def diff(
         missing = ("command, shape, code, settings and nodes of the run: a lockfile has none",)
     else:
         missing = ()
-    return DiffResult(left=left, right=right, changes=changes, not_compared=missing)
+    return DiffResult(left=names[0], right=names[1], changes=changes, not_compared=missing)
 
 
 def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[Severities]) -> tuple[Change, ...]:

@@ -6,12 +6,13 @@ restart replay the steps that it computes again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.errors import HpcenvError, NotComparable
+from hpcenv.errors import HpcenvError, NotComparable, UsageError
 from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
 from hpcenv.reproduction import comparison
@@ -19,6 +20,7 @@ from hpcenv.reproduction.causes import Cause, different_switches, rank_causes
 from hpcenv.reproduction.closeness import Tolerance
 from hpcenv.reproduction.comparison import Divergence, MetricComparison, Nearness, ParameterComparison
 from hpcenv.reproduction.measured import OF_RANKS, Measured, Start, read_measured
+from hpcenv.reproduction.seeds import SweepComparison, are_sweeps, compare_sweeps
 from hpcenv.reproduction.series import Series
 from hpcenv.runs.find import find_run
 
@@ -100,6 +102,69 @@ class RunComparison:
 
 
 def compare(
+    reference: str | Path,
+    run: str | Path,
+    *again: str | Path,
+    project: str | Path = ".",
+    runs_dir: str | None = None,
+    steps: str | None = None,
+    metric: Sequence[str] = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+    ulp: int | None = None,
+) -> RunComparison | SweepComparison:
+    """Say whether a run gave the same results as a reference, or two sweeps over seeds do: `hpcenv compare`.
+
+    Args:
+        reference, run: each a run folder, name or job id; or two sweeps.
+        again: more runs like `run`, which show whether it repeats here.
+        project: a folder of the project; relative paths begin there.
+        runs_dir: folder of runs, if not the project's.
+        steps: `A:B` compares only these steps; `N` those up to N.
+        metric: names of metrics; none for all.
+        rtol, atol: tolerance; None for that of torch.testing.assert_close.
+        ulp: tolerance in units in the last place, in place of these.
+
+    Raises:
+        RunNotFound, RecordInvalid: a run cannot be found or read.
+        NotComparable: the runs have no metric of the same name and step.
+        UsageError: `steps` is no range, or two rules of tolerance are given.
+    """
+    if ulp is not None and (rtol is not None or atol is not None):
+        raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
+    start, words = Path(project), [str(word) for word in (reference, run, *again)]
+    if not again and are_sweeps(start, words, runs=runs_dir):
+        return compare_sweeps(start, *words, runs=runs_dir, metrics=metric)
+    return compare_runs(
+        start,
+        words[0],
+        words[1],
+        again=words[2:],
+        runs=runs_dir,
+        tolerance=Tolerance(rtol=rtol, atol=atol, ulp=ulp),
+        steps=_steps_of(steps),
+        metrics=metric,
+    )
+
+
+def _steps_of(text: str | None) -> Steps:
+    """Return what `--steps` says.
+
+    Raises:
+        UsageError: it is not `A:B`, `A:`, `:B` or `N`.
+    """
+    if text is None:
+        return Steps()
+    match = re.fullmatch(r"(?:([0-9]{1,15})?(:))?([0-9]{1,15})?", text)
+    if match is None or not (match[1] or match[3]):
+        raise UsageError(f"`--steps {text}` is not a range of steps", hint="--steps 1:20, --steps 20")
+    first, last = (int(number) if number else None for number in (match[1], match[3]))
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"`--steps {text}` is empty", hint=f"--steps {last}:{first}")
+    return Steps(first=first, last=last)
+
+
+def compare_runs(
     start: Path,
     reference: str,
     other: str,
@@ -191,7 +256,7 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
     """Return what differs between the runs beside their results, and what no record holds."""
     try:
-        found = diff(start, str(reference.folder), str(other.folder))
+        found = diff(str(reference.folder), str(other.folder), project=start)
     except HpcenvError as error:
         return (), (f"the environments of the runs: {error.what}",)
     return found.changes, found.not_compared

@@ -27,7 +27,7 @@ from hpcenv.reproduction.attainable import expect, expect_after
 from hpcenv.reproduction.bundle import image as bundle_image
 from hpcenv.reproduction.bundle.archive import counted
 from hpcenv.reproduction.code_copy import copy_code
-from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.compare import Steps, compare_runs
 from hpcenv.reproduction.cost import Cost, estimate
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.proofs import StatementProof
@@ -311,7 +311,7 @@ def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status:
     notes = (*page.notes, *result.notes)
     page = replace(page, run=result.run, run_folder=folder, outcome=status.state, notes=notes)
     try:
-        compared = compare(cwd, str(new.of.path), str(folder), steps=Steps(last=new.plan.steps))
+        compared = compare_runs(cwd, str(new.of.path), str(folder), steps=Steps(last=new.plan.steps))
     except NotComparable as error:
         headline = f"not comparable: {error.what}"
         return replace(page, verdict="not-comparable", headline=headline, notes=(*notes, error.why or ""))

@@ -70,7 +70,7 @@ def compare_sweeps(
     """Compare the runs of two sweeps.
 
     Args:
-        start, reference, other, runs, metrics: as for `hpcenv.reproduction.compare.compare`.
+        start, reference, other, runs, metrics: as for `hpcenv.reproduction.compare.compare_runs`.
 
     Raises:
         RunNotFound, RecordInvalid: a sweep cannot be found or read.

@@ -17,7 +17,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.trace import read_run_trace
 from hpcenv.reproduction import explain_op
-from hpcenv.reproduction.compare import RunComparison, Side, Steps, causes_between, compare, read_side
+from hpcenv.reproduction.compare import RunComparison, Side, Steps, causes_between, compare_runs, read_side
 from hpcenv.reproduction.explain_op import ExplainedOperation, Traces, TraceSource
 from hpcenv.reproduction.repetition import Repetition, TracedSteps, plan_repetition
 from hpcenv.runs.entries import Run
@@ -90,7 +90,7 @@ def _first_and_last(trace_steps: str | None, traces: Sequence[Traces]) -> tuple[
 
 def _compared(cwd: Path, reference: str, run: str, runs: str | None) -> RunComparison | None:
     try:
-        return compare(cwd, reference, run, runs=runs)
+        return compare_runs(cwd, reference, run, runs=runs)
     except NotComparable:
         return None
 

@@ -1,13 +1,13 @@
 """`hpcenv compat`: what runs with what, without a cluster.
 
-Runs on: LOGIN NODE. Pure: the compatibility table and a question in, an answer out.
+Runs on: LOGIN NODE. `ask` is pure: the compatibility table and a question in, an answer out.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +21,7 @@ from hpcenv.judge.compat.table import Compat, GpuModel, TorchRelease
 from hpcenv.judge.compat.toolkits import check_last_driver, check_toolkit
 from hpcenv.judge.compat.torch_builds import AARCH64, X86_64, builds_for, check_python, python_range, triton_note
 from hpcenv.judge.compat.versions import minor, numbers, public, sort_key
+from hpcenv.project import compatibility
 from hpcenv.records.verdict import Result
 
 Part = Literal["torch", "build", "python", "driver", "gpu", "package"]
@@ -106,19 +107,48 @@ class Answer:
     notes: tuple[str, ...] = ()
 
 
-def ask(compat: Compat, question: CompatQuestion, *, today: dt.date) -> Answer:
+def compat(
+    *,
+    gpu: str = "",
+    driver: str = "",
+    torch: str = "",
+    cuda: str = "",
+    python: str = "",
+    machine: str = "",
+    packages: Sequence[str] = (),
+    cuda_compat: str = "",
+    today: dt.date | None = None,
+) -> Answer:
+    """Say what runs with what, by the table that hpcenv brings: `hpcenv compat`. It asks no cluster.
+
+    Args:
+        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty one is left open.
+        packages: beside torch, each as NAME==VERSION: `--with`.
+        today: for a note on the age of the table; None for none.
+
+    Raises:
+        UsageError: the question contradicts itself, or a part of it is no version.
+    """
+    question = CompatQuestion(
+        gpu=gpu, driver=driver, torch=torch, cuda=cuda, python=python, machine=machine,
+        packages=tuple(version_of(text) for text in packages), cuda_compat=cuda_compat,
+    )  # fmt: skip
+    return ask(compatibility.table(), question, today=today)
+
+
+def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> Answer:
     """Answer a question about what runs with what.
 
     Args:
         compat: the table.
         question: what is asked.
-        today: for the age of the table.
+        today: for the age of the table; None leaves it out.
 
     Raises:
         UsageError: the question contradicts itself, or a part of it is no version.
     """
     asked, release, notes = _read(compat, question)
-    age = compat.age_note(today)
+    age = "" if today is None else compat.age_note(today)
     if release is not None and is_open(question):
         notes.append(f"nothing was compared with torch {release.version}: add --gpu, --driver or --python")
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None

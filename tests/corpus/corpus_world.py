@@ -714,7 +714,7 @@ class Case:
 
     def diff(self) -> list[Seen]:
         """`hpcenv diff` of two lockfiles, `before` and `after`."""
-        result = diff(self.root, "before", "after", determinism=self.stored.get("profile", "off"))
+        result = diff("before", "after", project=self.root, determinism=self.stored.get("profile", "off"))
         return [Seen(c.field, c.severity, "mismatch", f"{c.left[:60]} -> {c.right[:60]}") for c in result.changes]
 
     def relock(self) -> list[Seen]:

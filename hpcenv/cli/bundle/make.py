@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from shlex import quote
-
 import click
 
 from hpcenv import size
 from hpcenv.cli import _progress, _render
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._terminal import escape_control
-from hpcenv.errors import UsageError
-from hpcenv.reproduction.bundle.make import SUFFIX, make
-from hpcenv.runs.entries import Sweep
-from hpcenv.runs.find import find_submitted
+from hpcenv.reproduction.bundle.make import SUFFIX, bundle
 
 
 @click.command("make")
@@ -40,12 +34,11 @@ def command(
     and logs stay out, and so do files that git ignores, except modules without credentials.
     What stays out is listed, with the reason.
     """
-    folder = run_folder(run, runs)
-    target = Path(output) if output else _render.cwd() / f"{folder.name}{SUFFIX}"
     with _progress.shown(as_json=as_json) as on_event:
-        made = make(
-            folder, target, sif=None if sif is None else Path(sif), log=with_log, authors=authors, on_event=on_event
-        )
+        made = bundle(
+            run, output, with_sif=sif, with_log=with_log, author=authors, project=_render.cwd(), runs_dir=runs,
+            on_event=on_event,
+        )  # fmt: skip
     if as_json:
         _render.success("bundle make", made)
         return
@@ -56,18 +49,3 @@ def command(
     for note in made.notes:
         _render.tell(f"note: {escape_control(note)}")
     _render.tell(f"next: hpcenv bundle verify {escape_control(str(made.path))}")
-
-
-def run_folder(run: str, runs: str | None) -> Path:
-    """Return the folder of one run.
-
-    Raises:
-        UsageError: it is a sweep.
-        RunNotFound: no run has that name.
-    """
-    entry = find_submitted(_render.cwd(), run, runs=runs)
-    if isinstance(entry, Sweep):
-        raise UsageError(
-            f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
-        )
-    return entry.folder.path

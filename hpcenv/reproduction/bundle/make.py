@@ -6,10 +6,12 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 
-from hpcenv.errors import FileUnusable
+from hpcenv.errors import FileUnusable, UsageError
 from hpcenv.identity.sif import file_sha256
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.project.workspace import read_lockfile
@@ -19,6 +21,8 @@ from hpcenv.reproduction.bundle import citation
 from hpcenv.reproduction.bundle.archive import BundleMember, counted, write_archive
 from hpcenv.reproduction.bundle.content import Content, collect
 from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.runs.entries import Sweep
+from hpcenv.runs.find import find_submitted
 from hpcenv.submission import credentials
 from hpcenv.version import VERSION
 
@@ -67,13 +71,52 @@ class MadeBundle:
     notes: tuple[str, ...] = ()
 
 
+def bundle(
+    run: str | Path,
+    output: str | Path | None = None,
+    *,
+    with_sif: str | Path | None = None,
+    with_log: bool = False,
+    author: Sequence[str] = (),
+    project: str | Path = ".",
+    runs_dir: str | None = None,
+    on_event: OnEvent = ignore,
+) -> MadeBundle:
+    """Make one archive of a run: lockfile, code, command, records and measured values: `hpcenv bundle`.
+
+    Args:
+        run: a run folder, name or job id.
+        output: the file to write; None for NAME.hpcenv.zip in `project`.
+        with_sif: the image, to be included; it must be the locked one.
+        with_log: whether job.log is included; read it before.
+        author: names for CITATION.cff, `Family, Given`.
+        project: a folder of the project, in which runs are searched.
+        runs_dir: folder of runs, if not the project's.
+        on_event: gets the progress.
+
+    Raises:
+        RunNotFound: no run has that name.
+        UsageError: it is a sweep, or a file holds the value of a credential.
+        HpcenvError: as for `make`.
+    """
+    entry = find_submitted(Path(project), str(run), runs=runs_dir)
+    if isinstance(entry, Sweep):
+        raise UsageError(
+            f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
+        )
+    folder = entry.folder.path
+    target = Path(output) if output else Path(project) / f"{folder.name}{SUFFIX}"
+    sif = None if with_sif is None else Path(with_sif)
+    return make(folder, target, sif=sif, log=with_log, authors=author, on_event=on_event)
+
+
 def make(
     folder: Path,
     target: Path,
     *,
     sif: Path | None = None,
     log: bool = False,
-    authors: tuple[str, ...] = (),
+    authors: Sequence[str] = (),
     on_event: OnEvent = ignore,
 ) -> MadeBundle:
     """Write the bundle of a run.
@@ -155,12 +198,12 @@ def _require_locked(sif: Path, run: RunFolder) -> None:
         raise FileUnusable(f"`{sif}` is not the locked image", why=why)
 
 
-def _described(record: RunRecord, about: About, authors: tuple[str, ...]) -> list[BundleMember]:
+def _described(record: RunRecord, about: About, authors: Sequence[str]) -> list[BundleMember]:
     """Return the members that are made from the record."""
     return [
         BundleMember(name=RECORD, source=encode_record(record).encode()),
         BundleMember(name=ABOUT, source=encode_record(about).encode()),
-        BundleMember(name="CITATION.cff", source=citation.citation(record, authors).encode()),
+        BundleMember(name="CITATION.cff", source=citation.citation(record, tuple(authors)).encode()),
         BundleMember(name="README.md", source=_readme(record, about).encode()),
     ]
 

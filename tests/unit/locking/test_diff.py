@@ -146,7 +146,7 @@ def test_as_json(hpcenv: Any, project: Path) -> None:
 def test_lockfiles_of_other_folders(project: Path, tmp_path: Path) -> None:
     edited(project, "paper", "policy", "torch.version", value="info")
     there = shutil.copy(project / "lockfiles" / "paper.lock.toml", tmp_path / "theirs.toml")
-    found = diff(tmp_path, str(project / "lockfiles" / "default.lock.toml"), "theirs.toml")
+    found = diff(str(project / "lockfiles" / "default.lock.toml"), "theirs.toml", project=tmp_path)
     assert [(c.field, c.left, c.right) for c in found.changes] == [("policy", "absent", "torch.version = info")]
     assert Path(there).exists()
 
@@ -155,12 +155,12 @@ def test_lockfiles_of_other_folders(project: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_differ_in_command_and_settings(two_runs: Path) -> None:
-    found = diff(two_runs, "one", "two")
+    found = diff("one", "two", project=two_runs)
     assert [c.field for c in found.changes if c.severity != "info"] == ["run.arguments", "env.NCCL_ALGO"]
     assert {c.field: (c.left, c.right) for c in found.changes}["run.arguments"] == ("", "--lr, 3e-4")
     assert [c.field for c in found.blocking] == ["run.arguments"]
     assert "data that the script reads" in found.not_compared
-    strict = diff(two_runs, "one", "two", determinism="bitwise")
+    strict = diff("one", "two", project=two_runs, determinism="bitwise")
     assert {c.field for c in strict.blocking} == {"env.NCCL_ALGO", "run.arguments"}
 
 
@@ -168,7 +168,7 @@ def test_another_script_blocks(project: Path, hpcenv: Any) -> None:
     run(hpcenv, project, "one")
     (project / "train.py").write_text("print('other')\n")
     run(hpcenv, project, "three")
-    found = diff(project, "one", "three")
+    found = diff("one", "three", project=project)
     assert [c.field for c in found.blocking] == ["code.digest", "code.files", "code.script-sha256"]
     files = found.blocking[1]
     assert files.left.startswith("train.py ")
@@ -182,7 +182,7 @@ def test_another_script_of_the_same_content_and_another_world_size_block(project
     shutil.copy(script, project / "other.py")
     words = ("--nproc", "2", "--name", "wide", "--wait")
     assert hpcenv("submit", "other.py", *words, cwd=project).status == 0
-    found = diff(project, "one", "wide")
+    found = diff("one", "wide", project=project)
     assert [(c.field, c.left, c.right) for c in found.blocking if c.field != "code.digest"] == [
         ("code.files", "other.py absent", f"other.py {hashlib.sha256(script.read_bytes()).hexdigest()[:12]}"),
         ("run.nproc-per-node", "1", "2"),
@@ -197,7 +197,7 @@ def test_a_run_without_a_result_is_told_also_beside_another_one(two_runs: Path, 
     verdict = two_runs / "runs" / "one" / "verdict.json"
     verdict.write_text(verdict.read_text().replace('"result": "match"', '"result": "mismatch"'))
     shutil.copytree(two_runs / "runs" / "one", two_runs / "runs" / "again")
-    found = {c.field: (c.left, c.right) for c in diff(two_runs, "one", "two").blocking}
+    found = {c.field: (c.left, c.right) for c in diff("one", "two", project=two_runs).blocking}
     assert found["run.outcome"] == ("never trained: the verdict is mismatch", "completed")
     done = hpcenv("diff", "one", "again", cwd=two_runs)
     assert done.status == Status.DIFFERENT
@@ -210,22 +210,22 @@ def test_a_run_without_a_result_is_told_also_beside_another_one(two_runs: Path, 
 def test_runs_that_failed_are_told(two_runs: Path) -> None:
     finished = two_runs / "runs" / "two" / "finished.json"
     finished.write_text(json.dumps({**json.loads(finished.read_text()), "status": 7}))
-    found = {c.field: (c.left, c.right) for c in diff(two_runs, "one", "two").blocking}
+    found = {c.field: (c.left, c.right) for c in diff("one", "two", project=two_runs).blocking}
     assert found["run.outcome"] == ("completed", "ended with status 7")
     finished.unlink()
-    assert "has not ended" in [c.right for c in diff(two_runs, "one", "two").blocking]
+    assert "has not ended" in [c.right for c in diff("one", "two", project=two_runs).blocking]
 
 
 def test_a_lock_and_its_own_run_are_the_same(two_runs: Path, hpcenv: Any) -> None:
     """What only a run has is no difference of the environment."""
-    found = diff(two_runs, "default", "two")
+    found = diff("default", "two", project=two_runs)
     assert (found.changes, len(found.not_compared)) == ((), 1)
     assert hpcenv("diff", "two", "default", cwd=two_runs).status == 0
 
 
 def test_a_run_of_another_lock_differs_from_this_one(two_runs: Path) -> None:
     edited(two_runs, "paper", "torch", "git-version", value="0" * 40)
-    assert [c.field for c in diff(two_runs, "one", "paper").blocking] == ["torch.git-version"]
+    assert [c.field for c in diff("one", "paper", project=two_runs).blocking] == ["torch.git-version"]
 
 
 # -- words --------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_run_of_another_lock_differs_from_this_one(two_runs: Path) -> None:
 @pytest.mark.parametrize("word", ["nosuch", "", "/no/such/file", "a\nb", "lockfiles"])
 def test_a_word_that_is_neither_lock_nor_run(word: str, project: Path) -> None:
     with pytest.raises(UsageError, match="is neither a lockfile nor a run"):
-        diff(project, "default", word)
+        diff("default", word, project=project)
 
 
 def test_a_damaged_lockfile_says_so(hpcenv: Any, project: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_kind_from_lock_to_submit(kind: str, folder: Path, fake_slurm: Any) ->
     plan = plan_job(workspace, options, context)
     assert plan.manifest.environment.sif == str(first.sif)
 
-    assert not diff(folder, "default", "lockfiles/default.lock.toml").changes
+    assert not diff("default", "lockfiles/default.lock.toml", project=folder).changes
     sbom = json.loads(cyclonedx(first.lockfile).text)
     (image,) = [part for part in sbom["components"] if part["bom-ref"] == "image"]
     assert (image["name"], "purl" in image) == (table.reference, False)

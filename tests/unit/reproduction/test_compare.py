@@ -13,7 +13,7 @@ from hpcenv.locking.difference import change_of
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import causes, compare_text
 from hpcenv.reproduction.closeness import Tolerance
-from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.compare import Steps, compare_runs
 from hpcenv.reproduction.seeds import SeedComparison, compare_sweeps
 from tests import measured_runs, run_folders
 
@@ -27,7 +27,7 @@ def pair(tmp_path: Path, other=LOSSES, **more) -> tuple[RunFolder, RunFolder]:
 
 
 def compared(tmp_path: Path, **more):
-    return compare(tmp_path, str(tmp_path / "runs/first"), str(tmp_path / "runs/second"), **more)
+    return compare_runs(tmp_path, str(tmp_path / "runs/first"), str(tmp_path / "runs/second"), **more)
 
 
 def answers(result) -> dict[str, str]:
@@ -259,7 +259,7 @@ RECORDED = Path(__file__).parents[2] / "recorded_runs"
 
 
 def test_a_recorded_run_with_another_learning_rate():
-    result = compare(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "other-lr"))
+    result = compare_runs(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "other-lr"))
     assert result.verdict == "differs"
     # The first loss is of the same weights; the first step then uses another learning rate.
     assert (result.first.step, result.metrics[0].equal) == (2, 4) or result.first.name == "parameters"
@@ -268,7 +268,7 @@ def test_a_recorded_run_with_another_learning_rate():
 
 
 def test_a_recorded_run_on_one_node_with_the_same_global_batch():
-    result = compare(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "one-node"), steps=Steps(last=20))
+    result = compare_runs(RECORDED, str(RECORDED / "table-1"), str(RECORDED / "one-node"), steps=Steps(last=20))
     assert result.verdict == "within", result.headline
     assert result.metrics[0].largest_relative < 1e-6 and result.metrics[0].compared == 20
     assert {"arguments", "number of ranks"} <= {cause.group for cause in result.causes}

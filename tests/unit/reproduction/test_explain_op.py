@@ -14,7 +14,7 @@ import pytest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.trace import read_run_trace
 from hpcenv.reproduction.causes import rank_causes
-from hpcenv.reproduction.compare import Side, Steps, compare, read_side
+from hpcenv.reproduction.compare import Side, Steps, compare_runs, read_side
 from hpcenv.reproduction.explain_op import (
     MOST_STEPS,
     TraceSource,
@@ -44,7 +44,7 @@ def sides(tmp_path: Path) -> list[Side]:
 
 
 def chosen(tmp_path: Path) -> TracedSteps:
-    compared = compare(tmp_path, str(tmp_path / "runs/first"), str(tmp_path / "runs/second"))
+    compared = compare_runs(tmp_path, str(tmp_path / "runs/first"), str(tmp_path / "runs/second"))
     return steps_to_trace(*sides(tmp_path), compared)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hpcenv.cluster import energy
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import plot, report_html, report_markdown
-from hpcenv.reproduction.compare import compare
+from hpcenv.reproduction.compare import compare_runs
 from hpcenv.reproduction.measured import read_measured
 from hpcenv.reproduction.record import read_record
 from hpcenv.reproduction.run_page import RunPage, make_page
@@ -30,7 +30,7 @@ def page_of(folder: Path, reference: Path | None = None) -> RunPage:
         return make_page(read_record(folder), measured)
     return make_page(
         read_record(folder), measured, other=read_measured(RunFolder(reference)), other_name=reference.name,
-        comparison=compare(folder, str(reference), str(folder)),
+        comparison=compare_runs(folder, str(reference), str(folder)),
     )  # fmt: skip
 
 

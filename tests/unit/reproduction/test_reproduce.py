@@ -20,7 +20,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.attainable import expect, expect_after
 from hpcenv.reproduction.code_copy import copy_code
-from hpcenv.reproduction.compare import Steps, compare
+from hpcenv.reproduction.compare import Steps, compare_runs
 from hpcenv.reproduction.cost import estimate
 from hpcenv.reproduction.record import read_record
 from hpcenv.reproduction.reproduction import find_target, verdict_of
@@ -317,7 +317,7 @@ def test_hostile_records_end_in_words(run, hpcenv, tmp_path):
 
 def judge(other: Path, rung: Any = 3, *, accumulated: bool = False) -> tuple[str, str, str, tuple[str, ...]]:
     """Return verdict, sentence, what was to be expected, and why, of a recorded run against `table-1`."""
-    compared = compare(other.parent, str(RECORDED), str(other), steps=Steps(last=None if rung == 3 else 20))
+    compared = compare_runs(other.parent, str(RECORDED), str(other), steps=Steps(last=None if rung == 3 else 20))
     expected = expect_after(read_record(RECORDED), read_record(other), compared.causes, accumulated=accumulated)
     verdict, sentence = verdict_of(compared, expected, rung)
     return verdict, sentence, expected.best, expected.reasons

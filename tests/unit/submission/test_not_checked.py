@@ -44,7 +44,7 @@ def test_a_file_that_the_copy_links_to_is_not_checked_and_the_verdict_says_so(hp
         said = _run(hpcenv, reading, name, reads="weights.bin")
         assert f"READ {ascii(content)}" in said
         assert "live, not covered: weights.bin" in _verdict(reading, name)["notes"]
-    found = diff(reading, "one", "two")
+    found = diff("one", "two", project=reading)
     assert found.blocking == ()
     assert "files that the run's copy only links to: weights.bin" in found.not_compared
 
@@ -55,7 +55,7 @@ def test_data_that_no_table_names_are_not_checked_and_diff_says_so(hpcenv: Any, 
         data.write_text(name)
         assert f"READ b'{name}'" in _run(hpcenv, reading, name, reads=str(data))
         _verdict(reading, name)
-    found = diff(reading, "one", "two")
+    found = diff("one", "two", project=reading)
     assert found.blocking == ()
     assert "data that the script reads" in found.not_compared
 
@@ -67,7 +67,7 @@ def test_files_of_a_live_project_are_not_checked_and_submit_and_diff_say_so(hpce
         assert f"READ b'{name}'" in said
         assert "the script runs in the live project (--workdir live): later edits change the job" in said
         _verdict(reading, name)
-    found = diff(reading, "one", "two")
+    found = diff("one", "two", project=reading)
     assert found.blocking == ()
     assert "files of the project: the run used them in place (--workdir live)" in found.not_compared
 
@@ -81,7 +81,7 @@ def test_data_that_a_table_names_are_in_the_verdict_and_in_diff(hpcenv: Any, rea
         row = f"data {reading / 'weights.bin'}: sha256 compared: 1 file, 4 bytes, "
         assert _verdict(reading, name)["notes"][0].startswith(row)
         assert row in " ".join(said.split())
-    found = diff(reading, "one", "two")
+    found = diff("one", "two", project=reading)
     assert [change.field for change in found.blocking] == ["data.weights-bin"]
     assert found.blocking[0].left != found.blocking[0].right
     assert not any("data that the script reads" in missing for missing in found.not_compared)
