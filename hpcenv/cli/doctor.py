@@ -22,7 +22,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission.request import SubmitOptions, parse_flags, preflight_options
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome
-from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
+from hpcenv.submission.verify_nodes import verify_nodes
 from hpcenv.survey.checked import CheckedMachines, of_job, render
 from hpcenv.survey.here import check_this_machine
 from hpcenv.survey.machine import record_this_machine, write_recording
@@ -176,8 +176,7 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
         count = nodes or len(expand_hostlist(values["nodelist"]))
     except ValueError as error:
         raise UsageError(f"`--nodelist {values['nodelist']}`: {error}", hint="for example n1,n[3-5]") from error
-    nproc = ranks_per_node(workspace, preflight=values["preflight"], gpus=values["gpus"])
-    options = SubmitOptions(script=None, nodes=count, nproc=nproc, **values)
+    options = SubmitOptions(script=None, nodes=count, **values)
 
     def say(job: SubmitResult) -> None:
         _render.tell(f"checking {count} nodes, job {job.job_id}, {job.run_folder}")

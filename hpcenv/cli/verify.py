@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -13,18 +12,10 @@ from hpcenv.cli import _accept, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
-from hpcenv.errors import UsageError
 from hpcenv.judge import verdict_table
-from hpcenv.project.fields import FieldLevel
-from hpcenv.project.workspace import Workspace
-from hpcenv.records.verdict import Verdict
-from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult
-from hpcenv.submission.verify import outcome, verify, with_notes
-from hpcenv.submission.verify_nodes import ranks_per_node, verify_nodes
-
-# Options of the table that only a job has.
-_OF_JOBS = ("partition", "account", "time", "preflight")
+from hpcenv.submission.verify import outcome
+from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
 
 
 @click.command("verify")
@@ -52,6 +43,7 @@ def command(
     nodes: int | None,
     as_json: bool,
     strict: bool,
+    sif: str | None,
     accept: str | None,
     **options: Any,
 ) -> int:
@@ -61,81 +53,31 @@ def command(
     read; 92 with --strict, a field of severity `warn` differs; 93 the nodes differ from
     each other; 4 to 7 there is no usable lockfile.
     """
-    _refuse_without_effect(nodes, options)
-    options |= parse_flags({name: options[name] for name in _OF_JOBS})
+    wanted = options_to_verify(nodes=nodes, sif=sif, **options)
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
-    level: FieldLevel | None = "deep" if options["deep"] else None
     started = time.monotonic()
-    if nodes is None:
-        verdict, seconds = _verify_here(workspace, options, level)
-    else:
-        verdict, seconds = _verify_nodes(workspace, nodes, options, level)
-    result, status = outcome(verdict, strict=strict)
+
+    def say(job: SubmitResult) -> None:
+        _render.tell(f"checking {nodes} nodes, job {job.job_id}, {job.run_folder}")
+
+    found = verify_environment(workspace, wanted, context_of(), sif=sif, on_submitted=say)
+    seconds = {facts.node: facts.seconds for facts in found.facts}
+    result, status = outcome(found.verdict, strict=strict)
     if as_json:
-        data = {"outcome": result, "verdict": verdict, "seconds": seconds}
+        data = {"outcome": result, "verdict": found.verdict, "seconds": seconds}
         _render.verdict_on("verify", data, ok=status == 0)
         return status
     shown = workspace.shown(workspace.lockfile_path(options["lock"]))
-    _render.say(verdict_table.render(verdict, lockfile=shown, settings=False).rstrip())
+    _render.say(verdict_table.render(found.verdict, lockfile=shown, settings=False).rstrip())
     _tell_seconds(seconds)
     _render.tell(f"{result}, in {time.monotonic() - started:.1f} s")
     return status
 
 
-def _tell_seconds(seconds: dict[str, dict[str, float]]) -> None:
+def _tell_seconds(seconds: Mapping[str, Mapping[str, float]]) -> None:
     """Say how long each part took: of two nodes on each, of more on the slowest one."""
     slowest = sorted(seconds, key=lambda node: sum(seconds[node].values()), reverse=True)
     for node in list(seconds) if len(seconds) <= 2 else slowest[:1]:
         parts = ", ".join(f"{part} {took:.2f} s" for part, took in sorted(seconds[node].items()))
         _render.tell(f"{node}{'' if len(seconds) <= 2 else f', the slowest of {len(seconds)} nodes'}: {parts}")
-
-
-def _refuse_without_effect(nodes: int | None, options: dict[str, Any]) -> None:
-    """Refuse options that have no effect with, or without, --nodes."""
-    if nodes is not None and options["sif"] is not None:
-        raise UsageError(
-            "`--sif` does not go with `--nodes`",
-            why="nodes are checked with the project's own SIF, as for a job",
-            hint="leave out --nodes to verify that SIF on this machine",
-        )
-    given = [f"--{name}" for name in _OF_JOBS if options[name] is not None]
-    if nodes is None and given:
-        raise UsageError(
-            f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
-        )
-
-
-def _verify_here(
-    workspace: Workspace, options: dict[str, Any], level: FieldLevel | None
-) -> tuple[Verdict, dict[str, dict[str, float]]]:
-    verdict, facts = verify(
-        workspace,
-        environ=os.environ,
-        lock=options["lock"],
-        level=level,
-        sif=None if options["sif"] is None else Path(os.path.abspath(_render.cwd() / options["sif"])),
-        gpus=options["gpus"],
-    )
-    return verdict, {facts.node: facts.seconds}
-
-
-def _verify_nodes(
-    workspace: Workspace, nodes: int, options: dict[str, Any], level: FieldLevel | None
-) -> tuple[Verdict, dict[str, dict[str, float]]]:
-    request = SubmitOptions(
-        script=None,
-        level=level,
-        nodes=nodes,
-        gpus=options["gpus"],
-        nproc=ranks_per_node(workspace, preflight=options["preflight"], gpus=options["gpus"]),
-        lock=options["lock"],
-        **{name: options[name] for name in _OF_JOBS},
-    )
-
-    def say(job: SubmitResult) -> None:
-        _render.tell(f"checking {nodes} nodes, job {job.job_id}, {job.run_folder}")
-
-    found = verify_nodes(workspace, request, context_of(), on_submitted=say)
-    verdict = with_notes(found.verdict, workspace, options["lock"])
-    return verdict, {facts.node: facts.seconds for facts in found.facts}

@@ -1,16 +1,21 @@
-"""Check nodes in a Slurm job that trains nothing, and wait for what it found.
+"""Check this machine, or nodes in a Slurm job that trains nothing, and wait for what it found.
 
-Runs on: LOGIN NODE. `hpcenv verify --nodes` and `hpcenv doctor --nodes` both do this.
+Runs on: LOGIN NODE. `hpcenv verify` does this; `hpcenv doctor --nodes` checks nodes, too.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected
+from hpcenv.errors import Command, HpcenvError, Interrupted, SubmitRejected, UsageError
 from hpcenv.project.context import Context
+from hpcenv.project.fields import FieldLevel
+from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
@@ -19,21 +24,91 @@ from hpcenv.records.verdict import Verdict
 from hpcenv.runs.cancel import cancel
 from hpcenv.runs.wait import wait
 from hpcenv.submission.plan_job import plan_job
-from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult, submit
+from hpcenv.submission.verify import verify, with_notes
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedNodes:
-    """What a job found that only checked its nodes.
+class Verified:
+    """An environment that was compared with the lockfile, on this machine or on nodes.
 
     Attributes:
         facts: of each node that reported, by the nodes' names.
     """
 
-    job: SubmitResult
     verdict: Verdict
     facts: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedNodes(Verified):
+    """What a job found that only checked its nodes."""
+
+    job: SubmitResult
+
+
+# Options of a submission that only a job has.
+OF_JOBS = ("partition", "account", "time", "preflight")
+
+
+def options_to_verify(
+    *, nodes: int | None, lock: str, deep: bool, sif: object, gpus: int | None, **of_jobs: Any
+) -> SubmitOptions:
+    """Return what is verified, and of `nodes` in which job; None is this machine.
+
+    Args:
+        of_jobs: the options of OF_JOBS, as they were given.
+
+    Raises:
+        UsageError: an option has no effect with, or without, `nodes`, or a value is not valid.
+    """
+    if nodes is not None and sif is not None:
+        raise UsageError(
+            "`--sif` does not go with `--nodes`",
+            why="nodes are checked with the project's own SIF, as for a job",
+            hint="leave out --nodes to verify that SIF on this machine",
+        )
+    given = [f"--{name}" for name in OF_JOBS if of_jobs[name] is not None]
+    if nodes is None and given:
+        raise UsageError(
+            f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
+        )
+    level: FieldLevel | None = "deep" if deep else None
+    return SubmitOptions(script=None, level=level, nodes=nodes, gpus=gpus, lock=lock, **parse_flags(of_jobs))
+
+
+def verify_environment(
+    workspace: Workspace,
+    options: SubmitOptions,
+    context: Context,
+    *,
+    sif: str | Path | None = None,
+    on_submitted: Callable[[SubmitResult], None] = lambda _job: None,
+) -> Verified:
+    """Compare the environment of this machine, a SIF, or that of nodes with the lockfile.
+
+    Args:
+        options: see `options_to_verify`.
+        sif: another file than the project's own SIF.
+        on_submitted: called when Slurm has the job.
+
+    Raises:
+        HpcenvError: as for `verify` and for `verify_nodes`.
+    """
+    lock = options.lock or DEFAULT_LOCK
+    if options.nodes is not None:
+        found = verify_nodes(workspace, options, context, on_submitted=on_submitted)
+        return replace(found, verdict=with_notes(found.verdict, workspace, lock))
+    verdict, facts = verify(
+        workspace,
+        environ=context.environ,
+        lock=lock,
+        level=options.level,
+        sif=None if sif is None else Path(os.path.abspath(context.cwd / sif)),
+        gpus=options.gpus,
+    )
+    return Verified(verdict=verdict, facts=(facts,))
 
 
 def verify_nodes(
@@ -42,13 +117,14 @@ def verify_nodes(
     """Submit a job that only checks its nodes, and wait for its end.
 
     Args:
-        options: without a script.
+        options: without a script; how many ranks a smoke test starts is decided here.
         on_submitted: called when Slurm has the job.
 
     Raises:
         SubmitRejected: Slurm or hpcenv refused the job, or it ended without a verdict.
         Interrupted: the user stopped the wait; the job is cancelled.
     """
+    options = replace(options, nproc=_ranks_per_node(workspace, options))
     result = submit(plan_job(workspace, options, context), context)
     on_submitted(result)
     try:
@@ -65,15 +141,11 @@ def verify_nodes(
     return CheckedNodes(job=result, verdict=status.verdict, facts=tuple(found))
 
 
-def ranks_per_node(workspace: Workspace, *, preflight: str | None, gpus: int | None) -> int | None:
-    """Return how many ranks a smoke test starts on each node; None for as many as a submission without --nproc.
-
-    Args:
-        preflight, gpus: as given on the command line; None where they are not.
-    """
+def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
+    """Return how many ranks a smoke test starts on each node; None for as many as a submission without --nproc."""
     usual = workspace.project.submit
-    tested = (preflight or usual.preflight) == "full"
-    count = usual.gpus if gpus is None else gpus
+    tested = (given.preflight or usual.preflight) == "full"
+    count = usual.gpus if given.gpus is None else given.gpus
     return None if tested and (count or usual.nproc) else 1
 
 
