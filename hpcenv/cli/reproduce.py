@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -17,19 +15,13 @@ from hpcenv.cli._wait import interruptible
 from hpcenv.cli.wait import wait_telling
 from hpcenv.errors import NotComparable, Status
 from hpcenv.reproduction import reproduction_text
-from hpcenv.reproduction.bundle.archive import Archive, counted
-from hpcenv.reproduction.bundle.unpacked import unpack_once
-from hpcenv.reproduction.cost import proofs_cost
-from hpcenv.reproduction.new_run import (
-    ReproductionWish,
-    get_image,
-    judge_new_run,
-    plan_new_run,
-    submit_new_run,
-)
-from hpcenv.reproduction.reproduction import Reproduction, find_target, proved
+from hpcenv.reproduction.bundle.unpacked import unpacked
+from hpcenv.reproduction.new_run import NewRun, ReproductionWish, get_image, reproduce_target
+from hpcenv.reproduction.reproduction import Reproduction, find_target
 from hpcenv.reproduction.rungs import STEPS, Rung
 from hpcenv.runs.entries import open_run
+from hpcenv.runs.status import RunStatus
+from hpcenv.submission.submit import SubmitResult
 
 _STATUS = {
     "proved": 0, "planned": 0, "reproduced-bitwise": 0, "reproduced-within": Status.WITHIN_TOLERANCE,
@@ -82,10 +74,11 @@ def command(
     `hpcenv submit` apply to the new run. Ends with 0 if it is reproduced to the last bit, 40
     within the tolerance, 41 if not, 42 if nothing can be compared.
     """  # noqa: D301  (click's mark for "do not wrap")
-    found = find_target(_render.cwd(), _unpacked(target, as_json=as_json), runs=params["runs_dir"])
-    proofs = found.proofs()
-    if rung == 0:
-        return _show(proved(found, proofs, proofs_cost()), as_json=as_json)
+    with _progress.shown(as_json=as_json) as on_event:
+        target, note = unpacked(_render.cwd(), target, on_event=on_event)
+    if note:
+        _render.tell(note)
+    found = find_target(_render.cwd(), target, runs=params["runs_dir"])
     typed = {
         name: value
         for name, value in table_values(params).items()
@@ -93,43 +86,26 @@ def command(
     }
     wish = ReproductionWish(
         rung=cast("Rung", rung), steps=steps, options=typed, args=after_dashes(), copy_to=copy_to,
-        allow_changed=allow_changed,
+        allow_changed=allow_changed, dry_run=dry_run,
     )  # fmt: skip
-    new = plan_new_run(found, wish, submit_cli.context_of(), _render.open_project)
-    page = new.page(found, proofs, os.environ)
-    if dry_run:
-        return _show(page, as_json=as_json)
-    if not as_json:
-        for line in reproduction_text.before_lines(page):
+
+    def ask(new: NewRun, page: Reproduction) -> None:
+        for line in () if as_json else reproduction_text.before_lines(page):
             _render.tell(line)
-    _accept.require(new.workspace, accept, as_json=as_json, more=new.recorded)
-    with _progress.shown(as_json=as_json) as on_event:
-        new, image = get_image(new, os.environ, on_event)
-    result = submit_new_run(new, submit_cli.context_of())
-    _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
-    with interruptible(f"{result.run} continues", str(result.run_folder)):
-        (status,) = wait_telling([open_run(result.run_folder)], timeout, as_json=as_json)
-    return _show(judge_new_run(replace(page, image=image), new, result, status, _render.cwd()), as_json=as_json)
+        _accept.require(new.workspace, accept, as_json=as_json, more=new.recorded)
 
+    def fetch(new: NewRun) -> tuple[NewRun, str]:
+        with _progress.shown(as_json=as_json) as on_event:
+            return get_image(new, os.environ, on_event)
 
-def _unpacked(target: str, *, as_json: bool) -> str:
-    """Return the folder of a bundle, which is unpacked here once; another target unchanged.
+    def wait(result: SubmitResult) -> RunStatus:
+        _render.tell(f"submitted {result.run}: {result.shape}, job {result.job_id}")
+        with interruptible(f"{result.run} continues", str(result.run_folder)):
+            return wait_telling([open_run(result.run_folder)], timeout, as_json=as_json)[0]
 
-    Raises:
-        BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
-        WouldOverwrite: the folder exists, and is not this bundle.
-    """
-    path = Path(os.path.abspath(_render.cwd() / target))
-    if not path.is_file() or path.suffix == ".toml":
-        return target
-    with _progress.shown(as_json=as_json) as on_event, Archive(path) as archive:
-        folder = _render.cwd() / archive.folder
-        written = unpack_once(archive, folder, step=counted(on_event, "stage", path.name, archive.size))
-    _render.tell(f"unpacked {path.name} to {folder}" if written else f"{path.name} was unpacked before, to {folder}")
-    return str(folder)
-
-
-def _show(page: Reproduction, *, as_json: bool) -> int:
+    page = reproduce_target(
+        found, wish, submit_cli.context_of(), _render.open_project, accept=ask, fetch=fetch, wait=wait
+    )
     status = _STATUS[page.verdict]
     if as_json:
         _render.verdict_on("reproduce", page, ok=status == 0)

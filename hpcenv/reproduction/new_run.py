@@ -1,7 +1,7 @@
 """The new run of a reproduction: what is submitted, where its image comes from, and what came out.
 
-Runs on: LOGIN NODE. `plan_new_run` decides, `get_image` and `submit_new_run` act, `judge_new_run` compares. Only the
-copy of the code is written before the user accepts what the project asks.
+Runs on: LOGIN NODE. `reproduce_target` does it all: `plan_new_run` decides, `get_image` and `submit_new_run` act,
+`judge_new_run` compares. Only the copy of the code is written before the user accepts what the project asks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hpcenv.reproduction.bundle import image as bundle_image
 from hpcenv.reproduction.bundle.archive import counted
 from hpcenv.reproduction.code_copy import copy_code
 from hpcenv.reproduction.compare import Steps, compare_runs
-from hpcenv.reproduction.cost import Cost, estimate
+from hpcenv.reproduction.cost import Cost, estimate, proofs_cost
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.proofs import StatementProof
 from hpcenv.reproduction.record import RunRecord, read_record
-from hpcenv.reproduction.reproduction import Reproduction, Target, verdict_of, why_rejected
+from hpcenv.reproduction.reproduction import Reproduction, Target, proved, verdict_of, why_rejected
 from hpcenv.reproduction.rungs import STEPS, Rung, RungPlan, plan_rung
 from hpcenv.reproduction.same_code import code_differences
 from hpcenv.runs.status import RunStatus
@@ -57,6 +57,7 @@ class ReproductionWish:
         args: for the script; None keeps those of the run.
         copy_to: a new folder for the run's own copy of its code; None uses the project here, if there is one.
         allow_changed: go on if the code here is not that of the run.
+        dry_run: say what it costs and what must be accepted; nothing is submitted.
     """
 
     rung: Rung
@@ -65,6 +66,7 @@ class ReproductionWish:
     args: tuple[str, ...] | None = None
     copy_to: str | None = None
     allow_changed: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,39 @@ class NewRun:
             ),
             image=self.image,
         )
+
+
+def reproduce_target(
+    target: Target,
+    wish: ReproductionWish,
+    context: Context,
+    open_project: OpenProject,
+    *,
+    accept: Callable[[NewRun, Reproduction], None],
+    fetch: Callable[[NewRun], tuple[NewRun, str]],
+    wait: Callable[[SubmitResult], RunStatus],
+) -> Reproduction:
+    """Repeat a run, and say whether the result is the same.
+
+    Args:
+        accept: called with the page before anything is submitted; raises if the user does not accept what is asked.
+        fetch: `get_image`, with the progress that the user sees.
+        wait: called when Slurm has the run; returns the status with which it ended.
+
+    Raises:
+        HpcenvError: as for `plan_new_run`, `submit_new_run` and `judge_new_run`.
+    """
+    proofs = target.proofs()
+    if wish.rung == 0:
+        return proved(target, proofs, proofs_cost())
+    new = plan_new_run(target, wish, context, open_project)
+    page = new.page(target, proofs, context.environ)
+    if wish.dry_run:
+        return page
+    accept(new, page)
+    new, image = fetch(new)
+    result = submit_new_run(new, context)
+    return judge_new_run(replace(page, image=image), new, result, wait(result), context.cwd)
 
 
 def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_project: OpenProject) -> NewRun:

@@ -13,8 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcenv.errors import Command, FileUnusable, WouldOverwrite
+from hpcenv.progress import OnEvent, ignore
 from hpcenv.records.listing import LINK, content_of, walk
-from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep
+from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep, counted
+
+
+def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
+    """Return the folder of a bundle, which is unpacked below `start` once, and a note on that; else `target` and "".
+
+    Raises:
+        BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
+        WouldOverwrite: the folder exists, and is not this bundle.
+    """
+    path = Path(os.path.abspath(start / target))
+    if not path.is_file() or path.suffix == ".toml":
+        return target, ""
+    with Archive(path) as archive:
+        folder = start / archive.folder
+        written = unpack_once(archive, folder, step=counted(on_event, "stage", path.name, archive.size))
+    how = f"unpacked {path.name}" if written else f"{path.name} was unpacked before,"
+    return str(folder), f"{how} to {folder}"
 
 
 def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
