@@ -13,28 +13,40 @@ from hpcenv.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from hpcenv.api.environment import check_lock, init, lock
+    from hpcenv.api.environment import check_lock, init, lock, verify
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
-    from hpcenv.api.run import cancel, report, status
+    from hpcenv.api.reproduce import reproduce
+    from hpcenv.api.run import cancel, diagnose, report, status
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
+    from hpcenv.locking.diff import diff
+    from hpcenv.reproduction.bundle.make import bundle
+    from hpcenv.reproduction.compare import compare
+    from hpcenv.survey.compatibility import compat
 
 _WHERE = {
     "AutoExecutor": "hpcenv.api.executor",
     "Executor": "hpcenv.api.executor",
     "HpcenvError": "hpcenv.errors",
     "Job": "hpcenv.api.job",
+    "bundle": "hpcenv.reproduction.bundle.make",
     "cancel": "hpcenv.api.run",
     "check_lock": "hpcenv.api.environment",
+    "compare": "hpcenv.reproduction.compare",
+    "compat": "hpcenv.survey.compatibility",
+    "diagnose": "hpcenv.api.run",
+    "diff": "hpcenv.locking.diff",
     "init": "hpcenv.api.environment",
     "lock": "hpcenv.api.environment",
     "open_job": "hpcenv.api.job",
     "plan_job": "hpcenv.api.submit",
     "report": "hpcenv.api.run",
+    "reproduce": "hpcenv.api.reproduce",
     "status": "hpcenv.api.run",
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
+    "verify": "hpcenv.api.environment",
 }
 
 __all__ = [
@@ -43,16 +55,23 @@ __all__ = [
     "HpcenvError",
     "Job",
     "__version__",
+    "bundle",
     "cancel",
     "check_lock",
+    "compare",
+    "compat",
+    "diagnose",
+    "diff",
     "init",
     "lock",
     "open_job",
     "plan_job",
     "report",
+    "reproduce",
     "status",
     "submit",
     "sweep",
+    "verify",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Make and check a lockfile from Python: `hpcenv init` and `hpcenv lock`. Runs on: LOGIN NODE."""
+"""Make, check and verify a lockfile from Python: `hpcenv init`, `lock` and `verify`. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcenv.api.here import open_project, project_folder, require_accepted
+from hpcenv.api.here import open_here, open_project, project_folder, require_accepted
 from hpcenv.locking import init as initial
 from hpcenv.locking import lock as locking
 from hpcenv.locking.init import InitResult
 from hpcenv.locking.lock import CheckResult, LockResult
 from hpcenv.project.context import cache_folder
 from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.submission.verify_nodes import Verified, options_to_verify, verify_environment
 
 
 def init(
@@ -111,6 +112,47 @@ def check_lock(
     workspace = open_project(project)
     require_accepted(workspace, accept)
     return locking.check_lock(workspace, environ=os.environ, name=lock, pins=_path(project, pins))
+
+
+def verify(
+    project: str | Path = ".",
+    *,
+    lock: str = DEFAULT_LOCK,
+    deep: bool = False,
+    sif: str | Path | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    partition: str | None = None,
+    account: str | None = None,
+    time: str | None = None,
+    preflight: str | None = None,
+    accept: str | None = None,
+) -> Verified:
+    """Compare this environment, a SIF, or a set of nodes with the lockfile: `hpcenv verify`.
+
+    Args:
+        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        deep: hash every file, import torch, and read which libraries the loader maps.
+        sif: verify this SIF instead of the project's own; relative to `project`.
+        gpus: how many GPUs each machine must offer.
+        nodes: verify this many nodes, in a Slurm job, and wait for it; None verifies this machine.
+        partition, account, time, preflight: of that job, as for `submit`; `time` as Slurm writes it, `0:30:00`.
+        accept: as for `lock`.
+
+    Returns:
+        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts that it rests on.
+
+    Raises:
+        NotAccepted: as for `lock`.
+        UsageError: an option has no effect with, or without, `nodes`.
+        LockfileMissing, LockfileInvalid, LockfileNewer, LockfileStale: there is nothing to compare with.
+        SubmitRejected: the job was refused, or ended without a verdict.
+    """
+    of_job = {"partition": partition, "account": account, "time": time, "preflight": preflight}
+    wanted = options_to_verify(nodes=nodes, lock=lock, deep=deep, sif=sif, gpus=gpus, **of_job)
+    workspace, context = open_here(project, ("hpcenv.verify",))
+    require_accepted(workspace, accept)
+    return verify_environment(workspace, wanted, context, sif=sif)
 
 
 def _path(project: str | Path, path: str | Path | None) -> Path | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcenv.project import acceptance
+from hpcenv.project.acceptance import Asked
 from hpcenv.project.context import Context, cache_folder, user_folder
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.choose_store import find_store
@@ -25,10 +26,11 @@ def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, C
     Args:
         command: how this call is recorded.
     """
-    return open_project(project), _context(project_folder(project), command)
+    return open_project(project), context_in(project_folder(project), command)
 
 
-def _context(folder: Path, command: Sequence[str]) -> Context:
+def context_in(folder: Path, command: Sequence[str]) -> Context:
+    """Return what a step would otherwise read itself."""
     return Context(
         environ=os.environ,
         cwd=folder,
@@ -50,20 +52,21 @@ def open_project(project: str | Path = ".") -> Workspace:
     return open_workspace(
         folder,
         store=(Path(os.path.abspath(folder / Path(store).expanduser())), "HPCENV_STORE") if store else None,
-        default_store=lambda root, site: find_store(_context(folder, ()), root, site),
+        default_store=lambda root, site: find_store(context_in(folder, ()), root, site),
         trusted_owners=tuple(os.environ.get("HPCENV_STORE_OWNERS", "").replace(",", " ").split()),
     )
 
 
-def require_accepted(workspace: Workspace, accept: str | None) -> None:
+def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[Asked] = ()) -> None:
     """Refuse a project that asks for what the user has not accepted. A program cannot answer a question.
 
     Args:
         accept: the digest of the list that the user accepts; None without one.
+        more: what a record of the project asks, beside hpcenv.toml.
 
     Raises:
         NotAccepted: with the list and its digest.
     """
-    asked = acceptance.asked_by(workspace)
+    asked = (*acceptance.asked_by(workspace), *more)
     hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'
     acceptance.require(asked, workspace.root, os.environ, given=accept, hint=hint)

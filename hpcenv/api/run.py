@@ -12,6 +12,8 @@ from hpcenv.records.files import read_file
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.cancel import cancel as cancel_run
 from hpcenv.runs.cancel import cancel_runs
+from hpcenv.runs.diagnose.diagnose import Diagnosed
+from hpcenv.runs.diagnose.diagnose import diagnose as diagnose_here
 from hpcenv.runs.entries import Run, Submitted, open_run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.report import SweepReport
@@ -117,6 +119,23 @@ def report(
         lines: how many lines of the log's end it holds.
     """
     return report_of(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, lines=lines)
+
+
+def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None = None) -> tuple[Diagnosed, ...]:
+    """Name the earliest cause of a failure that the logs show: `hpcenv diagnose`.
+
+    Args:
+        words: runs, as for `status`, and log files; none for the latest run. Log files are taken as those of one job.
+        project, runs_dir: as for `status`.
+
+    Returns:
+        One diagnosis for each run that failed or is not over, and one for all log files.
+
+    Raises:
+        RunNotFound: no run matches.
+    """
+    given = tuple(str(word) for word in words)
+    return diagnose_here(project_folder(project), given, environ=os.environ, runs=runs_dir)
 
 
 def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:

@@ -53,11 +53,16 @@ _HUB = "the module loads huggingface_hub, which the extra `hub` installs"
 _SUBMITIT = "the module loads submitit"
 _RANKS = "ranks load this file, and few need it"
 _HOOK = "every Python process of a rank loads this file"
+_PUBLIC = "for type checkers: `import hpcenv` loads public names on use"
 # Imports of our own modules that do not stand at the top of a file, each with its reason. Where a module is imported in
 # a function, annotations may name it under TYPE_CHECKING.
 NOT_AT_THE_TOP = {
-    ("__init__.py", "hpcenv.api"): "for type checkers: `import hpcenv` loads public names on use",
-    ("__init__.py", "hpcenv.errors"): "for type checkers: `import hpcenv` loads public names on use",
+    ("__init__.py", "hpcenv.api"): _PUBLIC,
+    ("__init__.py", "hpcenv.errors"): _PUBLIC,
+    ("__init__.py", "hpcenv.locking.diff"): _PUBLIC,
+    ("__init__.py", "hpcenv.reproduction.bundle.make"): _PUBLIC,
+    ("__init__.py", "hpcenv.reproduction.compare"): _PUBLIC,
+    ("__init__.py", "hpcenv.survey.compatibility"): _PUBLIC,
     (
         "api/executor.py",
         "hpcenv.api.function_submission",

@@ -10,7 +10,7 @@ import submitit
 from submitit.core import utils
 
 import hpcenv as api
-from hpcenv.errors import RunNotFound, UsageError
+from hpcenv.errors import NotComparable, RunNotFound, UsageError
 
 
 def test_submit_wait_report_cancel(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +92,34 @@ def test_init_lock_and_check_lock(project: Path, tmp_path: Path) -> None:
     assert api.lock(project, wheels=False).path == project / "lockfiles" / "default.lock.toml"
     assert api.check_lock(project, lock="default").fresh
     assert api.init(tmp_path / "new", python="/usr/bin/python3").path == tmp_path / "new" / "hpcenv.toml"
+
+
+def test_a_run_is_reproduced_and_its_bundle_is_asked_about(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.parent)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    api.submit("train.py", nproc=1, cluster="local", name="a", project=project).result()
+    planned = api.reproduce("a", rung=3, dry_run=True, nproc=1, cluster="local", project=project)
+    assert (planned.verdict, planned.run, planned.cost.nodes) == ("planned", "", 1)
+    page = api.reproduce("a", ["again"], rung=3, nproc=1, cluster="local", project=project)
+    assert (page.verdict, page.outcome) == ("not-comparable", "completed"), "it has no metrics"
+    assert page.run_folder == project / "runs" / page.run
+    with pytest.raises(NotComparable):
+        api.compare("a", page.run_folder, project=project)
+    assert {change.field for change in api.diff("a", page.run, project=project).changes} == {"run.arguments"}
+    assert not api.diff("default", project / "lockfiles" / "default.lock.toml", project=project).changes
+    bundle = api.bundle("a", project=project, with_log=True)
+    assert bundle.path == project / "a.hpcenv.zip"
+    assert api.reproduce(bundle.path, project=project).verdict == "proved"
+    assert (project / "a").is_dir()
+    (diagnosed,) = api.diagnose(project / "runs" / "a" / "job.log", project=project)
+    assert diagnosed.diagnosis.outcome == "no-known-pattern"
+    with pytest.raises(UsageError, match="--nodes"):
+        api.verify(project, time="5")
+    with pytest.raises(UsageError, match="no option"):
+        api.reproduce("a", rung=3, nprocs=1, project=project)  # type: ignore[call-arg]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_misspelt_option_is_named(project: Path) -> None:

@@ -1,0 +1,73 @@
+"""Repeat a run of somebody else from Python: `hpcenv reproduce`. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcenv.api.here import context_in, open_project, project_folder, require_accepted
+from hpcenv.api.run import RunHandle
+from hpcenv.progress import ignore
+from hpcenv.project.option_types import SubmitKeywords
+from hpcenv.reproduction.bundle.unpacked import unpacked
+from hpcenv.reproduction.new_run import ReproductionWish, get_image, reproduce_target
+from hpcenv.reproduction.reproduction import Reproduction, find_target
+from hpcenv.reproduction.rungs import STEPS, Rung
+from hpcenv.submission.request import parse_keywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def reproduce(
+    target: str | Path,
+    args: Sequence[object] | None = None,
+    *,
+    rung: Rung = 0,
+    steps: int = STEPS,
+    copy: str | None = None,
+    allow_changed: bool = False,
+    dry_run: bool = False,
+    project: str | Path = ".",
+    accept: str | None = None,
+    timeout: float | None = None,
+    **options: Unpack[SubmitKeywords],
+) -> Reproduction:
+    """Repeat a run, and say whether the result is the same; it waits for the new run.
+
+    Args:
+        target: a run folder, run name, job id, bundle or lockfile. A bundle is unpacked below `project`.
+        args: for the script; None keeps those of the run.
+        rung: 0 proves from the files alone; 1 repeats the first steps on one node, 2 in the same shape; 3 everything.
+        steps: how many optimizer steps rungs 1 and 2 repeat.
+        copy: a new folder for the run's own copy of its code; None uses the project, if there is one.
+        allow_changed: go on if the code of the project is not that of the run.
+        dry_run: say what it costs and what must be accepted; nothing is submitted.
+        project: the folder to submit from; outside of a project the run's own copy of its code is used.
+        accept: as for `submit`.
+        timeout: seconds to wait at most; the new run continues.
+        options: those of `hpcenv submit` for the new run; with `runs_dir` the run is also searched there.
+
+    Raises:
+        NotAccepted: as for `submit`.
+        UsageError: the code is not that of the run, or the target is a lockfile and `rung` is not 0.
+        WaitTimeout: the time is over.
+        JobFailed: the new run did not complete.
+    """
+    context = context_in(project_folder(project), ("hpcenv.reproduce", str(target)))
+    found = find_target(context.cwd, unpacked(context.cwd, str(target))[0], runs=options.pop("runs_dir", None))
+    words = None if args is None else tuple(str(word) for word in args)
+    wish = ReproductionWish(
+        rung=rung, steps=steps, options=parse_keywords(options), args=words, copy_to=copy,
+        allow_changed=allow_changed, dry_run=dry_run,
+    )  # fmt: skip
+    return reproduce_target(
+        found,
+        wish,
+        context,
+        open_project,
+        accept=lambda new, _page: require_accepted(new.workspace, accept, new.recorded),
+        fetch=lambda new: get_image(new, context.environ, ignore),
+        wait=lambda result: RunHandle(result.run_folder).wait(timeout),
+    )
