@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hpcenv.errors import NodeRejected
 from hpcenv.judge import gpu_start
@@ -22,6 +22,7 @@ from hpcenv.judge.compat import gpu_rules, library_rules
 from hpcenv.judge.job_variables import changes_results
 from hpcenv.judge.network import rendezvous
 from hpcenv.judge.verdict_table import binding_in_words, overlay_in_words, sif_in_words
+from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import SKIPPED, SKIPPED_FOR_OVERLAY, Difference, Facts
 from hpcenv.records.manifest import Expectation, Manifest, Setting
@@ -41,6 +42,39 @@ _CODE = "code.digest"
 _HOOK = "code.start-hook-sha256"
 # Digests over all packages: the rows of single packages explain them.
 _PACKAGE_DIGESTS = ("packages.env-digest", "packages.content-digest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """One start of a run, which is judged.
+
+    Attributes:
+        nodes: all nodes of the allocation, in Slurm's order.
+        reported: node -> its facts of this very attempt.
+        silent: node -> why it has none.
+    """
+
+    manifest: Manifest
+    nodes: tuple[str, ...]
+    attempt: int
+    job_id: str
+    severities: Severities
+    reported: dict[str, Facts]
+    silent: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChosenNodes:
+    """The nodes that train, and where they meet.
+
+    Attributes:
+        launched: the nodes that train; empty where no ranks can start.
+        findings: what prevents a rendezvous.
+    """
+
+    launched: tuple[str, ...] = ()
+    choice: rendezvous.Choice
+    findings: tuple[Finding, ...] = ()
 
 
 def judge(
@@ -69,37 +103,88 @@ def judge(
     Raises:
         RecordInvalid: the manifest does not give the severity of a field.
     """
-    severities = Severities(manifest.severities)
-    reported, problems = _of_this_attempt(manifest, nodes, facts, problems, attempt)
-    findings = [*_judge_shape(manifest, nodes, severities), *_judge_lockfile(manifest, nodes, severities)]
-    findings.extend(_judge_silent(problems, severities))
-    for node_facts in reported.values():
-        findings.extend(_judge_node(manifest, node_facts, severities))
-    findings.extend(_compare_nodes(manifest, reported, severities))
-    clocks = preflight.compare_clocks(manifest, reported, window)
-    findings.extend(row for node, one in clocks.items() for row in preflight.findings(node, [one], severities))
-    launched, choice = _choose_nodes(manifest, nodes, reported, findings, job_id=job_id, attempt=attempt)
-    if choice is None:
-        launched = ()
-        choice = rendezvous.choose(manifest, nodes, reported, job_id=job_id, attempt=attempt)
-        findings.extend(_judge_network(nodes, choice, problems, severities))
-    result = preflight.worst(f for f in findings if f.node in launched or not launched)
+    start = _of_this_attempt(manifest, nodes, facts, problems, attempt=attempt, job_id=job_id)
+    clocks = preflight.compare_clocks(manifest, start.reported, window)
+    findings = _findings(start, clocks)
+    chosen = _choose(start, findings)
+    return _verdict(start, clocks, findings, chosen), chosen.choice
+
+
+def _of_this_attempt(
+    manifest: Manifest,
+    nodes: Sequence[str],
+    facts: Mapping[str, Facts],
+    problems: Mapping[str, str],
+    *,
+    attempt: int,
+    job_id: str,
+) -> _Start:
+    """Part the nodes into those with facts of this very attempt, and the others with the reason."""
+    usable, missing = {}, {}
+    for node in nodes:
+        found = facts.get(node)
+        if found is None:
+            missing[node] = problems.get(node, "this node reported no facts")
+        elif (found.run, found.attempt, found.node) != (manifest.run, attempt, node):
+            missing[node] = f"its facts are of run {found.run}, attempt {found.attempt}, node {found.node}"
+        else:
+            usable[node] = found
+    return _Start(
+        manifest=manifest,
+        nodes=tuple(nodes),
+        attempt=attempt,
+        job_id=job_id,
+        severities=Severities(manifest.severities),
+        reported=usable,
+        silent=missing,
+    )
+
+
+def _findings(start: _Start, clocks: Mapping[str, CheckOutcome]) -> tuple[Finding, ...]:
+    """Return what is wrong with the job, with each node, and between the nodes."""
+    manifest, nodes, severities = start.manifest, start.nodes, start.severities
+    return (
+        *_judge_shape(manifest, nodes, severities),
+        *_judge_lockfile(manifest, nodes, severities),
+        *_judge_silent(start.silent, severities),
+        *(row for facts in start.reported.values() for row in _judge_node(manifest, facts, severities)),
+        *_compare_nodes(manifest, start.reported, severities),
+        *(row for node, clock in clocks.items() for row in preflight.findings(node, [clock], severities)),
+    )
+
+
+def _choose(start: _Start, findings: Sequence[Finding]) -> _ChosenNodes:
+    """Choose the nodes that train and where they meet; where they cannot, say why of all nodes."""
+    manifest, nodes, facts, attempt = start.manifest, start.nodes, start.reported, start.attempt
+    launched, choice = _choose_nodes(manifest, nodes, facts, findings, job_id=start.job_id, attempt=attempt)
+    if choice is not None:
+        return _ChosenNodes(launched=launched, choice=choice)
+    choice = rendezvous.choose(manifest, nodes, facts, job_id=start.job_id, attempt=attempt)
+    return _ChosenNodes(choice=choice, findings=tuple(_judge_network(nodes, choice, start.silent, start.severities)))
+
+
+def _verdict(
+    start: _Start, clocks: Mapping[str, CheckOutcome], findings: Sequence[Finding], chosen: _ChosenNodes
+) -> Verdict:
+    """Return the verdict; what only a start needs is in it only if everything matches."""
+    manifest, reported, choice, launched = start.manifest, start.reported, chosen.choice, chosen.launched
+    findings = (*findings, *chosen.findings)
     verdict = Verdict(
         schema=SCHEMA,
         run=manifest.run,
-        attempt=attempt,
-        result=result,
-        nodes=_node_verdicts(manifest, nodes, reported, findings, severities),
+        attempt=start.attempt,
+        result=preflight.worst(f for f in findings if f.node in launched or not launched),
+        nodes=_node_verdicts(manifest, start.nodes, reported, findings, start.severities),
         findings=tuple(sorted(findings, key=_by_weight)),
-        rendezvous=choice.rendezvous if result == "match" else None,
-        settings=_without_credentials(choice) if result == "match" else {},
-        inherited=_inherited(launched, reported, choice) if result == "match" else {},
-        launched=launched if result == "match" else (),
+        rendezvous=choice.rendezvous,
+        settings=_without_credentials(choice),
+        inherited=_inherited(launched, reported, choice),
+        launched=launched,
         notes=(*_notes(manifest), *binding_in_words({node: one.rank_cpus for node, one in reported.items()})),
-        network=choice.network if result == "match" else None,
+        network=choice.network,
         preflight=preflight.summary(manifest, preflight.with_outcomes(reported, clocks)),
     )
-    return verdict, choice
+    return verdict if verdict.result == "match" else preflight.without_start(verdict)
 
 
 def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, ...]]:
@@ -208,22 +293,6 @@ def _choose_nodes(
             return (), None
         # Where no other node can reach the first one, the first one is the problem.
         out |= {chosen[0]} if len(without_route) == len(chosen) - 1 > 1 else without_route
-
-
-def _of_this_attempt(
-    manifest: Manifest, nodes: Sequence[str], facts: Mapping[str, Facts], problems: Mapping[str, str], attempt: int
-) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Part the nodes into those with facts of this very attempt, and the others with the reason."""
-    usable, missing = {}, {}
-    for node in nodes:
-        found = facts.get(node)
-        if found is None:
-            missing[node] = problems.get(node, "this node reported no facts")
-        elif (found.run, found.attempt, found.node) != (manifest.run, attempt, node):
-            missing[node] = f"its facts are of run {found.run}, attempt {found.attempt}, node {found.node}"
-        else:
-            usable[node] = found
-    return usable, missing
 
 
 # -- the job as a whole -------------------------------------------------------------------
