@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcenv.errors import UsageError
+from hpcenv.project.native_options import is_gpu_gres
+from hpcenv.project.options import OPTIONS
 
 # submitit writes these into its batch script. Here the batch script is hpcenv's.
 _REFUSED = {
@@ -44,6 +46,12 @@ _SAME_NAMES = (
 _PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
 # These take part in the counts of tasks, GPUs and CPUs.
 _COUNTS = ("ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus_per_task", "gres")
+
+# What sbatch calls a parameter that has another name, or none of submitit's, here: name of sbatch -> name here.
+_SBATCH_NAMES = {
+    **{option.sbatch.replace("-", "_"): option.name for option in OPTIONS if option.sbatch},
+    **{name: name for name in ("job_name", "gpus_per_node", *_SAME_NAMES, *_PASSED_ON, *_COUNTS) if name != "setup"},
+}
 
 SUBMITIT = frozenset(
     {*_REFUSED, *_OTHER_NAMES, *_SAME_NAMES, *_PASSED_ON, *_COUNTS}
@@ -95,6 +103,7 @@ def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionO
     """
     given = {name: value for name, value in parameters.items() if value is not None}
     _require_known(given, known)
+    given = _with_additional(given)
     keywords = {name: given[name] for name in given if name in known}
     for name, keyword in _OTHER_NAMES.items():
         if name in given:
@@ -104,8 +113,8 @@ def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionO
         raise UsageError(f"call={call!r} is not a way to call a function", hint='call="task" or call="rank"')
     _count_gpus(given, keywords)
     _count_tasks(given, keywords, call)
-    if isinstance(keywords.get("time"), (int, float)):
-        keywords["time"] = str(keywords["time"])
+    # sbatch takes minutes and MiB as plain numbers, and so do programs for submitit.
+    keywords |= {name: str(keywords[name]) for name in ("time", "mem") if isinstance(keywords.get(name), (int, float))}
     _pass_on(given, keywords, known)
     name, limit = keywords.pop("name", None), keywords.pop("max_parallel", None)
     return FunctionOptions(
@@ -131,6 +140,13 @@ def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
             raise UsageError(f"`{name}` is not a parameter of hpcenv.Executor", why=_REFUSED[name])
 
 
+def _with_additional(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with those of `additional_parameters` that have a name here; as in submitit, they win."""
+    more = {str(name).replace("-", "_"): value for name, value in given.get("additional_parameters", {}).items()}
+    taken = {_SBATCH_NAMES[name]: more.pop(name) for name in tuple(more) if name in _SBATCH_NAMES}
+    return {**given, **taken, "additional_parameters": more}
+
+
 def _set(keywords: dict[str, Any], name: str, value: object, origin: str) -> None:
     if keywords.get(name, value) != value:
         raise UsageError(f"`{origin}` and `{name}` contradict each other", why=f"{value!r} and {keywords[name]!r}")
@@ -138,8 +154,9 @@ def _set(keywords: dict[str, Any], name: str, value: object, origin: str) -> Non
 
 
 def _count_gpus(given: Mapping[str, Any], keywords: dict[str, Any]) -> None:
-    if "gres" in given:
-        match = re.fullmatch(r"gpu(?::([^:,]+))??(?::([0-9]+))?", str(given["gres"]))
+    resources = str(given.get("gres", "")).split(",")
+    if gpus := [item for item in resources if is_gpu_gres(item)]:
+        match = re.fullmatch(r"gpu(?::([^:,]+))??(?::([0-9]+))?", ",".join(gpus))
         if match is None:
             raise UsageError(f"gres={given['gres']!r} is not understood", hint='gres="gpu:4", or `gpus` and `gpu_type`')
         _set(keywords, "gpus", ":".join(filter(None, (match[1], match[2] or "1"))), "gres")
@@ -171,7 +188,9 @@ def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozense
         for name in _PASSED_ON
         if name not in known and given.get(name, False) is not False
     }
-    sbatch |= {str(name).replace("_", "-"): value for name, value in given.get("additional_parameters", {}).items()}
+    if others := ",".join(item for item in str(given.get("gres", "")).split(",") if item and not is_gpu_gres(item)):
+        sbatch["gres"] = others
+    sbatch |= {str(name).replace("_", "-"): value for name, value in given["additional_parameters"].items()}
     for name, more in (("sbatch", sbatch), ("srun", _srun_options(given.get("srun_args", ())))):
         if not more:
             continue

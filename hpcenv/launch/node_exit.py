@@ -87,7 +87,8 @@ def merge(records: Sequence[NodeExit]) -> NodeExit:
     by_itself = [record for record in failed if not record.asked_to_end]
     refused = [record for record in failed if record.refused]
     base = (refused or by_itself or failed or list(records))[0]
-    ordered = [base, *(record for record in (*by_itself, *failed) if record is not base)]
+    ended = [record for record in failed if record.asked_to_end]
+    ordered = [base, *(record for record in (*by_itself, *ended) if record is not base)]
     kills = [record.oom_kills for record in records]
     return replace(
         base,

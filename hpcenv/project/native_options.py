@@ -25,7 +25,7 @@ _PROGRAM = "the program would run outside the environment that the lockfile name
 
 _BOTH = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-gpu"), _ONE_TASK),
-    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _GPUS),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _GPUS),
     "cpus-per-gpu": "the CPUs of each node are --cpus",
     "nodefile": "the nodes are --nodelist",
     **dict.fromkeys(("output", "error", "input", "open-mode"), _LOG),
@@ -54,6 +54,7 @@ _SRUN = {
     **_BOTH,
     **dict.fromkeys(("kill-on-bad-exit", "wait"), "hpcenv ends all nodes when one has failed"),
     "licenses": "they belong to the whole job: --sbatch licenses=LIST",
+    "gres": "they belong to the whole job: --sbatch gres=LIST",
     "unbuffered": "hpcenv sets it, so that the log shows each line at once",
     "label": "hpcenv writes the rank before each line",
     "time": "the time limit belongs to the whole job: --time",
@@ -140,8 +141,15 @@ def check(program: str, name: str, value: str | None) -> None:
             raise ValueError(f"{program} would read it as --{known}, and {reason}")
     if value is not None and not value.isprintable():
         raise ValueError("the value has a newline or another control character")
+    if name == "gres" and (value is None or any(map(is_gpu_gres, value.split(",")))):
+        raise ValueError(f"other resources than GPUs, as in gres=nvme:100; {_GPUS}")
     if value is not None and program == "sbatch" and re.search(r"[\"'\\]", value):
         raise ValueError("the value has a quote or a backslash, which sbatch reads in its own way")
+
+
+def is_gpu_gres(item: str) -> bool:
+    """Return whether an item of `--gres` asks for a GPU, or for a part of one (gres.conf(5), Slurm 24.11)."""
+    return re.split("[:=]", item.removeprefix("gres/").removeprefix("gres:"), maxsplit=1)[0] in ("gpu", "shard", "mps")
 
 
 def parse(program: str, value: object) -> NativeOptions:

@@ -288,6 +288,8 @@ def _explain(
     if job.state == "cancelled" and started is None and run.submission.after and not cancelled:
         names = ", ".join(run.submission.after)
         return job.state, f"before it started; it waited for {names} (hpcenv cancel, scancel, or that run failed)"
+    if job.state == "cancelled" and started is None and not finished and not job.reason:
+        return job.state, "before it started (hpcenv cancel, scancel, or a dependency that can never be fulfilled)"
     if job.state == "failed" and started is None and not run.folder.log.exists():
         return "failed", f"the batch node wrote nothing into {run.folder.path}: can it see this file system?"
     if job.state == "failed" and started is None:

@@ -69,21 +69,22 @@ def _failed(name: str, state: str, detail: str) -> SubmitRejected:
 
 
 def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
-    """Return what Slurm is asked for, with the jobs that must complete first.
+    """Return what Slurm is asked for, with the jobs that must complete first; Slurm cancels what can never start.
 
     Raises:
         UsageError: the user's own dependency starts the job after any of several jobs.
     """
-    if not earlier.on_slurm:
-        return request
     own = request.dependency
-    if own is not None and "?" in own:
+    if earlier.on_slurm and own is not None and "?" in own:
         raise UsageError(
             f"`--after` and `--dependency {own}` contradict each other",
             why="with `?` the job would start after any of the jobs, with --after only after all of them",
         )
-    dependency = ",".join(filter(None, (own, "afterok:" + ":".join(earlier.on_slurm))))
-    # Otherwise the job would stay in the queue when one of them fails.
+    completed = ["afterok:" + ":".join(earlier.on_slurm)] if earlier.on_slurm else []
+    dependency = ",".join(filter(None, (own, *completed)))
+    if not dependency:
+        return request
+    # Otherwise a job that can never start would stay in the queue, and be waited for without end.
     sbatch = {"kill-on-invalid-dep": "yes", **request.sbatch}
     return replace(request, dependency=dependency, sbatch=sbatch)
 

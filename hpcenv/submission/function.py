@@ -6,7 +6,9 @@ submitit's way and in the folder of the executor; the code that calls it travels
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import os
 import pickle
 import re
@@ -90,9 +92,11 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
     defined in a notebook). Otherwise its name is, and the ranks import it from its file.
 
     Raises:
-        UsageError: the function or an argument cannot be pickled.
+        UsageError: the function or an argument cannot be pickled, or the ranks would submit again.
     """
     name = getattr(_named(submission.function), "__qualname__", repr(submission.function))
+    if not is_same_python(python):
+        _require_guard(_named(submission.function), python)
     try:
         if is_same_python(python):
             _dump_by_value(submission, path)
@@ -159,6 +163,26 @@ def _require_name(named: Any, python: str) -> None:
         f"there; or run the notebook with Python {wanted}: python{wanted} -m venv ~/hpcenv-notebook, then "
         "~/hpcenv-notebook/bin/pip install ipykernel 'hpcenv @ git+URL_OF_THE_HPCENV_REPOSITORY'",
     )
+
+
+def _require_guard(named: Any, python: str) -> None:
+    """Refuse a program that submits at the top level of its file: the ranks would come to that line, too."""
+    file = _file_of("__main__") if named.__module__ == "__main__" else None
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
+        frame = frame.f_back
+    if file is None or frame is None:
+        return
+    line = frame.f_lineno
+    for statement in ast.parse(file.read_bytes()).body:
+        here = statement.lineno <= line <= (statement.end_lineno or line)
+        if here and not any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement)):
+            raise UsageError(
+                f"{file.name}, line {line}, submits at the top level of the file",
+                why=f"the environment has Python {python}, this is {sys.version.split()[0]}: "
+                f"each rank imports the file to find `{named.__qualname__}`, and would come to this line, too",
+                hint='put what submits under `if __name__ == "__main__":`',
+            )
 
 
 def _source(name: str) -> bytes:

@@ -255,9 +255,9 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
             requested.append((option.sbatch, str(value)))
     return [
         *requested,
-        *_gpu_directive(request),
+        *_resource_directives(request),
         *_comment_directive(request),
-        *request.sbatch.items(),
+        *((name, value) for name, value in request.sbatch.items() if name != "gres"),
         ("chdir", manifest.run_folder),
         # One file for the whole job; a requeued job appends to it.
         ("output", batch_script.filename_pattern(str(run.log))),
@@ -287,11 +287,16 @@ def _stop_directives(manifest: Manifest) -> list[tuple[str, str | None]]:
     return [*warning, ("no-requeue" if manifest.stop.requeue == "never" else "requeue", None)]
 
 
-def _gpu_directive(request: Request) -> list[tuple[str, str | None]]:
-    if request.gpus_per_node == 0:
-        return []
-    count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
-    return [("gres", f"gpu:{count}") if request.gpu_request == "gres" else ("gpus-per-node", count)]
+def _resource_directives(request: Request) -> list[tuple[str, str | None]]:
+    """Return what asks for GPUs and other generic resources: sbatch takes only the last `--gres` of a script."""
+    gres, directives = request.sbatch.get("gres"), []
+    if request.gpus_per_node:
+        count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
+        if request.gpu_request == "gres":
+            gres = f"gpu:{count},{gres}" if gres else f"gpu:{count}"
+        else:
+            directives.append(("gpus-per-node", count))
+    return [*directives, *([("gres", gres)] if gres else [])]
 
 
 def _check_options(manifest: Manifest, request: Request) -> list[str]:

@@ -283,7 +283,7 @@ def _about_build(
         yield _check("package", _judge_package(compat, asked, name, version))
     if cuda == "cpu" or not (asked.cuda or asked.driver or asked.gpu):
         return
-    missing = _missing_build(compat, release, cuda, asked.machine)
+    missing = _missing_build(compat, release, cuda, asked.machine, labelled=bool(asked.cuda))
     if missing is not None:
         yield _check("build", missing)
         return
@@ -294,12 +294,14 @@ def _about_build(
         yield _check("gpu", _judge_kernels(compat, asked, release, cuda, kernels, gpu))
 
 
-def _missing_build(compat: Compat, release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
-    """Return why there is no such build; None if there is."""
+def _missing_build(
+    compat: Compat, release: TorchRelease, cuda: str, machine: str, *, labelled: bool
+) -> Judgement | None:
+    """Return why there is no such build; None if there is. A build with a label (+cu128) is not the default index's."""
     builds = builds_for(release, machine)
     if minor(cuda) in builds:
         return None
-    if machine == AARCH64 and not builds and cuda == release.pypi:
+    if machine == AARCH64 and not builds and not labelled:
         first = min((one for one in compat.torches if one.aarch64), key=lambda one: sort_key(one.version), default=None)
         what = f"torch {release.version} on the default index is built for CPUs on {machine}"
         hint = "" if first is None else f"from torch {first.version} on it is built for CUDA"

@@ -345,12 +345,26 @@ def test_each_task_imports_the_file_where_a_function_is_sent_by_name(by_name: An
 
 
 def test_a_file_that_submits_when_it_is_imported_says_what_to_change(by_name: Any, fake_slurm: Any) -> None:
-    _, done = by_name(f"import hpcenv\ndef work(x): pass\n{_SUBMITS}\n")
+    _, done = by_name(f"import hpcenv\ndef work(x): pass\nif __name__:\n    {_SUBMITS}\n")
     assert done.returncode != 0
     assert "mine.py` cannot be imported: " in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
     assert "hpcenv.Executor is not there on the compute nodes" in done.stderr, done.stderr
     assert len(fake_slurm.calls("sbatch")) == 1, "none submits again"
+
+
+def test_a_file_that_would_submit_again_on_each_rank_is_refused_before_the_queue(
+    project: Path, fake_slurm: Any
+) -> None:
+    lock = project / "lockfiles" / "default.lock.toml"
+    lock.write_text(re.sub(r'(?m)^version = "3\.[0-9.]+"', 'version = "3.99.1"', lock.read_text()))
+    (project / "mine.py").write_text(f"import hpcenv\ndef work(x): pass\n{_SUBMITS}\n")
+    environ = {**fake_slurm.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "mine.py"], cwd=project, text=True, capture_output=True, env=environ)
+    assert done.returncode != 0
+    assert "mine.py, line 3, submits at the top level of the file" in done.stderr
+    assert 'put what submits under `if __name__ == "__main__":`' in done.stderr
+    assert fake_slurm.calls("sbatch") == []
 
 
 def test_what_cannot_be_sent_is_named(project: Path, slurm: Any) -> None:

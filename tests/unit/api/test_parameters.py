@@ -25,6 +25,19 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
         ({"gpus_per_node": "a100:4"}, {"gpus": 4, "gpu_type": "a100", "nproc": 1}),
         ({"gres": "gpu:2"}, {"gpus": 2, "nproc": 1}),
         ({"gres": "gpu:a100:2"}, {"gpus": 2, "gpu_type": "a100", "nproc": 1}),
+        ({"gres": "gpu:1,nvme:100"}, {"gpus": 1, "sbatch": {"gres": "nvme:100"}, "nproc": 1}),
+        ({"gres": "nvme:100"}, {"sbatch": {"gres": "nvme:100"}, "nproc": 1}),
+        (
+            {"additional_parameters": {"gres": "nvme:10", "nice": 5}},
+            {"sbatch": {"gres": "nvme:10", "nice": 5}, "nproc": 1},
+        ),
+        (
+            {
+                "time": 5,
+                "additional_parameters": {"time": "0-01:00:00", "account": "a", "cpus-per-gpu": 2, "reservation": "r"},
+            },
+            {"time": "0-01:00:00", "account": "a", "cpus": 2, "reservation": "r", "nproc": 1},
+        ),
         ({"gpus_per_task": 1, "ntasks_per_node": 4, "cpus_per_gpu": 3}, {"gpus": 4, "nproc": 4, "cpus": 12}),
         ({"signal_delay_s": 30, "partition": None}, {"grace": 30, "nproc": 1}),
         (
@@ -54,7 +67,7 @@ def test_what_is_not_a_keyword_of_a_run() -> None:
         ({"teardown": ["rm -r /scratch/x"]}, "let the function clean up"),
         ({"use_srun": False}, "srun"),
         ({"call": "node"}, 'call="task" or call="rank"'),
-        ({"gres": "fpga:1"}, "gpu_type"),
+        ({"gres": "gpu:a100:1,gpu:h100:1"}, "gpu_type"),
         ({"gpus_per_node": 4, "gpus": 2}, "contradict"),
         ({"srun_args": ["-n", "4"]}, "--cpu-bind"),
     ],

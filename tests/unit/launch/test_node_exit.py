@@ -36,6 +36,13 @@ def test_the_task_that_failed_by_itself_decides_whatever_the_order_of_the_record
         assert (failure.rank, failure.status, failure.others) == (1, 3, 1)
 
 
+def test_each_task_that_failed_by_itself_is_there_once():
+    tasks = [task(0, status=1, ended=101.0), task(1, status=1, ended=100.0), task(2, status=143, asked_at=100.5)]
+    merged = node_exit.merge(tasks)
+    assert [rank.rank for rank in merged.ranks] == [1, 0, 2]
+    assert first_failure([merged], nodes=("n1",), nproc=3).others == 2
+
+
 def test_tasks_that_all_end_well_or_were_all_asked_to_end():
     assert node_exit.merge([task(0), task(1, ended=105.0)]).ended == 105.5
     assert node_exit.merge([task(0), task(1)]).status == 0

@@ -44,7 +44,8 @@ def test_other_options_are_passed_on(program: str) -> None:
         ("sbatch", "cpus-per-task", "hpcenv has its own option: --cpus"),
         ("sbatch", "signal", "--grace, --stop-signal and --requeue"),
         ("sbatch", "output", "the log of a run is job.log in its folder"),
-        ("sbatch", "gres", "the GPUs of each node are --gpus"),
+        ("sbatch", "gpus-per-task", "the GPUs of each node are --gpus"),
+        ("srun", "gres", "they belong to the whole job: --sbatch gres=LIST"),
         ("sbatch", "wrap", "the job is the script"),
         ("srun", "nodes", "hpcenv has its own option: --nodes"),
         ("srun", "partition", "it belongs to the whole job: --partition"),
@@ -76,6 +77,15 @@ def test_an_option_that_hpcenv_sets_is_refused_with_the_reason(program: str, nam
 def test_a_value_with_a_control_character_is_refused(program: str, value: str) -> None:
     with pytest.raises(ValueError, match="control character"):
         native_options.check(program, "wckey" if program == "sbatch" else "mpi", value)
+
+
+@pytest.mark.parametrize(
+    "value", ["gpu:2", "gpu", "nvme:10,gpu:a100:4", "shard:1", "mps:50", "gres/gpu:1", "gres:gpu=2", None]
+)
+def test_gpus_are_not_asked_for_as_other_resources(value: str | None) -> None:
+    with pytest.raises(ValueError, match="the GPUs of each node are --gpus"):
+        native_options.check("sbatch", "gres", value)
+    native_options.check("sbatch", "gres", "nvme:100,tmpscratch:10G,gpuless:1")
 
 
 @given(st.text(), st.text())

@@ -61,6 +61,11 @@ def test_a_job_waits_for_those_that_have_not_ended(plan: Make, project: Path, fa
     assert directives(both, "kill-on-invalid-dep") == ["no"]
 
 
+def test_a_job_that_can_never_start_is_cancelled_whatever_names_its_dependency(plan: Make) -> None:
+    assert directives(plan(dependency="afterok:1234"), "kill-on-invalid-dep") == ["yes"]
+    assert directives(plan(), "kill-on-invalid-dep") == []
+
+
 def test_a_sweep_must_complete_as_a_whole(plan: Make, project: Path, fake_slurm: Any) -> None:
     folders.make_sweep(project / "runs", "s", ["34_0", "34_1"], values=[{"lr": "1"}, {"lr": "2"}])
     fake_slurm.answers("squeue", "34_0|RUNNING|None|n1|0:30\n34_1|PENDING|Priority||0:00\n")

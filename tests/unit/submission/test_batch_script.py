@@ -20,7 +20,7 @@ from hpcenv.errors import UsageError
 from hpcenv.project.severities import resolve
 from hpcenv.records.manifest import Environment, Manifest, PreflightOptions, SmokeOptions, StageRequest
 from hpcenv.submission import batch_script
-from hpcenv.submission.plan import Request, render_script
+from hpcenv.submission.plan import Request, directives_of, render_script
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -236,6 +236,22 @@ def test_blanks_and_hashes_are_quoted() -> None:
         '#SBATCH --output="/a#b"',
         "#SBATCH --requeue",
     ]
+
+
+@pytest.mark.parametrize(
+    ("request_words", "lines"),
+    [
+        ({"gpus_per_node": 4, "gpu_type": "a100", "gpu_request": "gres"}, ["gres=gpu:a100:4,nvme:100"]),
+        ({"gpus_per_node": 4}, ["gpus-per-node=4", "gres=nvme:100"]),
+        ({"gpus_per_node": 0}, ["gres=nvme:100"]),
+    ],
+)
+def test_other_resources_than_gpus_stand_in_one_line_with_those(
+    request_words: dict[str, Any], lines: list[str]
+) -> None:
+    request = Request(nodes=1, nproc_per_node=1, sbatch={"gres": "nvme:100"}, **request_words)
+    made = directives_of(manifest("/home/alice/project/runs/one"), request)
+    assert [f"{name}={value}" for name, value in made if name in ("gres", "gpus-per-node")] == lines
 
 
 def test_a_percent_sign_in_the_logs_path_is_no_pattern() -> None:
