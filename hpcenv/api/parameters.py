@@ -154,7 +154,10 @@ def _set(keywords: dict[str, Any], name: str, value: object, origin: str) -> Non
 
 
 def _count_gpus(given: Mapping[str, Any], keywords: dict[str, Any]) -> None:
-    resources = str(given.get("gres", "")).split(",")
+    """Set the GPUs of each node; other resources of `gres` go to sbatch."""
+    resources = [item for item in str(given.get("gres", "")).split(",") if item]
+    if others := [item for item in resources if not is_gpu_gres(item)]:
+        keywords["sbatch"] = {"gres": ",".join(others), **keywords.get("sbatch", {})}
     if gpus := [item for item in resources if is_gpu_gres(item)]:
         match = re.fullmatch(r"gpu(?::([^:,]+))??(?::([0-9]+))?", ",".join(gpus))
         if match is None:
@@ -188,8 +191,6 @@ def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozense
         for name in _PASSED_ON
         if name not in known and given.get(name, False) is not False
     }
-    if others := ",".join(item for item in str(given.get("gres", "")).split(",") if item and not is_gpu_gres(item)):
-        sbatch["gres"] = others
     sbatch |= {str(name).replace("_", "-"): value for name, value in given["additional_parameters"].items()}
     for name, more in (("sbatch", sbatch), ("srun", _srun_options(given.get("srun_args", ())))):
         if not more:
