@@ -13,7 +13,7 @@ from hpcenv.project.options import OPTIONS
 from hpcenv.submission import launch_options
 
 # Options that users of `torch.distributed.launch` and of wrappers know: name -> what to do.
-_ADVICE = {
+_HINTS = {
     "local-rank": 'torchrun sets the variable LOCAL_RANK instead: read os.environ["LOCAL_RANK"] in the script',
     "rank": 'torchrun sets the variable RANK: read os.environ["RANK"] in the script',
     "world-size": "torchrun sets the variable WORLD_SIZE; the shape of the run is --nodes, --gpus and --nproc",
@@ -36,8 +36,8 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
     own_name = _own_name(name)
     if own_name is not None:
         return _own(option, *own_name, arguments)
-    if name in _ADVICE:
-        return UsageError(f"no such option `{option}`", why="hpcenv starts the ranks with torchrun", hint=_ADVICE[name])
+    if name in _HINTS:
+        return UsageError(f"no such option `{option}`", why="hpcenv starts the ranks with torchrun", hint=_HINTS[name])
     return _owned(option, name) or _passed_on(option, name, arguments)
 
 

@@ -58,5 +58,5 @@ def _lines(explanation: Explanation) -> list[tuple[str, str]]:
         ("fixed", f"[policy] cannot change it: {field.fixed}" if field.fixed else ""),
         ("override", f"{explanation.override}, by [policy]" if explanation.override else ""),
         ("locked", explanation.locked or unknown),
-        ("to do", field.remedy),
+        ("to do", field.hint),
     ]

@@ -194,7 +194,7 @@ def _stale(workspace: Workspace, name: str, result: CheckResult) -> LockfileStal
     return LockfileStale(
         f"`{workspace.shown(result.path)}` is stale",
         why="\n".join(str(reason) for reason in result.reasons),
-        hint=stale.remedy(result.reasons, path=result.path, name=name),
+        hint=stale.hint(result.reasons, path=result.path, name=name),
     )
 
 

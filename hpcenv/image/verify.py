@@ -100,7 +100,7 @@ def _compare(
     try:
         differences = compare_sif(path, merged, extra, builder=made_by, on_event=on_event)
     except ImageMismatch as error:  # too damaged to be read to the end
-        raise ImageMismatch(error.what, why=error.why, hint=_remedy(request)) from error
+        raise ImageMismatch(error.what, why=error.why, hint=_hint(request)) from error
     expected = tree.tree_digest(merged.entries())
     return Proof(
         path=path,
@@ -174,7 +174,7 @@ def request_options(request: ImageRequest) -> list[str]:
     return options + (["--ca-file", str(ca_file)] if ca_file is not None else [])
 
 
-def _remedy(request: ImageRequest) -> Hint:
+def _hint(request: ImageRequest) -> Hint:
     return ("move the SIF to another place, then: ", _pull_command(request))
 
 
@@ -184,5 +184,5 @@ def refusal(proof: Proof, request: ImageRequest) -> ImageMismatch:
     return ImageMismatch(
         f"`{proof.path}` does not contain what the layers of `{proof.reference}` contain",
         why="\n".join((*proof.differences[:20], *([f"and {more} more (--json lists them)"] if more > 0 else []))),
-        hint=_remedy(request),
+        hint=_hint(request),
     )

@@ -99,7 +99,7 @@ def change_of(name: str, left: Value | None, right: Value | None, severity: Seve
         severity=severity,
         what=field.what if field else "",
         why=field.why if field else "",
-        remedy=field.remedy if field else "",
+        remedy=field.hint if field else "",
     )
 
 

@@ -67,4 +67,4 @@ def _known_bad(locked: Lockfile, image: ImageNetwork) -> Iterator[str]:
 def _sentence(entry: BadVersion, version: str) -> str:
     name = "NCCL" if entry.component == "nccl" else entry.component
     where = f" on {', '.join(entry.profiles)}" if entry.profiles else ""
-    return f"{name} {version} is known to fail{where}: {entry.what}; {entry.todo} ({entry.source}, {entry.date})"
+    return f"{name} {version} is known to fail{where}: {entry.what}; {entry.hint} ({entry.source}, {entry.date})"

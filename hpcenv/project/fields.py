@@ -62,7 +62,7 @@ class Field:
         what: what the field is.
         source: where its value comes from.
         why: what goes wrong when it differs.
-        remedy: what to do about a difference.
+        hint: what to do about a difference.
         level: how deep a node must look to read it.
         judged_by: what judges it, in addition to `hpcenv diff`.
         fixed: why [policy] cannot change its severity; empty where it can.
@@ -80,7 +80,7 @@ class Field:
     what: str
     source: str
     why: str
-    remedy: str = _RELOCK
+    hint: str = _RELOCK
     level: FieldLevel = "record"
     judged_by: tuple[JudgedBy, ...] = ("lockfile",)
     fixed: str = ""
@@ -119,7 +119,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 of the SIF file that the nodes run",
         source="hashed on every node, through the file descriptor that is then started",
         why="another file is another environment, whatever its name is",
-        remedy=_REBUILD,
+        hint=_REBUILD,
     ),
     Field(
         "container.sif.made-again",
@@ -137,7 +137,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether a SIF holds what the layers of its image hold",
         source="`hpcenv image verify` compares every path",
         why="a SIF with other files is not this image",
-        remedy="move the SIF away, then: hpcenv image pull",
+        hint="move the SIF away, then: hpcenv image pull",
         judged_by=("rule",),
     ),
     Field(
@@ -147,7 +147,7 @@ FIELDS: tuple[Field, ...] = (
         what="OCI ChainID over the layers' diff_ids",
         source="the image's config, from the registry",
         why="it is the identity of the file system; compression, save and load, and conversion do not change it",
-        remedy=_REBUILD,
+        hint=_REBUILD,
         judged_by=(),
     ),
     Field(
@@ -232,7 +232,7 @@ FIELDS: tuple[Field, ...] = (
         what="a rule of the image about drivers and GPUs (NVIDIA_REQUIRE_*), evaluated on a node",
         source="the image's ENV, against the node's driver and GPUs",
         why="Apptainer ignores the rule; a node that breaks it fails at the first CUDA call",
-        remedy="ask for other nodes (--constraint, --partition), or use another image",
+        hint="ask for other nodes (--constraint, --partition), or use another image",
         judged_by=("rule",),
         gpus=True,
     ),
@@ -263,7 +263,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 of the squashfs that is mounted over the image",
         source="hashed on every node, or recognised as the file that was hashed at submission",
         why="its files come before those of the image: another overlay is another environment",
-        remedy=_OVERLAY,
+        hint=_OVERLAY,
     ),
     Field(
         "container.overlay.content",
@@ -272,7 +272,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest over all files of a folder that was to be mounted over the image; in older lockfiles only",
         source="`hpcenv lock --check` and `hpcenv diff`; such a lockfile cannot be submitted any more",
         why="its files come before those of the image: another overlay is another environment",
-        remedy="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
+        hint="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
         judged_by=(),
     ),
     Field(
@@ -310,7 +310,7 @@ FIELDS: tuple[Field, ...] = (
         what="mounts over files of the image, or where code is looked for, that are not locked",
         source="/proc/self/mountinfo in the container, without what hpcenv and Apptainer mount themselves",
         why="other files than those of the image run; an administrator's `bind path` is such a mount",
-        remedy="put the bind under [[bind]] in hpcenv.toml, then: hpcenv lock; or ask your site about apptainer.conf",
+        hint="put the bind under [[bind]] in hpcenv.toml, then: hpcenv lock; or ask your site about apptainer.conf",
         judged_by=("rule",),
     ),
     Field(
@@ -364,7 +364,7 @@ FIELDS: tuple[Field, ...] = (
         what="where Python looks for modules, in order, relative to its prefix",
         source="sys.path as the ranks will have it",
         why="a folder in front hides packages behind it",
-        remedy="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
+        hint="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
     ),
     Field(
         "python.user-site",
@@ -373,7 +373,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether ~/.local is on sys.path",
         source="site.ENABLE_USER_SITE and sys.path",
         why="it differs from user to user and hides packages of the image",
-        remedy="export PYTHONNOUSERSITE=1",
+        hint="export PYTHONNOUSERSITE=1",
     ),
     Field(
         "python.path-variable",
@@ -382,7 +382,7 @@ FIELDS: tuple[Field, ...] = (
         what="PYTHONPATH inside the environment",
         source="the environment that the ranks get",
         why="its folders come before everything that is locked",
-        remedy="unset PYTHONPATH, or set it in the image",
+        hint="unset PYTHONPATH, or set it in the image",
     ),
     Field(
         "python.variables",
@@ -391,7 +391,7 @@ FIELDS: tuple[Field, ...] = (
         what="variables that change which code Python imports: PYTHONHOME, PYTHONOPTIMIZE and similar ones",
         source="the environment that the ranks get",
         why="with them, other files run than those that are verified, or without their asserts",
-        remedy="unset the variable: look in --env, --pass-env, the site profile and the image",
+        hint="unset the variable: look in --env, --pass-env, the site profile and the image",
     ),
     Field(
         "python.startup-files",
@@ -444,7 +444,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 of the program that starts Python, where `python` of hpcenv.toml is not Python itself",
         source="the file, hashed; `none` where it is the one that runs",
         why="a script around Python can set variables and options that are not visible elsewhere",
-        remedy="name the real Python as `python` in hpcenv.toml, or if you want the script: hpcenv lock",
+        hint="name the real Python as `python` in hpcenv.toml, or if you want the script: hpcenv lock",
         level="full",
     ),
     # -- torch ----------------------------------------------------------------------------
@@ -533,7 +533,7 @@ FIELDS: tuple[Field, ...] = (
         what="LD_LIBRARY_PATH inside the environment",
         source="the environment that the ranks get",
         why="module systems put other CUDA libraries in front of torch's own (pytorch#111469)",
-        remedy="unload the module, or unset LD_LIBRARY_PATH",
+        hint="unload the module, or unset LD_LIBRARY_PATH",
     ),
     Field(
         "libs.ld-preload",
@@ -542,7 +542,7 @@ FIELDS: tuple[Field, ...] = (
         what="LD_PRELOAD inside the environment",
         source="the environment that the ranks get",
         why="a preloaded library replaces functions of every other library",
-        remedy="unset LD_PRELOAD",
+        hint="unset LD_PRELOAD",
     ),
     Field(
         "libs.ld-audit",
@@ -551,7 +551,7 @@ FIELDS: tuple[Field, ...] = (
         what="LD_AUDIT inside the environment",
         source="the environment that the ranks get",
         why="the loader loads such a library before all others and lets it replace them",
-        remedy="unset LD_AUDIT",
+        hint="unset LD_AUDIT",
     ),
     Field(
         "libs.glibc-tunables",
@@ -561,7 +561,7 @@ FIELDS: tuple[Field, ...] = (
         what="GLIBC_TUNABLES inside the environment",
         source="the environment that the ranks get",
         why="they choose among the math functions of the C library for different processors",
-        remedy="unset GLIBC_TUNABLES",
+        hint="unset GLIBC_TUNABLES",
     ),
     Field(
         "libs.ld-so-preload",
@@ -570,7 +570,7 @@ FIELDS: tuple[Field, ...] = (
         what="libraries that /etc/ld.so.preload puts in front of all others, each with the start of its sha256",
         source="/etc/ld.so.preload inside the environment",
         why="a preloaded library replaces functions of every other library",
-        remedy="ask the administrator; if it belongs to this cluster: hpcenv lock, or change the severity in [policy]",
+        hint="ask the administrator; if it belongs to this cluster: hpcenv lock, or change the severity in [policy]",
         judged_by=("lockfile", "nodes"),
     ),
     Field(
@@ -583,7 +583,7 @@ FIELDS: tuple[Field, ...] = (
         "its sha256",
         source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
         why="math functions of another libc round differently; the nodes of one job must agree",
-        remedy="another cluster has other ones by right; on one, ask for equal nodes (--constraint, --nodelist)",
+        hint="another cluster has other ones by right; on one, ask for equal nodes (--constraint, --nodelist)",
         level="full",
         judged_by=("lockfile", "nodes"),
     ),
@@ -744,7 +744,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest over what the files really hold that conda installed and no RECORD lists",
         source="every such file, hashed; the prefix that conda wrote into files does not count",
         why="no conda tool notices a file that was changed after the installation",
-        remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
+        hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
     ),
     Field(
@@ -755,7 +755,7 @@ FIELDS: tuple[Field, ...] = (
         what="files that are not as conda installed them",
         source="every file in conda-meta's paths_data, hashed",
         why="it names what conda-content-digest covers",
-        remedy="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
+        hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
     ),
     Field(
@@ -766,7 +766,7 @@ FIELDS: tuple[Field, ...] = (
         what="one installed package",
         source="its .dist-info folder",
         why="another version, or another build of the same version, is other code",
-        remedy=_REINSTALL,
+        hint=_REINSTALL,
     ),
     Field(
         "packages.*.record-sha256",
@@ -776,7 +776,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest over a package's RECORD",
         source="the RECORD file",
         why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
-        remedy=_REINSTALL,
+        hint=_REINSTALL,
     ),
     Field(
         "packages.*.content-sha256",
@@ -786,7 +786,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest over what a package's files really hold",
         source="every listed file, hashed",
         why="no Python tool notices a file that was edited after installation",
-        remedy=_REINSTALL,
+        hint=_REINSTALL,
         level="full",
     ),
     Field(
@@ -798,7 +798,7 @@ FIELDS: tuple[Field, ...] = (
         source="every listed program, hashed; launchers of entry points are left out while they are as installers "
         "write them",
         why="the RECORD's hash of a program changes with the folder of the environment",
-        remedy=_REINSTALL,
+        hint=_REINSTALL,
         level="full",
     ),
     Field(
@@ -808,7 +808,7 @@ FIELDS: tuple[Field, ...] = (
         what="commit that a package was installed from, or that an editable install runs",
         source="direct_url.json, and git for an editable install",
         why="an editable install has no digest: its commit stands for its code",
-        remedy="check out the locked commit",
+        hint="check out the locked commit",
     ),
     Field(
         "packages.*.dirty",
@@ -818,7 +818,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the working tree of an editable install is changed",
         source="git",
         why="a changed tree is not its commit, and no other user has it",
-        remedy="commit the change, then: hpcenv lock",
+        hint="commit the change, then: hpcenv lock",
     ),
     Field(
         "packages.*.diff-sha256",
@@ -828,7 +828,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest of what differs from the commit of an editable install; `none` if nothing does",
         source="git: changed files; and importable files that git does not track, also ignored ones (*.so)",
         why="two changed trees of one commit are two environments",
-        remedy="commit the change, or build again, then: hpcenv lock",
+        hint="commit the change, or build again, then: hpcenv lock",
     ),
     Field(
         "packages.*.files-sha256",
@@ -838,7 +838,7 @@ FIELDS: tuple[Field, ...] = (
         what="digest over the importable files of an editable install that git cannot describe",
         source="the folders below the one that it was installed from",
         why="without a commit only the files can be compared",
-        remedy="put it under git, or if you want the change: hpcenv lock",
+        hint="put it under git, or if you want the change: hpcenv lock",
     ),
     Field(
         "packages.*.layer",
@@ -877,7 +877,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the sha256 of the wheel that a package came from is proved",
         source="`hpcenv lock`: the installed RECORD against that of the wheel, or a lockfile in the image",
         why="without a proved hash the very same file cannot be installed again",
-        remedy="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
+        hint="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
         judged_by=("rule",),
     ),
     Field(
@@ -971,7 +971,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the compatibility table has this release of torch",
         source="the compatibility table (docs/reference/compatibility.md), against torch.version",
         why="of a release that it does not have, nothing else can be judged",
-        remedy="a newer hpcenv has a newer table; a torch that you built yourself is never in it",
+        hint="a newer hpcenv has a newer table; a torch that you built yourself is never in it",
         judged_by=("rule",),
     ),
     *(
@@ -982,7 +982,7 @@ FIELDS: tuple[Field, ...] = (
             what=f"whether {word} is the one that the wheel of torch requires",
             source=f"the compatibility table, against libs.{name}.version or the package of {word}",
             why=why,
-            remedy="install the version that torch requires, or say in [policy] that another one is meant",
+            hint="install the version that torch requires, or say in [policy] that another one is meant",
             judged_by=("rule",),
             gpus=True,
         )
@@ -1000,7 +1000,7 @@ FIELDS: tuple[Field, ...] = (
             what=f"whether {name} is made for this torch; another patch release of the same torch is only a warning",
             source=f"the compatibility table, against packages.{name}",
             why=f"`import {name}` fails, or its operators are missing",
-            remedy=f"install the {name} that the note names",
+            hint=f"install the {name} that the note names",
             judged_by=("rule",),
         )
         for name in ("torchvision", "torchaudio")
@@ -1013,7 +1013,7 @@ FIELDS: tuple[Field, ...] = (
         what="version of the NVIDIA driver",
         source="NVML, otherwise /proc/driver/nvidia/version",
         why="a driver older than the minimum of the CUDA runtime fails at the first CUDA call",
-        remedy="ask for other nodes (--constraint, --partition), or use an image for an older CUDA runtime",
+        hint="ask for other nodes (--constraint, --partition), or use an image for an older CUDA runtime",
         judged_by=("rule", "nodes"),
         gpus=True,
     ),
@@ -1024,7 +1024,7 @@ FIELDS: tuple[Field, ...] = (
         what="how many GPUs the job sees on a node",
         source="NVML, or AMD's driver (/sys/class/kfd), against --gpus",
         why="each rank needs one",
-        remedy="check --gpus and the partition's GRES",
+        hint="check --gpus and the partition's GRES",
         judged_by=("rule",),
         gpus=True,
     ),
@@ -1035,7 +1035,7 @@ FIELDS: tuple[Field, ...] = (
         what="names of the GPUs",
         source="NVML; for AMD the driver, amd-smi or rocm-smi",
         why="nodes of one job must agree; results are equal in every bit only on one model",
-        remedy="ask for one model: --constraint or --gres",
+        hint="ask for one model: --constraint or --gres",
         judged_by=("nodes",),
         gpus=True,
     ),
@@ -1046,7 +1046,7 @@ FIELDS: tuple[Field, ...] = (
         what="compute capability of each GPU; for AMD its target (gfx90a), which is not judged",
         source="NVML, against torch.arch-list and `arch-list` of what the image compiled; for AMD /sys/class/kfd",
         why="torch, and a package compiled in the image, have kernels for a fixed list of architectures",
-        remedy="use a torch build, or compile the package, for this GPU; or use other nodes",
+        hint="use a torch build, or compile the package, for this GPU; or use other nodes",
         judged_by=("rule",),
         gpus=True,
     ),
@@ -1057,7 +1057,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether GPUs are split (MIG)",
         source="NVML",
         why="a slice has fewer SMs: other speed, other reduction order",
-        remedy="ask for whole GPUs",
+        hint="ask for whole GPUs",
         judged_by=("rule", "nodes"),
         gpus=True,
     ),
@@ -1069,7 +1069,7 @@ FIELDS: tuple[Field, ...] = (
         what="streaming multiprocessors of each GPU",
         source="NVML",
         why="cuBLAS promises equal bits only on GPUs with the same number of them",
-        remedy="ask for one model: --constraint or --gres",
+        hint="ask for one model: --constraint or --gres",
         judged_by=("nodes",),
         gpus=True,
     ),
@@ -1081,7 +1081,7 @@ FIELDS: tuple[Field, ...] = (
         what="the GPU that the environment was locked for",
         source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
         why="other GPUs round differently",
-        remedy="ask for that model: --constraint or --gres",
+        hint="ask for that model: --constraint or --gres",
         judged_by=("rule",),
         gpus=True,
     ),
@@ -1092,7 +1092,7 @@ FIELDS: tuple[Field, ...] = (
         what="the least memory that each GPU must have",
         source="`gpu-memory` under [host] in hpcenv.toml, against host.gpu-memory-mib of each node",
         why="a smaller GPU runs out of memory, often after hours",
-        remedy="ask for other nodes (--constraint, --gres), or lower `gpu-memory`",
+        hint="ask for other nodes (--constraint, --gres), or lower `gpu-memory`",
         judged_by=("rule",),
         gpus=True,
     ),
@@ -1145,7 +1145,7 @@ FIELDS: tuple[Field, ...] = (
             what=what,
             source="NVML or the node's own files",
             why="it explains differences in speed and results",
-            remedy="ask for nodes of one kind: --constraint, --partition or --nodelist",
+            hint="ask for nodes of one kind: --constraint, --partition or --nodelist",
             judged_by=("nodes",),
             gpus=gpus,
         )
@@ -1171,7 +1171,7 @@ FIELDS: tuple[Field, ...] = (
         what="processor architecture of a node",
         source="uname",
         why="nodes of one job must agree",
-        remedy="ask for nodes of one kind: --constraint or --partition",
+        hint="ask for nodes of one kind: --constraint or --partition",
         judged_by=("nodes",),
     ),
     Field(
@@ -1190,7 +1190,7 @@ FIELDS: tuple[Field, ...] = (
         what="a route from every node to the first one",
         source="the kernel's routing table on each node",
         why="without a route the ranks cannot meet",
-        remedy="check the nodes' names and networks; `host.*` facts list the interfaces",
+        hint="check the nodes' names and networks; `host.*` facts list the interfaces",
         judged_by=("rule",),
         fixed=_NO_LAUNCH,
     ),
@@ -1201,7 +1201,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether a node uses its own copy of the SIF and the data",
         source="the staging step of each node",
         why="the shared file system is slower, and many nodes slow it down for everyone",
-        remedy="free space on the node's disk, or stage less",
+        hint="free space on the node's disk, or stage less",
         judged_by=("rule",),
     ),
     # -- how strict -----------------------------------------------------------------------
@@ -1234,7 +1234,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 of the training script, or of the file of the module",
         source="the file as each node reads it, against the one that was submitted",
         why="an edit while the job waits, or a stale cache, runs other code",
-        remedy="submit again",
+        hint="submit again",
         judged_by=("rule",),
     ),
     Field(
@@ -1244,7 +1244,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 over all files of the run's own copy of the code",
         source="each file as every node reads it, against what was submitted",
         why="another module, configuration or link gives other results",
-        remedy="submit again; do not edit files in the run folder",
+        hint="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
     Field(
@@ -1254,7 +1254,7 @@ FIELDS: tuple[Field, ...] = (
         what="sha256 over the files that Python runs at the start of every rank, before the script",
         source="the files as each node reads them, against those that were submitted",
         why="they set the determinism switches and record the training; other files do something else",
-        remedy="submit again; do not edit files in the run folder",
+        hint="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
     Field(
@@ -1265,7 +1265,7 @@ FIELDS: tuple[Field, ...] = (
         what="state of the code: commit and uncommitted changes",
         source="git, at submission",
         why="another commit is another experiment",
-        remedy="check out the other commit",
+        hint="check out the other commit",
         judged_by=(),
     ),
     Field(
@@ -1275,7 +1275,7 @@ FIELDS: tuple[Field, ...] = (
         what="state of data that [[data]] in hpcenv.toml names",
         source="names and sizes, times or content, against what was found at submission",
         why="other data give other results",
-        remedy="bring the data back, or submit again with those that are there",
+        hint="bring the data back, or submit again with those that are there",
         judged_by=("rule",),
     ),
     Field(
@@ -1285,7 +1285,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether a run trained, and how it ended if it did not",
         source="verdict and exit of the run",
         why="a run that was rejected or did not complete has no result to compare",
-        remedy="hpcenv report RUN says why",
+        hint="hpcenv report RUN says why",
         judged_by=(),
     ),
     *(
@@ -1296,10 +1296,10 @@ FIELDS: tuple[Field, ...] = (
             what=what,
             source="the submission",
             why=why,
-            remedy=remedy,
+            hint=hint,
             judged_by=(),
         )
-        for name, what, why, remedy in (
+        for name, what, why, hint in (
             ("nodes", "number of nodes that train", _WORLD, _SHAPE),
             ("nproc-per-node", "ranks on each node", _WORLD, _SHAPE),
             ("gpus-per-node", "GPUs on each node", "a GPU and a CPU compute other sums", _SHAPE),
@@ -1318,7 +1318,7 @@ FIELDS: tuple[Field, ...] = (
         what="another part of the shape and command of a run",
         source="the submission",
         why="the world size changes the order of sums and the batch",
-        remedy="submit with the same --nodes, --gpus, --nproc and arguments",
+        hint="submit with the same --nodes, --gpus, --nproc and arguments",
         judged_by=(),
     ),
     Field(
@@ -1329,7 +1329,7 @@ FIELDS: tuple[Field, ...] = (
         what="a variable that the ranks get",
         source="[env] in hpcenv.toml is locked; on each node, all that reach the ranks, with their origin",
         why="libraries read variables: threads, algorithms and protocols change the order of sums",
-        remedy="submit with --env NAME=VALUE, or set it under [env] in hpcenv.toml, then: hpcenv lock",
+        hint="submit with --env NAME=VALUE, or set it under [env] in hpcenv.toml, then: hpcenv lock",
         judged_by=("lockfile", "nodes"),
     ),
     Field(
@@ -1339,7 +1339,7 @@ FIELDS: tuple[Field, ...] = (
         what="how many nodes the job has",
         source="Slurm, against what was submitted",
         why="a job of another size is another experiment",
-        remedy="submit again; scontrol changed the job",
+        hint="submit again; scontrol changed the job",
         judged_by=("rule",),
         fixed="ranks and rendezvous are planned for this number of nodes",
     ),
@@ -1350,7 +1350,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether a node could compare anything at all",
         source="the facts of the node",
         why="a check that compared nothing must not look like a match",
-        remedy="hpcenv lock",
+        hint="hpcenv lock",
         judged_by=("rule",),
         fixed="a check that compared nothing must not look like a match",
     ),
@@ -1361,7 +1361,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the lockfile was edited, and used all the same (--frozen)",
         source="the fingerprint in the lockfile, against that of its content",
         why="the fingerprint in a paper then names another environment",
-        remedy="hpcenv lock, or: git checkout the lockfile",
+        hint="hpcenv lock, or: git checkout the lockfile",
         judged_by=("rule",),
         fixed="an edit must not hide itself",
     ),
@@ -1372,7 +1372,7 @@ FIELDS: tuple[Field, ...] = (
         what="minor version of the lockfile's format, where this hpcenv has another one",
         source="the lockfile",
         why="hpcenv does not compare keys that it does not know, nor fields that an older lockfile does not have",
-        remedy="for a newer lockfile: pip install --upgrade hpcenv; for an older one: hpcenv lock",
+        hint="for a newer lockfile: pip install --upgrade hpcenv; for an older one: hpcenv lock",
         judged_by=("rule",),
         fixed="`hpcenv verify --strict` makes it count",
     ),
@@ -1383,7 +1383,7 @@ FIELDS: tuple[Field, ...] = (
         what="the report of a node",
         source="facts/NODE.json",
         why="nothing is known about a node that does not report",
-        remedy="look for the node's name in the job's log",
+        hint="look for the node's name in the job's log",
         judged_by=("rule",),
         fixed="nothing is known about a node that does not report",
     ),
@@ -1394,7 +1394,7 @@ FIELDS: tuple[Field, ...] = (
         what="whether the environment could be read at all",
         source="the probe",
         why="what could not be read is never reported as a match",
-        remedy="start it by hand on that node: hpcenv verify",
+        hint="start it by hand on that node: hpcenv verify",
         judged_by=("rule",),
         fixed="what could not be read is never reported as a match",
     ),
@@ -1408,7 +1408,7 @@ FIELDS: tuple[Field, ...] = (
             if check.place == "start"
             else f"a preflight check of level {check.level}",
             why=check.why,
-            remedy=check.remedy,
+            hint=check.hint,
             judged_by=("rule",),
             gpus=check.gpus,
         )

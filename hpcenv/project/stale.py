@@ -44,7 +44,7 @@ class StaleReason:
 _ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
 
 
-def remedy(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
+def hint(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
     """Return what to do about a stale lockfile: never to overwrite it where it still says what is wanted.
 
     Args:

@@ -445,7 +445,7 @@ def _check_packages(
                 f"{name} {versions[name]} has known trouble",
                 place=_plain(site),
                 why=f"{trouble.why} ({trouble.source})",
-                advice=trouble.advice,
+                advice=trouble.hint,
             )
         torch = versions.get("torch", "")
         cuda = toolkit or any(name.startswith("nvidia-cuda-runtime") for name in versions)

@@ -41,7 +41,7 @@ class Rule:
     id: str
     severity: LintSeverity
     why: str
-    advice: str
+    hint: str
     limit: int = 0
 
 
@@ -70,8 +70,8 @@ class LintFinding:
     allowed: str | None = None
 
 
-def _rule(name: str, severity: LintSeverity, why: str, advice: str, *, limit: int = 0) -> Rule:
-    return Rule(id=name, severity=severity, why=why, advice=advice, limit=limit)
+def _rule(name: str, severity: LintSeverity, why: str, hint: str, *, limit: int = 0) -> Rule:
+    return Rule(id=name, severity=severity, why=why, hint=hint, limit=limit)
 
 
 RULES = {
@@ -259,7 +259,7 @@ RULES = {
 
 
 def finding(rule: str, origin: str, what: str, **more: Any) -> LintFinding:
-    """Return a finding with the severity, reason and advice of its rule; `more` sets or replaces other attributes."""
+    """Return a finding with the severity, reason and hint of its rule; `more` sets or replaces other attributes."""
     known = RULES[rule]
     return LintFinding(
         **{
@@ -268,7 +268,7 @@ def finding(rule: str, origin: str, what: str, **more: Any) -> LintFinding:
             "origin": origin,
             "what": what,
             "why": known.why,
-            "advice": known.advice,
+            "advice": known.hint,
         }
         | more
     )
@@ -345,7 +345,7 @@ class KnownTrouble:
     when: SpecifierSet
     others: tuple[tuple[str, SpecifierSet], ...]
     why: str
-    advice: str
+    hint: str
     source: str
 
 
@@ -367,7 +367,7 @@ def parse_troubles(data: Mapping[str, Any], *, origin: str = "troubles.toml") ->
                     for name, when in row.get("and", {}).items()
                 ),
                 why=str(row["why"]),
-                advice=str(row["advice"]),
+                hint=str(row["hint"]),
                 source=f"{row['source']}, read {row['retrieved']}",
             )
             for row in data["trouble"]

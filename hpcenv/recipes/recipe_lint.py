@@ -433,7 +433,7 @@ def _known_trouble(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit | L
                     line=command.line,
                     place=stage.name,
                     why=f"{trouble.why} ({trouble.source})",
-                    advice=trouble.advice,
+                    advice=trouble.hint,
                 )
 
 

@@ -250,7 +250,7 @@ def _images(
     for image in store.list_images():
         why = _why_kept(image, named, unused_since)
         if why:
-            why += f"; the store does not use it: {image.distrust}; {image.remedy}" if image.distrust else ""
+            why += f"; the store does not use it: {image.distrust}; {image.hint}" if image.distrust else ""
             kept.append(KeptImage(digest=image.digest, size=image.size, why=why))
             continue
         why = "it was not used lately" if image.whole else "it is damaged"

@@ -95,7 +95,7 @@ def _listed(image: StoredImage) -> ListedImage:
     elif record.sif.size != image.size:
         problem = f"it has {image.size} bytes, but its record has {record.sif.size}"
     elif image.distrust:
-        problem = f"{image.distrust}: {image.remedy}"
+        problem = f"{image.distrust}: {image.hint}"
     return ListedImage(
         digest=image.digest,
         path=image.path,

@@ -45,7 +45,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
         # `ubuntu` names no image: another lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
-        hint = stale.remedy(reasons, path=path, name=lock)
+        hint = stale.hint(reasons, path=path, name=lock)
         raise LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 

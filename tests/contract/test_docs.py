@@ -133,7 +133,7 @@ def test_every_lint_rule_has_its_row() -> None:
             rule.severity,
             ", ".join(kind for kind, source in looks.items() if f'"{rule.id}"' in source),
             rule.why,
-            rule.advice,
+            rule.hint,
         )
         for rule in image_lint.RULES.values()
     ]
@@ -153,7 +153,7 @@ def test_every_package_with_trouble_has_its_row() -> None:
             f"`{one.package}`",
             (str(one.when) or "every version") + "".join(f", with `{name}{when}`" for name, when in one.others),
             one.why,
-            one.advice,
+            one.hint,
             one.source,
         )
         for one in known

@@ -77,7 +77,7 @@ class StoredImage:
         return self.record is not None and self.record.sif.size == self.size
 
     @property
-    def remedy(self) -> str:
+    def hint(self) -> str:
         """The command that makes all SIFs of this folder trusted again."""
         return f"chmod go-w {shlex.quote(str(self.path.parent))}/*.sif"
 
@@ -85,10 +85,10 @@ class StoredImage:
         """Raise an error if others could change the SIF while a job runs from it.
 
         Raises:
-            FileUnusable: with the file, its mode and the remedy.
+            FileUnusable: with the file, its mode and the hint.
         """
         if self.distrust:
-            hint = f"{self.remedy}\nor remove the file: hpcenv can make it again"
+            hint = f"{self.hint}\nor remove the file: hpcenv can make it again"
             raise FileUnusable(f"`{self.path}` is not trusted", why=self.distrust, hint=hint)
 
 

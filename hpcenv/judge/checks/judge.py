@@ -38,7 +38,7 @@ def _finding(node: str, result: CheckOutcome, severities: Severities) -> Finding
         severity=severity,
         note=result.note,
         owner=check.owner,
-        remedy=check.remedy,
+        remedy=check.hint,
     )
 
 

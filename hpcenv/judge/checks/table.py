@@ -44,7 +44,7 @@ class Check:
         cost: what it costs, as text.
         seconds: time limit; after it the result is unknown, or a failure where the limit is what is measured.
         source: where the limit comes from, with its date.
-        remedy: what to do.
+        hint: what to do.
         gpus: it applies to jobs with GPUs only.
     """
 
@@ -59,7 +59,7 @@ class Check:
     cost: str
     seconds: float
     source: str
-    remedy: str
+    hint: str
     gpus: bool = False
 
 
@@ -83,7 +83,7 @@ def _host(name: str, severity: Severity, owner: CheckOwner, **texts: Any) -> Che
 
 def _gpu(name: str, severity: Severity, **texts: Any) -> Check:
     """Return a quick check that NVML answers."""
-    parts: dict[str, Any] = {"cost": f"some ms, {_CHILD}", "seconds": 60.0, "remedy": _EXCLUDE} | texts
+    parts: dict[str, Any] = {"cost": f"some ms, {_CHILD}", "seconds": 60.0, "hint": _EXCLUDE} | texts
     return _host(name, severity, "node", gpus=True, **parts)
 
 
@@ -103,7 +103,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1024, and 4 for each rank of the job",
         why="the rendezvous keeps a connection to every rank; then: Too many open files",
         source=f"{_NCCL}, system limits; the factor is {_OURS}",
-        remedy="`ulimit -n 65536` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
+        hint="`ulimit -n 65536` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
     ),
     _host(
         "sys.nproc",
@@ -113,7 +113,7 @@ CHECKS: tuple[Check, ...] = (
         limit="512 for each rank of the node",
         why="data loaders and threads cannot be started: Resource temporarily unavailable",
         source=f"getrlimit(2); the number is {_OURS}",
-        remedy="`ulimit -u 65536` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
+        hint="`ulimit -u 65536` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
     ),
     _host(
         "sys.stack",
@@ -123,7 +123,7 @@ CHECKS: tuple[Check, ...] = (
         limit="not `unlimited`, with a NCCL before 2.28",
         why="without a limit glibc gives each thread 2 MB, with which NCCL's search for paths can crash",
         source=f"{_NCCL}, stack size",
-        remedy="`ulimit -s 8192` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
+        hint="`ulimit -s 8192` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
     ),
     _host(
         "sys.affinity",
@@ -133,7 +133,7 @@ CHECKS: tuple[Check, ...] = (
         limit="a core for each rank",
         why="ranks that share one core wait for each other in every operation, data loaders too",
         source="PyTorch, Performance Tuning Guide, CPU affinity (2.13); nccl-tests#300 (2025-03)",
-        remedy="ask for cores: --cpus N; if you did: --srun cpu-bind=none, or see task/affinity of this cluster",
+        hint="ask for cores: --cpus N; if you did: --srun cpu-bind=none, or see task/affinity of this cluster",
     ),
     _host(
         "sys.shm",
@@ -143,7 +143,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1 GiB, for jobs with the backend nccl",
         why="NCCL and data loaders of one node communicate there; then: No space left on device, Bus error",
         source=f"{_NCCL}, shared memory; pytorch#5040",
-        remedy="files of ended jobs fill it (`ls -l /dev/shm`): remove your own; " + _EXCLUDE,
+        hint="files of ended jobs fill it (`ls -l /dev/shm`): remove your own; " + _EXCLUDE,
     ),
     _host(
         "sys.shm.ranks",
@@ -153,7 +153,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1 GiB for each rank of the node, for jobs with the backend nccl",
         why="with little shared memory, data loaders with many workers end with Bus error",
         source=f"{_NCCL}, shared memory; pytorch#5040; the factor is {_OURS}",
-        remedy="fewer data loader workers, or other nodes: --exclude NODE",
+        hint="fewer data loader workers, or other nodes: --exclude NODE",
     ),
     _host(
         "sys.memory",
@@ -163,7 +163,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 0.9 of it",
         why="processes of others hold the memory of this job; the kernel may end its ranks",
         source="nebius/soperator, idle_mem_used (2026-11); the factor is hpcenv's",
-        remedy=_EXCLUDE,
+        hint=_EXCLUDE,
     ),
     # -- folders and clocks -----------------------------------------------------------------
     _host(
@@ -176,7 +176,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source="NVRx, NFS checks; gpud, nfs (2026-11)",
-        remedy="the file system or its network is down on this node: " + _EXCLUDE,
+        hint="the file system or its network is down on this node: " + _EXCLUDE,
     ),
     _host(
         "fs.usable",
@@ -188,7 +188,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source=_OURS,
-        remedy="check path, permissions and quota on that node: srun -w NODE ls -ld PATH",
+        hint="check path, permissions and quota on that node: srun -w NODE ls -ld PATH",
     ),
     _host(
         "fs.full",
@@ -200,7 +200,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source=f"{_GCM}, storage; the numbers are {_OURS}",
-        remedy="remove old runs (hpcenv clean), or --runs-dir DIR; for TMPDIR: --exclude NODE",
+        hint="remove old runs (hpcenv clean), or --runs-dir DIR; for TMPDIR: --exclude NODE",
     ),
     _host(
         "fs.space",
@@ -212,7 +212,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source=f"{_GCM}, storage; the number is {_OURS}",
-        remedy="remove old runs (hpcenv clean), or --runs-dir DIR",
+        hint="remove old runs (hpcenv clean), or --runs-dir DIR",
     ),
     _host(
         "fs.lustre",
@@ -224,7 +224,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source="Lustre Operations Manual 2.x, health_check and import states (2026-11)",
-        remedy="the node has to be started again: " + _EXCLUDE,
+        hint="the node has to be started again: " + _EXCLUDE,
     ),
     _host(
         "fs.lustre.servers",
@@ -236,7 +236,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source="Lustre Operations Manual 2.x, health_check and import states (2026-11)",
-        remedy="one node: " + _EXCLUDE + "; all nodes: the file server is down",
+        hint="one node: " + _EXCLUDE + "; all nodes: the file server is down",
     ),
     _host(
         "fs.gpfs",
@@ -248,7 +248,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source="IBM Storage Scale 5.2, Problem Determination Guide (2026-11)",
-        remedy="the site's support has to start GPFS on the node: " + _EXCLUDE,
+        hint="the site's support has to start GPFS on the node: " + _EXCLUDE,
     ),
     _host(
         "time.filesystem",
@@ -260,7 +260,7 @@ CHECKS: tuple[Check, ...] = (
         cost=_CHILD,
         seconds=10.0,
         source=_OURS,
-        remedy="the clock of the node or of the file server is wrong (chronyc tracking): tell the site's support",
+        hint="the clock of the node or of the file server is wrong (chronyc tracking): tell the site's support",
     ),
     Check(
         id="time.nodes",
@@ -274,7 +274,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 ms",
         seconds=1.0,
         source=f"Lambda's cluster guide (2025); the number is {_OURS}",
-        remedy="the node's clock is wrong (chronyc tracking): " + _EXCLUDE,
+        hint="the node's clock is wrong (chronyc tracking): " + _EXCLUDE,
     ),
     # -- libraries of the host in the container -----------------------------------------------
     _host(
@@ -288,7 +288,7 @@ CHECKS: tuple[Check, ...] = (
         cost="some ms: ldconfig, and a few kB of each library",
         seconds=10.0,
         source="apptainer#598, apptainer#2421; Linux Standard Base 5.0, Symbol Versioning",
-        remedy="build the image on a base with at least the named glibc (`ldd --version` says which a base has)",
+        hint="build the image on a base with at least the named glibc (`ldd --version` says which a base has)",
     ),
     _host(
         "glibc.binds",
@@ -300,7 +300,7 @@ CHECKS: tuple[Check, ...] = (
         cost="a few kB of each library",
         seconds=10.0,
         source="apptainer#598, apptainer#2421; Linux Standard Base 5.0, Symbol Versioning",
-        remedy="build the image on a newer distribution, or leave the bind out and install the library in the image",
+        hint="build the image on a newer distribution, or leave the bind out and install the library in the image",
     ),
     # -- network ----------------------------------------------------------------------------
     _host(
@@ -311,7 +311,7 @@ CHECKS: tuple[Check, ...] = (
         limit="an address that is not loopback",
         why="a library that publishes its host name gives others the address 127.0.1.1; hpcenv itself uses addresses",
         source="pytorch#150532 (2025); Debian Reference 5.1.1",
-        remedy="nothing to do for torchrun; other launchers need a right /etc/hosts: tell the site's support",
+        hint="nothing to do for torchrun; other launchers need a right /etc/hosts: tell the site's support",
         seconds=10.0,
     ),
     _host(
@@ -322,7 +322,7 @@ CHECKS: tuple[Check, ...] = (
         limit="free",
         why="two jobs that use one port meet each other, or fail: EADDRINUSE",
         source="pytorch#116974 (2024)",
-        remedy="leave MASTER_PORT out, or choose another port",
+        hint="leave MASTER_PORT out, or choose another port",
     ),
     _host(
         "net.ras-port",
@@ -332,7 +332,7 @@ CHECKS: tuple[Check, ...] = (
         limit="free",
         why="where two jobs share a node, questions to RAS reach the other job",
         source="NCCL user guide, RAS (2.24 and newer)",
-        remedy="nothing: hpcenv gives NCCL 2.24 and newer another port (hpcenv net explain RUN shows NCCL_RAS_ADDR)",
+        hint="nothing: hpcenv gives NCCL 2.24 and newer another port (hpcenv net explain RUN shows NCCL_RAS_ADDR)",
     ),
     _host(
         "net.reach",
@@ -344,7 +344,7 @@ CHECKS: tuple[Check, ...] = (
         cost="one round trip",
         seconds=5.0,
         source="sglang#3820 (2025)",
-        remedy="a firewall or a broken link between the nodes: " + _EXCLUDE,
+        hint="a firewall or a broken link between the nodes: " + _EXCLUDE,
     ),
     # -- RDMA -------------------------------------------------------------------------------
     _host(
@@ -355,7 +355,7 @@ CHECKS: tuple[Check, ...] = (
         limit="all ACTIVE that have an ACTIVE port of the same kind beside them",
         why="NCCL uses fewer adapters on this node, and every node waits for the slowest one",
         source="NVRx, NicLinkStateHealthCheck; imbue cluster-health, ibstatus (2026-11)",
-        remedy="a cable or switch port is down: " + _EXCLUDE,
+        hint="a cable or switch port is down: " + _EXCLUDE,
     ),
     _host(
         "ib.rate",
@@ -365,7 +365,7 @@ CHECKS: tuple[Check, ...] = (
         limit="as fast as the fastest port of the same kind",
         why="a bad cable trains at a lower rate, and every node waits for the slowest one",
         source="NVRx, NicLinkStateHealthCheck (2026-11)",
-        remedy="a cable or switch port is bad: " + _EXCLUDE,
+        hint="a cable or switch port is bad: " + _EXCLUDE,
     ),
     _host(
         "ib.memlock",
@@ -375,7 +375,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1 GiB",
         why="RDMA locks the memory that it uses; then: ibv_reg_mr or ibv_create_cq failed",
         source="nccl-tests#206; AWS health checks (2026-11)",
-        remedy="slurmd needs LimitMEMLOCK=infinity: tell the site's support, and submit with --exclude NODE",
+        hint="slurmd needs LimitMEMLOCK=infinity: tell the site's support, and submit with --exclude NODE",
     ),
     Check(
         id="ib.errors",
@@ -389,7 +389,7 @@ CHECKS: tuple[Check, ...] = (
         cost="some ms",
         seconds=2.0,
         source="linux ABI, sysfs-class-infiniband; NVRx, NicHealthCheck (2026-11); the number is " + _OURS,
-        remedy="a cable, adapter or switch port is bad: " + _EXCLUDE,
+        hint="a cable, adapter or switch port is bad: " + _EXCLUDE,
     ),
     # -- PCI --------------------------------------------------------------------------------
     _host(
@@ -400,7 +400,7 @@ CHECKS: tuple[Check, ...] = (
         limit="identity (iommu=pt), or no IOMMU; on x86 without a hypervisor",
         why="transfers between GPUs, and from adapter to GPU, take a way through the CPU: slow, or a hang",
         source=f"{_NCCL}, PCI Access Control Services; linux, Documentation/ABI/testing/sysfs-kernel-iommu_groups",
-        remedy="the kernel needs iommu=pt, or VT-d off in the firmware: tell the site's support",
+        hint="the kernel needs iommu=pt, or VT-d off in the firmware: tell the site's support",
         gpus=True,
     ),
     _host(
@@ -411,7 +411,7 @@ CHECKS: tuple[Check, ...] = (
         limit="no redirection to the CPU",
         why="transfers between GPUs, and from adapter to GPU, take a way through the CPU: slow, or a hang",
         source=f"{_NCCL}, PCI Access Control Services; PCI Express Base Specification 5.0, 7.7.8",
-        remedy="the site's support can turn ACS off: setpci ECAP_ACS+0x6.w=0000 for each bridge, at each boot",
+        hint="the site's support can turn ACS off: setpci ECAP_ACS+0x6.w=0000 for each bridge, at each boot",
         gpus=True,
     ),
     # -- GPUs -------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ CHECKS: tuple[Check, ...] = (
         limit="done, without an error",
         why="CUDA does not start: error 802, system not yet initialized",
         source=f"{_NVML}, nvmlGpuFabricInfo; nccl#1672 (2025)",
-        remedy="the fabric manager does not run on the node: " + _EXCLUDE,
+        hint="the fabric manager does not run on the node: " + _EXCLUDE,
     ),
     _gpu(
         "gpu.compute-mode",
@@ -535,7 +535,7 @@ CHECKS: tuple[Check, ...] = (
         limit="on",
         why="without it the first CUDA call takes seconds, and clocks and settings are lost between jobs",
         source="NVIDIA, Driver Persistence (2026-11)",
-        remedy="it costs seconds, not results; the site's support can start nvidia-persistenced",
+        hint="it costs seconds, not results; the site's support can start nvidia-persistenced",
     ),
     _gpu(
         "gpu.stray",
@@ -544,7 +544,7 @@ CHECKS: tuple[Check, ...] = (
         limit="none",
         why="the memory of the GPU is not all for this job: CUDA out of memory",
         source=f"{_GCM}; nebius/soperator, alloc_gpus_busy (2026-11)",
-        remedy="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
+        hint="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
     ),
     _gpu(
         "gpu.shared",
@@ -553,7 +553,7 @@ CHECKS: tuple[Check, ...] = (
         limit="none",
         why="they share the GPU's time and memory with this job",
         source=f"{_GCM}; nebius/soperator, alloc_gpus_busy (2026-11)",
-        remedy="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
+        hint="your own process: end it (scancel, or kill on that node); another user's: " + _EXCLUDE,
     ),
     # -- inside the environment ---------------------------------------------------------------
     _inside(
@@ -564,7 +564,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1 GiB, for jobs with the backend nccl",
         why="NCCL and data loaders of one node communicate there; a container may have a small one for itself",
         source=f"{_NCCL}, shared memory; pytorch#5040",
-        remedy="compare with the host (sys.shm): a bind of the project or site may hide it; else " + _EXCLUDE,
+        hint="compare with the host (sys.shm): a bind of the project or site may hide it; else " + _EXCLUDE,
     ),
     _inside(
         "inside.memlock",
@@ -574,7 +574,7 @@ CHECKS: tuple[Check, ...] = (
         limit="at least 1 GiB",
         why="RDMA locks the memory that it uses; then: ibv_reg_mr or ibv_create_cq failed",
         source="nccl-tests#206; AWS health checks (2026-11)",
-        remedy="slurmd needs LimitMEMLOCK=infinity: tell the site's support, and submit with --exclude NODE",
+        hint="slurmd needs LimitMEMLOCK=infinity: tell the site's support, and submit with --exclude NODE",
     ),
     _inside(
         "inside.affinity",
@@ -585,7 +585,7 @@ CHECKS: tuple[Check, ...] = (
         limit="a core for each rank",
         why="ranks that share one core wait for each other in every operation, data loaders too",
         source="PyTorch, Performance Tuning Guide, CPU affinity (2.13)",
-        remedy="ask for cores: --cpus N; if you did: --srun cpu-bind=none, or see task/affinity of this cluster",
+        hint="ask for cores: --cpus N; if you did: --srun cpu-bind=none, or see task/affinity of this cluster",
     ),
     _inside(
         "inside.verbs",
@@ -595,7 +595,7 @@ CHECKS: tuple[Check, ...] = (
         limit="as many as the host has",
         why="NCCL falls back to TCP without an error, and is 5 to 70 times slower",
         source="PrimeIntellect-ai/prime-rl#1599, pytorch#111424 (2026-11)",
-        remedy="install libibverbs1 and ibverbs-providers in the image: hpcenv image lint names the line",
+        hint="install libibverbs1 and ibverbs-providers in the image: hpcenv image lint names the line",
     ),
     Check(
         id="cuda.start",
@@ -610,7 +610,7 @@ CHECKS: tuple[Check, ...] = (
         cost="what CUDA needs to start on all GPUs: some seconds; `hpcenv report` has the time",
         seconds=120.0,
         source="imbue cluster-health; microsoft/superbenchmark (2026-11)",
-        remedy="`hpcenv diagnose RUN` knows the messages of CUDA; on one node only: " + _EXCLUDE,
+        hint="`hpcenv diagnose RUN` knows the messages of CUDA; on one node only: " + _EXCLUDE,
         gpus=True,
     ),
     _inside(
@@ -621,7 +621,7 @@ CHECKS: tuple[Check, ...] = (
         limit="every number right",
         why="a sick GPU computes wrong numbers without an error",
         source="imbue cluster-health; microsoft/superbenchmark (2026-11)",
-        remedy="the GPU is broken: " + _EXCLUDE,
+        hint="the GPU is broken: " + _EXCLUDE,
         seconds=120.0,
         cost="some seconds",
     ),
@@ -633,7 +633,7 @@ CHECKS: tuple[Check, ...] = (
         limit="every number right, in bfloat16 or float16",
         why="training in mixed precision uses other units of the GPU",
         source="imbue cluster-health; microsoft/superbenchmark (2026-11)",
-        remedy="wrong on one node: " + _EXCLUDE + "; on all: torch and driver do not fit (hpcenv compat)",
+        hint="wrong on one node: " + _EXCLUDE + "; on all: torch and driver do not fit (hpcenv compat)",
         seconds=120.0,
         cost="some seconds",
     ),
@@ -645,7 +645,7 @@ CHECKS: tuple[Check, ...] = (
         limit="the right sum, within the time limit",
         why="the ranks cannot form a group",
         source=_OURS,
-        remedy="this torch has no gloo, or a library is missing: hpcenv diagnose RUN",
+        hint="this torch has no gloo, or a library is missing: hpcenv diagnose RUN",
         seconds=120.0,
         cost="the import of torch",
     ),
@@ -657,7 +657,7 @@ CHECKS: tuple[Check, ...] = (
         limit="the right sum, within the time limit",
         why="the ranks cannot form a group",
         source=_NCCL,
-        remedy="another libnccl is found first, or it does not fit the driver: hpcenv diagnose RUN",
+        hint="another libnccl is found first, or it does not fit the driver: hpcenv diagnose RUN",
         seconds=120.0,
         cost="the import of torch",
     ),
@@ -674,7 +674,7 @@ CHECKS: tuple[Check, ...] = (
         cost="the start of a job without work: 5 to 20 s",
         seconds=90,
         source="stas00/ml-engineering, torch-distributed-gpu-test.py (2026-11)",
-        remedy="look for a firewall, a cut link or a wrong interface between the addresses that are named: `hpcenv net "
+        hint="look for a firewall, a cut link or a wrong interface between the addresses that are named: `hpcenv net "
         "explain RUN` says why they were chosen; --exclude NODE submits without a node",
     ),
     Check(
@@ -689,7 +689,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 s",
         seconds=90,
         source="NVIDIA/nccl issues 596 and 2001; sizes: NCCL's protocols LL, LL128, Simple (2.30, 2026-11)",
-        remedy="wrong values: --exclude NODE, tell the site's support, and look for NCCL_PROTO or NCCL_ALGO in your "
+        hint="wrong values: --exclude NODE, tell the site's support, and look for NCCL_PROTO or NCCL_ALGO in your "
         "settings; no end: look for a slow or cut link",
     ),
     Check(
@@ -704,7 +704,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 s",
         seconds=90,
         source="lumi-ai-factory/laifs-container-recipes#44 (2026)",
-        remedy="new connections between these nodes do not get through although the first ones did: look for a "
+        hint="new connections between these nodes do not get through although the first ones did: look for a "
         "firewall that closes a range of ports, and with RDMA for a limit of queue pairs or registered memory",
     ),
     Check(
@@ -719,7 +719,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 10 ms",
         seconds=10,
         source="ROCm/container-toolkit#88; NVIDIA/nccl src/init.cc (2.30, 2026-11)",
-        remedy="`hpcenv net explain RUN` says what was decided and what the environment lacks; "
+        hint="`hpcenv net explain RUN` says what was decided and what the environment lacks; "
         "--env NCCL_NET=NAME asks for another network on purpose",
     ),
     Check(
@@ -734,7 +734,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 s",
         seconds=90,
         source="NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst and ras.rst (2.31, 2026-11)",
-        remedy="read the line of NCCL; a pair of GPUs or an adapter that it names is broken: " + _EXCLUDE,
+        hint="read the line of NCCL; a pair of GPUs or an adapter that it names is broken: " + _EXCLUDE,
         gpus=True,
     ),
     Check(
@@ -749,7 +749,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 10 ms",
         seconds=10,
         source="NCCL user guide, Troubleshooting, GPU Direct (2.30, 2026-11)",
-        remedy="look for NCCL_NET_GDR_LEVEL in your settings, and ask the site for nvidia_peermem or DMA-BUF",
+        hint="look for NCCL_NET_GDR_LEVEL in your settings, and ask the site for nvidia_peermem or DMA-BUF",
         gpus=True,
     ),
     Check(
@@ -764,7 +764,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 s",
         seconds=90,
         source="the limits are hpcenv's (2026-11-23)",
-        remedy="look for a slow or cut link between the addresses that are named, or submit with --exclude NODE",
+        hint="look for a slow or cut link between the addresses that are named, or submit with --exclude NODE",
     ),
     Check(
         id="smoke.bandwidth",
@@ -778,7 +778,7 @@ CHECKS: tuple[Check, ...] = (
         cost="< 1 s",
         seconds=90,
         source="stas00/ml-engineering, eth-cscs/vetnode 5dd9d25 (60 to 80 %); for Gloo hpcenv's (2026-11-23)",
-        remedy="compare with other jobs of this partition: `hpcenv net diff RUN1 RUN2`",
+        hint="compare with other jobs of this partition: `hpcenv net diff RUN1 RUN2`",
     ),
 )
 

@@ -35,14 +35,14 @@ class ReadBack:
         where: file, or library, that was read.
         found: what it says.
         why: one sentence on the consequence where it is not as set.
-        todo: what to do then.
+        hint: what to do then.
     """
 
     took_effect: YesNo
     where: str
     found: str
     why: str = ""
-    todo: str = ""
+    hint: str = ""
     source: str = ""
 
 
@@ -63,7 +63,7 @@ def _rendezvous_get(value: str, facts: Facts) -> Iterator[ReadBack]:
         where=f"/sys/class/cxi/{next(iter(states))}/device/properties/rdzv_get_en",
         found={"yes": "0", "no": "1", "unknown": "cannot be read"}[answer],
         why="libfabric ignores alt_read while rdzv_get_en is 1",
-        todo="start the step with --network=disable_rdzv_get ([srun])",
+        hint="start the step with --network=disable_rdzv_get ([srun])",
         source=CXI,
     )
 
@@ -78,7 +78,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
             where="/dev/kdreg2",
             found="present" if "kdreg2" in versions else "absent",
             why="without the module kdreg2 libfabric registers memory anew each time, and says nothing",
-            todo="use FI_MR_CACHE_MONITOR=userfaultfd, or ask the site for the module",
+            hint="use FI_MR_CACHE_MONITOR=userfaultfd, or ask the site for the module",
             source=MONITORS,
         )
     if value == "userfaultfd":
@@ -107,7 +107,7 @@ def _interfaces(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="/sys/class/net",
         found=listed(used or names, 4),
         why="no interface of this node has such a name",
-        todo="leave it out: hpcenv chooses the interface of each node by itself",
+        hint="leave it out: hpcenv chooses the interface of each node by itself",
         source=NCCL_ENV,
     )
 
@@ -122,7 +122,7 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="/sys/class/infiniband",
         found=listed(used or active, 4) or "no active port",
         why="it selects none of this node's active ports, so that NCCL falls back to TCP or ends",
-        todo="leave it out: hpcenv names the ports where that is needed",
+        hint="leave it out: hpcenv names the ports where that is needed",
         source=NCCL_ENV,
     )
 
@@ -157,14 +157,14 @@ def _network(value: str, facts: Facts) -> Iterator[ReadBack]:
         found = image.verbs or "no libibverbs.so.1"
         found += "" if not image.verbs or image.providers else ", without a provider"
         answer: YesNo = "yes" if image.verbs and image.providers else "no"
-        why, todo = "NCCL finds no InfiniBand in this environment", "install libibverbs1 and ibverbs-providers"
+        why, hint = "NCCL finds no InfiniBand in this environment", "install libibverbs1 and ibverbs-providers"
     elif value.lower() in ("aws libfabric", "libfabric", "ofi"):
         found, answer = image.plugin or "no libnccl-net.so", "yes" if image.plugin_version else "no"
         why = "only the plugin aws-ofi-nccl answers to this name, and the loader does not find it first"
-        todo = "put its folder first in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN"
+        hint = "put its folder first in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN"
     else:
         return
-    yield ReadBack(took_effect=answer, where="the environment", found=found, why=why, todo=todo, source=NCCL_ENV)
+    yield ReadBack(took_effect=answer, where="the environment", found=found, why=why, hint=hint, source=NCCL_ENV)
 
 
 def _plugin(value: str, facts: Facts) -> Iterator[ReadBack]:
@@ -176,7 +176,7 @@ def _plugin(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="the environment",
         found=image.plugin or "the loader finds no such library",
         why="NCCL goes on without the plugin, over another network",
-        todo="give its path, or put its folder into LD_LIBRARY_PATH",
+        hint="give its path, or put its folder into LD_LIBRARY_PATH",
         source=NCCL_ENV,
     )
 
@@ -190,7 +190,7 @@ def _gpudirect(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="/sys/module/nvidia_peermem, /proc/driver/nvidia/version",
         found=fabric.gpudirect or "neither nvidia_peermem nor the open kernel module",
         why="no adapter reaches GPU memory on this node, whatever the level",
-        todo="ask the site to load nvidia_peermem, or for the open kernel module",
+        hint="ask the site to load nvidia_peermem, or for the open kernel module",
         source=NCCL_ENV,
     )
 
@@ -219,7 +219,7 @@ def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
         where="RLIMIT_MEMLOCK of the step",
         found=limit,
         why="RDMA cannot register its buffers: the limit of the login node, or of slurmd, was taken over",
-        todo="start the step with --propagate=NONE ([srun]); else the site sets LimitMEMLOCK=infinity for slurmd",
+        hint="start the step with --propagate=NONE ([srun]); else the site sets LimitMEMLOCK=infinity for slurmd",
         source="Slurm FAQ, memlock, 2026-08-20; NVIDIA/nccl-tests#206",
     )
 
@@ -243,7 +243,7 @@ def read_back(
             for one in check(row.value, facts[node]):
                 effect = SettingEffect(
                     name=row.name, value=row.value, origin=row.origin, took_effect=one.took_effect, where=one.where,
-                    found=one.found, why=one.why, todo=one.todo, source=one.source,
+                    found=one.found, why=one.why, todo=one.hint, source=one.source,
                 )  # fmt: skip
                 found.setdefault(effect, []).append(node)
     effects = tuple(

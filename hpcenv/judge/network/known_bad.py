@@ -29,7 +29,7 @@ class BadVersion:
     first: str
     before: str
     what: str
-    todo: str
+    hint: str
     source: str
     date: str
     profiles: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ KNOWN_BAD = (
         before="1.8.2",
         profiles=("slingshot",),
         what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
-        todo="use aws-ofi-nccl 1.17 or newer, which has the plugin's own fix",
+        hint="use aws-ofi-nccl 1.17 or newer, which has the plugin's own fix",
         source=_GEODESIC,
         date="2026-11-23",
     ),
@@ -61,7 +61,7 @@ KNOWN_BAD = (
         before="",
         profiles=("slingshot",),
         what="jobs with more than about 2,000 connections hang while trees are connected (seen with 1.19.2 and 1.20.0)",
-        todo="set NCCL_MAX_NCHANNELS=20, as the report did",
+        hint="set NCCL_MAX_NCHANNELS=20, as the report did",
         source="aws/aws-ofi-nccl#1379",
         date="2026-08-27",
     ),
@@ -73,7 +73,7 @@ KNOWN_BAD = (
         before="1.8.2",
         profiles=("slingshot",),
         what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
-        todo="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's",
+        hint="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's",
         source=_GEODESIC,
         date="2026-11-23",
     ),
@@ -86,7 +86,7 @@ KNOWN_BAD = (
         ending="-aws",
         profiles=("slingshot",),
         what="a release for EFA that the loader finds first, as in NVIDIA's images until 2026; tested on EFA only",
-        todo="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
+        hint="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
         source="aws-ofi-nccl 2daf7d3, README.md; NVIDIA-NeMo/Megatron-Bridge#5033 and NVIDIA-NeMo/RL#1973",
         date="2026-08-21",
     ),
@@ -97,7 +97,7 @@ KNOWN_BAD = (
         first="2.26",
         before="2.27",
         what="ends with `Could not find NET with id 0` on some InfiniBand systems (seen with 2.26.2, torch 2.7)",
-        todo="use a torch with NCCL 2.27 or newer (torch 2.8)",
+        hint="use a torch with NCCL 2.27 or newer (torch 2.8)",
         source="NVIDIA/nccl#1748",
         date="2025-08-06",
     ),
@@ -109,7 +109,7 @@ KNOWN_BAD = (
         before="2.29.3",
         machine="aarch64",
         what="loses slots of its proxy on Grace, and long runs hang without a message (seen with 2.28.9)",
-        todo="use a torch with NCCL 2.29.3 or newer",
+        hint="use a torch with NCCL 2.29.3 or newer",
         source="marin-community/marin#7344, NVIDIA/nccl 25368a7",
         date="2026-08-07",
     ),

@@ -211,6 +211,6 @@ def _bad_image(facts: Mapping[str, Facts], profile: str) -> Iterator[NetworkWarn
                 yield NetworkWarning(
                     rule=f"known-bad.{entry.id}",
                     what=f"{entry.component} {version}{where}: {entry.what}",
-                    todo=entry.todo,
+                    todo=entry.hint,
                     source=f"{entry.source}, {entry.date}",
                 )

@@ -149,7 +149,7 @@ def _known_bad(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Iterator
                 yield NetworkWarning(
                     rule=f"known-bad.{entry.id}",
                     what=f"{version.name} {version.version} ({version.path}): {entry.what}",
-                    todo=entry.todo,
+                    todo=entry.hint,
                     source=f"{entry.source}, {entry.date}",
                 )
 

@@ -265,7 +265,7 @@ def _link_notes(status: RunStatus) -> Iterator[str]:
             found = ", ".join(many[:_MOST_COUNTERS])
             yield (
                 f"node {record.node}: RDMA errors while its ranks ran: {found} [{check.owner}: {check.id}]; "
-                f"{check.why}; {check.remedy}"
+                f"{check.why}; {check.hint}"
             )
         if record.port_errors_unknown:
             yield f"node {record.node}: whether RDMA errors grew is unknown: {record.port_errors_unknown}"
@@ -449,7 +449,7 @@ def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, caus
         return [first, *(group for group in groups if group is not first)]
     pattern = next(pattern for pattern in patterns_for() if pattern.id == rows[0])
     proved = Evidence(
-        pattern=pattern.id, kind="root", owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
+        pattern=pattern.id, kind="root", owner=pattern.owner, cause=pattern.cause, fix=pattern.hint,
         source=pattern.source, retrieved=pattern.retrieved, file=_RECORDS, line=0, rank=failure.rank,
         node=failure.node, text=failure.headline,
     )  # fmt: skip
@@ -494,7 +494,7 @@ def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evide
         pattern, found = first.pattern, first.found
         ranks = sorted({one.rank for one in members if one.rank is not None})
         yield Evidence(
-            pattern=pattern.id, kind=pattern.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.fix,
+            pattern=pattern.id, kind=pattern.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.hint,
             source=pattern.source, retrieved=pattern.retrieved, file=visible(sources[first.file].name),
             line=0 if sources[first.file].name == _RECORDS else found.line, rank=first.rank, node=visible(first.node),
             time=found.time,

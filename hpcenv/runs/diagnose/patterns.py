@@ -30,7 +30,7 @@ class Pattern:
         torch: versions of torch that write it; empty for all.
         before_ranks: it is a consequence, if a rank of the job wrote something before.
         after_failure: it is a consequence, if the log says before it that a rank or a task failed.
-        source, retrieved: where text or advice are from, and when that was read.
+        source, retrieved: where text or hint are from, and when that was read.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Pattern:
     before_ranks: bool
     after_failure: bool
     cause: str
-    fix: str
+    hint: str
     source: str
     retrieved: str
 
@@ -81,7 +81,7 @@ def _pattern(row: dict[str, Any], retrieved: str) -> Pattern:
         before_ranks=row.get("before_ranks", False),
         after_failure=row.get("after_failure", False),
         cause=row["cause"],
-        fix=row["fix"],
+        hint=row["hint"],
         source=row["source"],
         retrieved=row.get("retrieved", retrieved),
     )

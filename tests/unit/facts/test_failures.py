@@ -48,8 +48,8 @@ def assert_failed(outcome, word, *, state="failed"):
     assert outcome.state == state and word in f"{outcome.found} {outcome.note}", outcome
     (finding,) = judge.findings("n1", [outcome], severities({}))
     check = BY_ID[outcome.id]
-    assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.remedy)
-    assert check.remedy and check.source
+    assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.hint)
+    assert check.hint and check.source
 
 
 def assert_unknown_for_information(outcome, word):

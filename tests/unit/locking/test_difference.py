@@ -57,7 +57,7 @@ def test_a_change_brings_what_why_and_remedy_from_the_list_of_fields() -> None:
     (change,) = compare({"torch.version": "2.13.0"}, {"torch.version": "2.14.0"})
     known = fields.find("torch.version")
     assert known is not None
-    assert (change.what, change.why, change.remedy) == (known.what, known.why, known.remedy)
+    assert (change.what, change.why, change.remedy) == (known.what, known.why, known.hint)
     assert (change.left, change.right, change.severity, change.repair) == ("2.13.0", "2.14.0", "must", "torch")
 
 

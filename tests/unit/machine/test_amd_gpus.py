@@ -178,7 +178,7 @@ def test_a_sick_gpu_is_named(node, name, file, text, word):
     assert [one.id for one in outcomes.values() if one.state == "failed"] == [name]
     (finding,) = judge.findings("n1", [outcomes[name]], severities({}))
     check = BY_ID[name]
-    assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.remedy)
+    assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.hint)
 
 
 def test_a_gpu_that_has_left_the_bus(node):

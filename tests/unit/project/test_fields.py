@@ -30,7 +30,7 @@ def test_every_name_stands_once() -> None:
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 def test_a_field_says_everything_in_one_line_each(field: fields.Field) -> None:
-    for text in (field.what, field.source, field.why, field.remedy):
+    for text in (field.what, field.source, field.why, field.hint):
         assert text
         assert "\n" not in text
         assert not text.endswith(".")

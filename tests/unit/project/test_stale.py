@@ -95,7 +95,7 @@ def test_submit_refuses_what_can_be_seen_without_looking_inside(
 
 def test_an_overlay_of_an_older_lockfile_is_packed_again() -> None:
     reason = stale.StaleReason(name="overlay-form", locked="a folder at /opt/extra", found="only a squashfs")
-    hint = " ".join(map(str, stale.remedy([reason], path=Path("x.lock.toml"), name="default")))
+    hint = " ".join(map(str, stale.hint([reason], path=Path("x.lock.toml"), name="default")))
     assert "mksquashfs DIR x.sqsh" in hint and hint.endswith("hpcenv lock")
 
 

@@ -25,4 +25,4 @@ def test_a_table_of_troubles_that_is_none(data):
 
 def test_every_rule_says_what_to_do():
     told_by_the_finding = {"known-trouble", "size"}
-    assert all((rule.why and rule.advice) or rule.id in told_by_the_finding for rule in image_lint.RULES.values())
+    assert all((rule.why and rule.hint) or rule.id in told_by_the_finding for rule in image_lint.RULES.values())

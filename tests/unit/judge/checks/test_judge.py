@@ -66,7 +66,7 @@ def test_a_failure_names_node_owner_and_remedy_in_the_table_and_in_the_record(ju
     assert "[user] do:" in text and "ulimit -n" in text
     finding = json.loads(encode_record(verdict))["findings"][0]
     assert (finding["node"], finding["field"], finding["owner"]) == ("n2", "sys.nofile", "user")
-    assert finding["remedy"] == BY_ID["sys.nofile"].remedy
+    assert finding["remedy"] == BY_ID["sys.nofile"].hint
 
 
 def test_the_verdict_says_what_was_skipped_and_what_did_not_run(judged):

@@ -32,7 +32,7 @@ def test_rows_have_known_keys_only() -> None:
         "before_ranks",
         "after_failure",
         "cause",
-        "fix",
+        "hint",
         "source",
         "retrieved",
     }
@@ -43,8 +43,8 @@ def test_rows_have_known_keys_only() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=IDS)
-def test_a_row_says_cause_fix_and_source_in_sentences(pattern: object) -> None:
-    for text in (pattern.cause, pattern.fix):  # type: ignore[attr-defined]
+def test_a_row_says_cause_hint_and_source_in_sentences(pattern: object) -> None:
+    for text in (pattern.cause, pattern.hint):  # type: ignore[attr-defined]
         assert text.endswith(".")
     assert pattern.source  # type: ignore[attr-defined]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", pattern.retrieved)  # type: ignore[attr-defined]
