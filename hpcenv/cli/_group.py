@@ -48,12 +48,12 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self._verbs and not args[0].startswith("-"):
-            self.answer_other_word(ctx, args[0])
+            self.answer_other_word(ctx, args)
             close = difflib.get_close_matches(args[0], self._verbs, n=1)
             ctx.fail(f"No such command '{args[0]}'" + (f". Did you mean '{close[0]}'?" if close else ""))
         return super().resolve_command(ctx, args)
 
-    def answer_other_word(self, ctx: click.Context, typed: str) -> None:
+    def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
         """Raise the error that names the command in the place of a word, if there is one."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:

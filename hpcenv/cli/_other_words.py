@@ -8,11 +8,14 @@ Runs on: LOGIN NODE. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.project.gone_options import GONE
 
 # A command that does not exist -> the command in its place.
 _COMMANDS = {
+    "hpcenv cost": "hpcenv report RUN --html FILE",
     "hpcenv exec": "hpcenv run -- COMMAND",
     "hpcenv kill": "hpcenv cancel RUN",
     "hpcenv ls": "hpcenv list",
@@ -25,14 +28,18 @@ _COMMANDS = {
     "hpcenv tail": "hpcenv logs -f RUN",
     "hpcenv top": "hpcenv status RUN",
     "hpcenv update": "hpcenv lock",
+    "hpcenv watch": "hpcenv logs -f RUN",
     "hpcenv bundle pull": "oras pull HOST/NAME:TAG",
     "hpcenv bundle push": "oras push HOST/NAME:TAG FILE.hpcenv.zip",
     "hpcenv image push": "apptainer push -U FILE.sif oras://HOST/NAME:TAG",
     "hpcenv image rebuild": "hpcenv bundle make RUN --with-sif FILE",
     "hpcenv image scan": "hpcenv export cyclonedx -o bom.cdx.json",
 }
+# What a script is called that somebody types as a command.
+_SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
 # What the command in its place does, where its words do not say it.
 _REASONS = {
+    "hpcenv cost": "the report has the GPU hours of a run",
     "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",
     "hpcenv image rebuild": "no other image has the same bytes: keep the SIF in the bundle of the run",
     "hpcenv image scan": "a scanner reads the bill of materials: grype sbom:bom.cdx.json",
@@ -53,17 +60,18 @@ _OPTIONS = {
 _GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
 
 
-def command(group: str, typed: str) -> UsageError | None:
+def command(group: str, typed: Sequence[str]) -> UsageError | None:
     """Return the error for a word in the place of a command; None if nothing stands for it.
 
     Args:
         group: what stands before it, `hpcenv` or `hpcenv image`.
-        typed: the word.
+        typed: the word, and what follows it.
     """
-    name = f"{group} {typed}"
-    if name not in _COMMANDS:
+    name = f"{group} {typed[0]}"
+    is_script = group == "hpcenv" and typed[0].endswith(_SCRIPTS)
+    if name not in _COMMANDS and not is_script:
         return None
-    hint: Hint = Command(*_COMMANDS[name].split())
+    hint: Hint = Command("hpcenv", "submit", *typed) if is_script else Command(*_COMMANDS[name].split())
     return UsageError(f"no such command `{name}`", why=_REASONS.get(name), hint=hint)
 
 

@@ -27,6 +27,15 @@ class GroupedOption(click.Option):
         return {}
 
 
+class _Whole(click.IntRange):
+    """A whole number, and an error that says so: `--nodes two`, `--nodes 2-4`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if str(value).strip().removeprefix("-").isdecimal():
+            return int(super().convert(value, param, ctx))
+        return self.fail(f"{value!r} is not a whole number from {self.min} on", param, ctx)
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows its options in groups."""
 
@@ -75,7 +84,7 @@ def _words(row: options.Option) -> dict[str, Any]:
     if row.kind == "switch":
         return {**words, "default": True}
     if row.kind == "count":
-        return {**words, "metavar": row.metavar or "N", "type": click.IntRange(min=row.minimum)}
+        return {**words, "metavar": row.metavar or "N", "type": _Whole(min=row.minimum)}
     if row.kind == "choice":
         return {**words, "type": click.Choice(row.choices)}
     if row.name == "lock":

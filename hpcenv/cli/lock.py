@@ -164,10 +164,9 @@ def _lock(
         _render.say(f"packages of conda: {len(by_conda)}, of which {pinned} are pinned by a file of --from")
     verb = "wrote" if result.changed else "unchanged:"
     _render.say(f"{verb} {workspace.shown(result.path)} ({locked.fingerprint})")
-    if result.changed:
-        shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
-        which = "" if name == DEFAULT_LOCK else f" --lock {name}"
-        _render.tell(f"\nnext: hpcenv submit SCRIPT --nodes N {shape}{which}")
+    shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
+    which = "" if name == DEFAULT_LOCK else f" --lock {name}"
+    _render.tell(f"\nnext: hpcenv submit SCRIPT --nodes N {shape}{which}")
     return 0
 
 

@@ -24,7 +24,7 @@ class _WithDefault(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # A run may have any name: `hpcenv bundle make push` is about a run `push`.
-        self.answer_other_word(ctx, args[0])
+        self.answer_other_word(ctx, args)
         return super().resolve_command(ctx, args if args[0] in VERBS else ["make", *args])
 
 

@@ -51,7 +51,8 @@ def test_the_example_of_submit_stands_on_a_line_of_its_own(hpcenv: Any, tmp_path
 @pytest.mark.parametrize(
     ("words", "what", "hint"),
     [
-        ((), "error[usage]: no command is given", "hint: hpcenv --help"),
+        (("submit", "t.py", "--nodes", "two"), "error[usage]: Invalid value for '--nodes': 'two' is not a whole number from 1 on", "hint: hpcenv submit --help"),
+        (("submit", "t.py", "--nodes", "2-4"), "'2-4' is not a whole number from 1 on", "hint: hpcenv submit --help"),
         (("submti",), "error[usage]: No such command 'submti'. Did you mean 'submit'?", "hint: hpcenv --help"),
         (("status", "--rnus-dir", "x"), "error[usage]: no such option `--rnus-dir`, perhaps you meant `--runs-dir`", "hint: hpcenv status --runs-dir x"),
         (("submit", "t.py", "--partitoin", "x"), "no such option `--partitoin`, perhaps you meant `--partition`\n", "hint: hpcenv submit t.py --partition x"),
@@ -198,9 +199,11 @@ def test_a_script_behind_the_dashes_has_no_argument_before_them(
     assert "of the script" not in done.stderr
 
 
-def test_lock_says_what_to_type_next_if_it_wrote(hpcenv: Any, project: Path) -> None:
+def test_lock_ends_with_what_to_type_next_also_if_it_wrote_nothing(hpcenv: Any, project: Path) -> None:
     said = "next: hpcenv submit SCRIPT --nodes N --gpus 0 --nproc R"
-    assert said not in hpcenv("lock", "--no-wheels", cwd=project).stderr
+    again = hpcenv("lock", "--no-wheels", cwd=project)
+    assert "unchanged:" in again.stdout
+    assert again.stderr.endswith(f"{said}\n")
     assert said + " --lock paper\n" in hpcenv("lock", "--no-wheels", "--lock", "paper", cwd=project).stderr
 
 
