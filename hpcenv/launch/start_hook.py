@@ -24,7 +24,8 @@ def is_needed(manifest: Manifest) -> bool:
     recording = manifest.recording
     records = recording.metrics or recording.stop_after_steps > 0 or recording.trace_last > 0
     watches = records or manifest.gpus_per_node > 0
-    return watches or manifest.determinism.profile != "off" or manifest.launch.launcher == "none"
+    strict = manifest.determinism
+    return watches or strict.profile != "off" or strict.seeds or manifest.launch.launcher == "none"
 
 
 def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dict[str, str]:
@@ -40,6 +41,7 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dic
     options: dict[str, object] = {
         "profile": manifest.determinism.profile,
         "seed": manifest.determinism.seed,
+        "seeds": manifest.determinism.seeds,
         "variables": manifest.determinism.variables,
         "record": manifest.recording.metrics,
         "hash_parameters_every": manifest.recording.hash_parameters_every,

@@ -524,7 +524,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="count",
         minimum=0,
         group="Environment",
-        help="Base seed of the ranks, with --determinism seeded or bitwise. Default: `seed` under [determinism].",
+        help="Base seed of the ranks. Without a profile it seeds them and leaves kernels as they are. Default: `seed` "
+        "under [determinism].",
         metavar="N",
     ),
     Option(

@@ -134,7 +134,7 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
-        seed: base seed of the ranks, for the profiles `seeded` and `bitwise`.
+        seed: base seed of the ranks; with the profile `off` it seeds them and leaves their kernels as they are.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
 
@@ -335,7 +335,7 @@ image = "{image}"
 # of libraries, GPU models and NCCL settings too.
 [determinism]
 # profile = "bitwise"    # --determinism
-# seed = 1234            # --seed
+# seed = 1234            # --seed; without a profile: seeds, and the fast kernels
 
 # How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]

@@ -79,7 +79,7 @@ class RankDeterminism:
     Attributes:
         restart: how often torchrun had started the ranks before this process.
         profile: what was asked for.
-        applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off`).
+        applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off` without a seed).
         seed: base seed of the run.
         rank_seed: seed of Python, NumPy and torch in this rank; None if none was set.
         state: when the file was written last: `started`, `first-step` or `ended`.
@@ -91,6 +91,7 @@ class RankDeterminism:
         gpu_model, gpu_uuid, gpu_bus: that device; empty where it is no GPU, or not known.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
+        samples: that the rank took from its loaders between the first two of them; None where that is not known.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
     """
 
@@ -117,6 +118,7 @@ class RankDeterminism:
     gpu_bus: str = ""
     problems: tuple[str, ...] = ()
     steps: int = 0
+    samples: int | None = None
     stopped_after: int = 0
 
 

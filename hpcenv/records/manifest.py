@@ -375,12 +375,14 @@ class DeterminismOptions:
 
     Attributes:
         seed: base seed; `incontainer/start_hook/seeds.py` has the rule for each rank.
-        variables: environment variables that the profile asks for. `settings` has them too, unless the user or the
+        seeds: the ranks are seeded although the profile is `off`: a seed was asked for, and no profile.
+        variables: environment variables that profile and seed ask for. `settings` has them too, unless the user or the
             project gives another value.
     """
 
     profile: DeterminismProfile = "off"
     seed: int = 0
+    seeds: bool = False
     variables: dict[str, str] = field(default_factory=dict)
 
 

@@ -76,6 +76,13 @@ _GROUPS = (
         "each rank has other data, and the sums over the ranks have another order",
     ),
     _group(
+        "global batch",
+        "changes-results",
+        r"run\.global-batch",
+        "an optimizer step sees another number of samples, if each rank has its own: learning rate and number of steps"
+        " belong to it",
+    ),
+    _group(
         "threads",
         "changes-results",
         r"env\.(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|determinism\..*threads.*",

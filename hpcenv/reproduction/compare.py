@@ -14,7 +14,7 @@ from typing import Literal
 
 from hpcenv.errors import HpcenvError, NotComparable, UsageError
 from hpcenv.locking.diff import diff
-from hpcenv.locking.difference import Change
+from hpcenv.locking.difference import Change, change_of
 from hpcenv.reproduction import comparison
 from hpcenv.reproduction.causes import Cause, different_switches, rank_causes
 from hpcenv.reproduction.closeness import Tolerance
@@ -81,6 +81,7 @@ class RunComparison:
         headline: the verdict in one sentence.
         first: the first pair of values that differs, of all metrics and parameters; None if all are equal.
         answers: of the three questions.
+        global_batch: samples in an optimizer step of all ranks of each run; None where it is not known.
         causes: differences between the runs, the most likely cause first.
         findings: what the ranks report about their determinism switches.
         not_compared: what is in no record of a run, and what could not be read.
@@ -97,6 +98,7 @@ class RunComparison:
     first: Divergence | None
     answers: tuple[Answered, ...]
     causes: tuple[Cause, ...]
+    global_batch: tuple[int | None, int | None] = (None, None)
     findings: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
 
@@ -209,6 +211,7 @@ def compare_runs(
         first=found.first,
         answers=answers,
         causes=causes,
+        global_batch=(sides[0].measured.global_batch, sides[1].measured.global_batch),
         findings=tuple(f"{side.name}: {text}" for side in sides[:2] for text in side.measured.findings),
         not_compared=(*missing, *(f"{side.name}: {text}" for side in sides[:2] for text in side.measured.problems)),
     )
@@ -250,6 +253,9 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
     """Return what differs between two runs, the most likely cause first, and what no record holds."""
     changes, missing = _changes(start, reference, other)
     switches = different_switches(reference.measured.effective, other.measured.effective)
+    left, right = reference.measured.global_batch, other.measured.global_batch
+    if left is not None and right is not None and left != right:
+        changes = (*changes, change_of("run.global-batch", left, right, "info"))
     return rank_causes(changes, switches), missing
 
 

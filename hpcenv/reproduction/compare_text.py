@@ -35,6 +35,9 @@ def _lines(result: RunComparison) -> Iterator[str]:
     yield from wrapped(result.headline)
     yield f"  reference  {visible(result.reference)}"
     yield f"  run        {visible(result.other)}"
+    if result.global_batch != (None, None):
+        sizes = dict.fromkeys("unknown" if size is None else str(size) for size in result.global_batch)
+        yield f"  batch      {', '.join(sizes)} samples in a step of all ranks"
     yield ""
     for one in result.answers:
         yield from wrapped(f"{QUESTIONS[one.question]} {one.text}")

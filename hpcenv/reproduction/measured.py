@@ -47,6 +47,8 @@ class Measured:
         parameters: rank -> step -> sha256 of the parameters, likewise.
         starts: the same by start, in order.
         effective: rank -> name of the switch -> value that was read last; of the last attempt.
+        global_batch: samples in an optimizer step of all ranks of the last attempt, if each has its own; None where a
+            rank does not say.
         findings: what the ranks report about their switches, in words.
         problems: what could not be read.
     """
@@ -55,6 +57,7 @@ class Measured:
     parameters: dict[int, dict[int, str]] = field(default_factory=dict)
     starts: tuple[Start, ...] = ()
     effective: dict[str, dict[str, Value | None]] = field(default_factory=dict)
+    global_batch: int | None = None
     findings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -72,6 +75,7 @@ def read_measured(run: RunFolder) -> Measured:
         parameters=parameters,
         starts=starts,
         effective=_effective(switches),
+        global_batch=_global_batch(switches),
         findings=tuple(dict.fromkeys(_findings(switches))),
         problems=(*_problems(ranks), *problems, *files.problems),
     )
@@ -138,6 +142,14 @@ def _effective(switches: Sequence[RankDeterminism]) -> dict[str, dict[str, Value
         values |= {"profile": one.profile, "seed": one.seed, "rank-seed": one.rank_seed}
         found[str(one.rank)] = values
     return found
+
+
+def _global_batch(switches: Sequence[RankDeterminism]) -> int | None:
+    newest = max((one.attempt for one in switches), default=0)
+    found = {one.rank: one.samples for one in switches if one.attempt == newest}
+    known = [samples for samples in found.values() if samples is not None]
+    complete = bool(known) and len(known) == len(found) == max(one.world_size for one in switches)
+    return sum(known) if complete else None
 
 
 def _findings(switches: Sequence[RankDeterminism]) -> Iterable[str]:

@@ -37,6 +37,7 @@ class DeterminismReport:
 
     Attributes:
         profile: what the run asks for.
+        seeds: it asks for seeds and for no profile.
         attempt: the newest attempt with records; None without any.
         ranks: how many ranks the run has.
         applied: how many ranks have recorded that they applied the profile.
@@ -48,6 +49,7 @@ class DeterminismReport:
     """
 
     profile: DeterminismProfile
+    seeds: bool = False
     attempt: int | None
     ranks: int
     applied: int
@@ -73,9 +75,10 @@ def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport 
     kernels: Counter[str] = Counter()
     for rank in ranks:
         kernels.update({one.operation: one.count for one in rank.without_deterministic_kernel})
-    asked = manifest.determinism.profile != "off"
+    asked = manifest.determinism.profile != "off" or manifest.determinism.seeds
     return DeterminismReport(
         profile=manifest.determinism.profile,
+        seeds=manifest.determinism.seeds,
         attempt=newest,
         ranks=count,
         applied=len(applied),
@@ -104,8 +107,9 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
 
 def lines(report: DeterminismReport) -> Iterator[str]:
     """Yield the report as text for `hpcenv report`; nothing where there is nothing to tell. Pure."""
-    if report.profile != "off":
-        yield f"  switches  determinism {report.profile}: applied by {report.applied} of {report.ranks} ranks"
+    if report.profile != "off" or report.seeds:
+        what = "seeded, kernels not deterministic" if report.seeds else f"determinism {report.profile}"
+        yield f"  switches  {what}: applied by {report.applied} of {report.ranks} ranks"
         if report.not_applied:
             yield f"            not applied, as far as is known: {_ranks(report.not_applied)}"
     for switch in report.overridden:

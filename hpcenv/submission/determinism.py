@@ -6,17 +6,25 @@ Runs on: LOGIN NODE. The table of switches is incontainer/start_hook/switches.py
 from __future__ import annotations
 
 import re
+from typing import Literal
 
+from hpcenv.errors import UsageError
 from hpcenv.incontainer.start_hook.switches import SWITCHES, variables_of
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.option_values import first_and_last
 from hpcenv.project.spec import Project
-from hpcenv.records.manifest import DeterminismOptions, RecordingOptions, Setting
+from hpcenv.records.manifest import DeterminismOptions, Launcher, RecordingOptions, Setting
 from hpcenv.submission.request import SubmitOptions
 
 
 def determinism_options(
-    options: SubmitOptions, project: Project, locked: Lockfile, *, gpus: int, backend: str
+    options: SubmitOptions,
+    project: Project,
+    locked: Lockfile,
+    *,
+    gpus: int,
+    backend: str,
+    launcher: Launcher | Literal["tasks"],
 ) -> DeterminismOptions:
     """Return how strictly a run must repeat. Pure.
 
@@ -24,12 +32,32 @@ def determinism_options(
         options: merged; `determinism` and `seed` win over hpcenv.toml and the lockfile.
         gpus: of each node.
         backend: of torch.distributed.
+        launcher: what starts the ranks.
+
+    Raises:
+        UsageError: the program starts the ranks itself, so hpcenv can neither seed them nor set their switches.
     """
     profile = options.determinism or locked.determinism.profile
     seed = project.determinism.seed if options.seed is None else options.seed
+    seeds = profile == "off" and (options.seed is not None or "seed" in project.determinism.model_fields_set)
+    if launcher == "none" and (seeds or profile != "off"):
+        raise _not_ours(options, profile, seed, seeds=seeds)
     nccl = _nccl(locked) if backend == "nccl" else None
-    return DeterminismOptions(
-        profile=profile, seed=seed, variables=variables_of(profile, seed=seed, nccl=nccl, gpus=gpus > 0)
+    given = variables_of(profile, seed=seed, nccl=nccl, gpus=gpus > 0, seeds=seeds)
+    return DeterminismOptions(profile=profile, seed=seed, seeds=seeds, variables=given)
+
+
+def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool) -> UsageError:
+    if seeds:
+        typed, option, line = options.seed is not None, f"--seed {seed}", f"seed = {seed}"
+    else:
+        typed, option, line = options.determinism is not None, f"--determinism {profile}", f'profile = "{profile}"'
+    asked = f"`{option}`" if typed else f"`{line}` under [determinism]"
+    without = f"without {asked}" if typed or seeds else "--determinism off"
+    return UsageError(
+        f"`--launcher none` and {asked} contradict each other",
+        why="the program starts the ranks itself, so hpcenv cannot seed them or set their switches",
+        hint=f"{without}, and hpcenv.training.seed_everything({seed}) in the script; or another --launcher",
     )
 
 
@@ -63,4 +91,4 @@ def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
 
 def origin_of(determinism: DeterminismOptions) -> str:
     """Return where these variables come from; judge/network/lint.py knows the first words."""
-    return f"determinism profile {determinism.profile}"
+    return f"base seed {determinism.seed}" if determinism.seeds else f"determinism profile {determinism.profile}"

@@ -578,7 +578,9 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> 
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
     if not manifest.launches:
         return replace(manifest, severities=gate_severities(locked, gpus=gpus)), ()
-    strict = determinism.determinism_options(options, project, locked, gpus=gpus, backend=manifest.backend)
+    strict = determinism.determinism_options(
+        options, project, locked, gpus=gpus, backend=manifest.backend, launcher=manifest.launch.launcher
+    )
     but = f" of the {determinism.origin_of(strict)}: runs may differ"
     ranks, replaced = add_own(manifest.settings, determinism.variables(strict), but)
     manifest = replace(

@@ -33,7 +33,8 @@ class Options:
     Attributes:
         profile: `off`, `seeded` or `bitwise`.
         seed: base seed.
-        variables: environment variables that the profile asks for, with their values.
+        seeds: the rank is seeded, whatever the profile.
+        variables: environment variables that profile and seed ask for, with their values.
         record: losses, metrics and hashes are recorded.
         hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after: the process ends after this optimizer step; 0 for never.
@@ -46,6 +47,7 @@ class Options:
     def __init__(self, data: Dict[str, Any]) -> None:
         self.profile = data["profile"]
         self.seed = int(data["seed"])
+        self.seeds = self.profile != "off" or bool(data.get("seeds"))
         self.variables = dict(data["variables"])
         self.record = bool(data["record"])
         self.hash_every = int(data["hash_parameters_every"])
@@ -99,7 +101,7 @@ def begin(environ: Any) -> None:
     if options.errors:
         _keep_error(options.errors, Place(environ))
     watches = options.record or options.stop_after or options.trace or options.gpus
-    if options.profile == "off" and not watches:
+    if not options.seeds and not watches:
         return
     _current = Session(options, Place(environ), bound)
     _current.start()
@@ -186,6 +188,8 @@ class Session:
         self._profile = options.profile
         self._seed = options.seed
         self._stopped_after = 0
+        self._samples = None  # type: Optional[int]
+        self._counter = None  # type: Any
         self._ended = False
         self._writer = None  # type: Any
         self._device = {"node": os.environ.get("HPCENV_NODE", "")} if options.gpus else {}  # type: Dict[str, str]
@@ -212,7 +216,7 @@ class Session:
                     "world_size": self.place.world_size,
                 }
             )
-        if self.options.profile != "off":
+        if self.options.seeds:
             self.seed(self.options.seed, "start-hook")
         when_imported("torch", self._torch_imported)
         atexit.register(self.end)
@@ -251,8 +255,11 @@ class Session:
             seeds.seed_torch(torch, self._rank_seed)
         self.apply(self._profile, self._applied_by)
         if self.options.record or self.options.stop_after or self.options.trace:
-            from .steps import StepWatch  # every process of a rank loads this module
+            from .samples import SampleCounter  # every process of a rank loads this module
+            from .steps import StepWatch
 
+            self._counter = SampleCounter(torch, self.is_rank)
+            when_imported("torch.utils.data.dataloader", self._counter.install)
             self.watch = StepWatch(torch, self)
             try:
                 self.watch.install()
@@ -424,6 +431,12 @@ class Session:
             self._tell_of_checkpoint()
             self._read("after_first_step")
             self._save("first-step")
+        if watch.steps in (1, 2):
+            # What lies between the first two steps: a script may fetch its batches ahead.
+            self._samples = self._counter.taken()
+        if watch.steps == 2:
+            self._counter.remove()
+            self._save("first-step")
         if self._writer is not None:
             self._writer.write()
         if self.trace is not None:
@@ -522,6 +535,7 @@ class Session:
             **self._device,
             "problems": [text[:500] for text in self._problems[:20]],
             "steps": 0 if self.watch is None else self.watch.steps,
+            "samples": self._samples if self.watch is not None and self.watch.steps > 1 else None,
             "stopped_after": self._stopped_after,
         }
         replace_file(place.file("determinism", ".json"), data)
@@ -615,7 +629,7 @@ def _act(act: Callable[[Any], None], module: Any) -> None:
         session = _current
         name = getattr(module, "__name__", "?")
         sys.stderr.write("hpcenv: the start hook failed with %s: %s: %s\n" % (name, type(error).__name__, error))
-        if session is None or session.options.profile != "off" or session.options.stop_after:
+        if session is None or session.options.seeds or session.options.stop_after:
             sys.stderr.write("hpcenv: this process ends: it could not apply what the run asks for\n")
             sys.stderr.flush()
             os._exit(1)

@@ -116,7 +116,9 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def variables_of(profile: str, *, seed: int, nccl: Optional[Tuple[int, int]], gpus: bool) -> Dict[str, str]:
+def variables_of(
+    profile: str, *, seed: int, nccl: Optional[Tuple[int, int]], gpus: bool, seeds: bool = False
+) -> Dict[str, str]:
     """Return the environment variables that a profile asks for. Pure.
 
     Args:
@@ -124,10 +126,11 @@ def variables_of(profile: str, *, seed: int, nccl: Optional[Tuple[int, int]], gp
         seed: base seed of the run.
         nccl: the locked version of NCCL; None in a run that does not use it, or if it is unknown.
         gpus: the run uses GPUs.
+        seeds: the ranks are seeded, whatever the profile.
     """
     found = {}
     for switch in SWITCHES:
-        value = switch.asked(profile)
+        value = SEED if seeds and switch.seeded is SEED else switch.asked(profile)
         if not switch.is_variable or value is None or (switch.gpus and not gpus):
             continue
         if switch.nccl is not None and (nccl is None or not switch.nccl <= nccl < switch.nccl_below):

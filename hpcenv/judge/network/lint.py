@@ -75,7 +75,7 @@ _OLD = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 _GIVEN = ("given", "host")
 
 # Origins of values that are meant: the administrator's, and those of the table of determinism switches.
-_MEANT = ("site profile", "determinism profile")
+_MEANT = ("site profile", "determinism profile", "base seed")
 
 
 def lint(

@@ -578,3 +578,63 @@ def test_the_gpu_of_a_tensor_is_described(tmp_path: Path) -> None:
     properties = Names(name="NVIDIA H100", uuid="a-b", pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
     assert device.identity(properties) == {"model": "NVIDIA H100", "uuid": "GPU-a-b", "bus": "0000:1b:00.0"}
     assert device.identity(Names(name="AMD", uuid="6e0a")) == {"model": "AMD", "uuid": "6e0a", "bus": ""}
+
+
+def test_a_seed_alone_seeds_the_rank_and_leaves_the_kernels(rank: Rank) -> None:
+    drawn = []
+    for _ in range(2):
+        rank.run(UNSEEDED, seeds=True)
+        drawn.append(rank.stdout)
+    assert drawn[0] == drawn[1]
+    found = rank.read_back()
+    assert (found.profile, found.applied_by, found.seed, found.rank_seed) == ("off", "start-hook", 7, 7)
+    assert rank.switch("torch.deterministic-mode").effective == "0"
+
+
+# -- samples of a step --------------------------------------------------------------------
+
+LOADER = """
+from torch.utils.data import DataLoader, TensorDataset
+model, optimizer = made()
+data = TensorDataset(torch.ones(40, 4))
+"""
+
+
+SIMPLE = """
+for (x,) in DataLoader(data, batch_size=8):
+    model(x).sum().backward(); optimizer.step()
+"""
+CALLS = """
+for n, (x,) in enumerate(DataLoader(data, batch_size=2, num_workers=1)):
+    model(x).sum().backward()
+    if n % 4 == 3: optimizer.step()
+"""
+AHEAD = """
+batches = iter(DataLoader(data, batch_size=5)); ahead = next(batches)
+for after in batches:
+    model(ahead[0]).sum().backward(); optimizer.step(); ahead = after
+    with torch.no_grad(): [model(x) for (x,) in DataLoader(data, batch_size=4)]
+"""
+NO_LOADER = """
+for _ in range(3): loss_of(model).backward(); optimizer.step()
+"""
+NO_SIZE = """
+for (x,) in DataLoader(data, batch_size=None): loss_of(model).backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "samples"),
+    [
+        (AHEAD, 5),
+        (NO_SIZE, None),
+        pytest.param(SIMPLE, 8, marks=pytest.mark.long),
+        pytest.param(CALLS, 8, marks=pytest.mark.long),
+        pytest.param(NO_LOADER, None, marks=pytest.mark.long),
+    ],
+)
+def test_the_samples_of_a_step_are_those_that_the_script_took_from_its_loaders(
+    rank: Rank, script: str, samples: int | None
+) -> None:
+    rank.run(LOADER + script)
+    assert rank.read_back().samples == samples

@@ -308,3 +308,34 @@ def test_a_small_difference_of_every_seed_is_found_in_pairs_only(tmp_path):
 
 def test_two_seeds_are_too_few(tmp_path):
     assert seeds_compared(tmp_path, (2.0, 2.5), (2.0, 2.5)).verdict == "too-few-seeds"
+
+
+# -- the global batch ---------------------------------------------------------------------
+
+
+def batches(tmp_path: Path, first: tuple[int | None, ...], second: tuple[int | None, ...]):
+    runs = pair(tmp_path)
+    for run, samples in zip(runs, (first, second), strict=True):
+        for rank_number, size in enumerate(samples):
+            measured_runs.read_back(run, rank_number, {}, samples=size)
+    return compared(tmp_path)
+
+
+def test_another_global_batch_is_named(tmp_path):
+    result = batches(tmp_path, (8, 8), (4, 8))
+    assert result.global_batch == (16, 12)
+    assert [(cause.group, cause.changes) for cause in result.causes if "batch" in cause.group] == [
+        ("global batch", (("run.global-batch", "16", "12"),))
+    ]
+    assert "  batch      16, 12 samples in a step of all ranks" in compare_text.render(result).splitlines()
+
+
+def test_the_same_global_batch_is_no_cause(tmp_path):
+    result = batches(tmp_path, (8, 8), (4, 12))
+    assert result.global_batch == (16, 16) and not [one for one in result.causes if "batch" in one.group]
+    assert "  batch      16 samples in a step of all ranks" in compare_text.render(result).splitlines()
+
+
+def test_a_rank_that_does_not_say_makes_the_batch_unknown(tmp_path):
+    result = batches(tmp_path, (8, None), (8,))
+    assert result.global_batch == (None, None) and "samples in a step" not in compare_text.render(result)
