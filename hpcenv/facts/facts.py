@@ -54,6 +54,7 @@ from hpcenv.records.manifest import (
     RecordedData,
     Setting,
     SifIdentity,
+    Source,
     Value,
 )
 from hpcenv.records.network import Fabric, ImageNetwork
@@ -284,12 +285,17 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
     source = manifest.source
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
-        _timed(found, "code.digest", lambda: found.values.update({"code.digest": code.find_digest(source, run)}))
+        _timed(found, "code.digest", lambda: found.values.update(_read_copy(manifest, source, run)))
     if manifest.launches and manifest.start_hook_sha256:
         hook = RunFolder(Path(manifest.run_folder))
         _timed(found, _HOOK, lambda: found.values.update({_HOOK: code.find_hook_digest(hook)}))
     for one in manifest.data:
         _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found), look.within(one.path))
+
+
+def _read_copy(manifest: Manifest, source: Source, run: RunFolder) -> dict[str, Value]:
+    digest = code.find_digest(source, run, "new-modules" if manifest.setup else "all")
+    return {"code.digest": digest, "code.changed": code.left_changed(run)}
 
 
 def _read_data(one: RecordedData, found: _Gathered) -> None:

@@ -2,9 +2,10 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The first attempt must find the copy as it was made. A later attempt must find it as the attempt before left it: the
-script itself may write into the copy. If that attempt could not record how it left the copy (a node failed),
-only what Python can import is compared.
+The first attempt must find the copy as it was made, and no other file in it. A later attempt must find it as the
+attempt before left it: the script itself may write into the copy. Nobody can tell whether the script or somebody else
+changed a module meanwhile, so that is said (`left_changed`). If that attempt could not record how it left the copy (a
+node failed), only what Python can import is compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from hpcenv import text
 from hpcenv.errors import RecordInvalid
@@ -23,8 +25,12 @@ from hpcenv.records.run_folder import RunFolder
 
 _SHOWN = 3
 
+# What is compared: everything; of new files only those that Python can import, because lines of `setup` may write
+# others; only the modules that were submitted, because ranks may have begun to write.
+Extent = Literal["all", "new-modules", "own-modules"]
 
-def find_digest(source: Source, run: RunFolder) -> str:
+
+def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
     """Return the digest of the copy where it is as it must be; otherwise what differs, in words.
 
     Raises:
@@ -35,12 +41,32 @@ def find_digest(source: Source, run: RunFolder) -> str:
         return "another source.json"
     after = _read_after(run)
     first = not os.path.lexists(run.attempts)
+    all_files = (first or after is not None) and extent != "own-modules"
     problems = [
-        *_in_words("changed", _changed(listed, after, run, strict=first or after is not None)),
+        *_in_words("changed", _changed(listed, after, run, strict=all_files)),
         *_in_words("link changed", _relinked(listed, run) if first else ()),
-        *_in_words("added", _added(listed, after, run, first=first) if first or after is not None else ()),
+        *_in_words("added", _added(listed, after, run, first=first) if all_files else ()),
+        *_in_words("added", _new_files(listed, source, run) if first and extent == "all" else ()),
     ]
     return "; ".join(problems) or source.digest
+
+
+def left_changed(run: RunFolder) -> tuple[str, ...]:
+    """Return the modules that differ from the submission and that the attempt before left so.
+
+    A new one counts beside a module that was submitted: in its own folders a script may keep what it likes.
+
+    Raises:
+        RecordInvalid: a record of the copy cannot be read.
+    """
+    after = _read_after(run)
+    if after is None:
+        return ()
+    listed = load_record(Listing, run.listing).files
+    folders = {os.path.dirname(path) for path in listed if is_importable(path)}
+    changed = (path for path in after.changed if is_importable(path))
+    found = (path for path in changed if path in listed or os.path.dirname(path) in folders)
+    return tuple(path.partition("/")[2] for path in sorted(found))
 
 
 def find_hook_digest(run: RunFolder) -> str:
@@ -80,6 +106,17 @@ def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, f
     left = {} if after is None else after.changed
     for path in importable_extras(listed, run, with_bytecode=first):
         if left.get(path) != listing.content_of(os.path.join(run.path, path)):
+            yield path
+
+
+def _new_files(listed: Listing, source: Source, run: RunFolder) -> Iterator[str]:
+    """Yield the files that Python cannot import and that nobody had to put into the copy: its first attempt begins."""
+    for path, entry in extras(listed, run):
+        # What somebody put into a copy that several runs share is a link in that of each run (make_own_copy).
+        theirs = source.shared and entry.is_symlink()
+        # An NFS client renames a file so that is open and removed.
+        silly = entry.name.startswith(".nfs")
+        if not (is_importable(path) or entry.is_dir(follow_symlinks=False) or theirs or silly):
             yield path
 
 

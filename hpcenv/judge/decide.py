@@ -39,6 +39,7 @@ _OVERLAY = "container.overlay.sha256"
 _MOUNTS = "container.mounts"
 _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
+_CHANGED = "code.changed"
 _HOOK = "code.start-hook-sha256"
 # Digests over all packages: the rows of single packages explain them.
 _PACKAGE_DIGESTS = ("packages.env-digest", "packages.content-digest")
@@ -350,6 +351,13 @@ def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> l
     return [_finding(severities, facts.node, _MOUNTS, expected, show(found), "mismatch")] if found else []
 
 
+def _judge_changed_code(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
+    """Report modules of the copy that changed while an earlier attempt ran: by the script, or by somebody else."""
+    changed = facts.values.get(_CHANGED)
+    note = "changed since the submission, while an earlier attempt ran"
+    return [_finding(severities, facts.node, _CHANGED, "none", show(changed), "mismatch", note)] if changed else []
+
+
 def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Report the preflight checks that are not fine."""
     return [] if facts.checks is None else preflight.findings(facts.node, facts.checks.others, severities)
@@ -361,6 +369,7 @@ _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     library_rules.judge,
     _judge_staging,
     _judge_mounts,
+    _judge_changed_code,
     _judge_checks,
 )
 

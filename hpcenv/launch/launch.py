@@ -27,7 +27,7 @@ from hpcenv.container.start_command import StartCommand, build_start_command, op
 from hpcenv.container.start_gate import StartGate, is_unchanged
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
 from hpcenv.facts import loaded, second_look
-from hpcenv.identity import sif_check
+from hpcenv.identity import code, sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
 from hpcenv.judge import gpu_start
 from hpcenv.judge.checks.table import active
@@ -54,6 +54,8 @@ PARENT_PIPE = b"hpcenv leash\n"
 
 # A log names no more than so many; the exit record has all.
 _MOST_COUNTERS = 8
+
+_CODE = "code.digest"
 
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
 
@@ -131,7 +133,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
     try:
         settings, nodes = _opened_by_gate(manifest, run, this_node)
         asked = signals.asked_to_end is not None
-        at_gate.settings = settings.settings
+        at_gate.settings = settings
         begun = None if asked else _begin(node, settings, nodes, stack, judge=at_gate.may_start)
     except HpcenvError as error:
         # Without this record, the report would name a failure of another node as the first one.
@@ -251,13 +253,15 @@ def _what_to_load(node: _Node) -> dict[str, object]:
 class _AtGate:
     """Judges what the agent of this node reports at its start gate: the loaded libraries, and the GPUs.
 
+    The first node also looks at the run's copy of the code again, once per job: the check was a while ago.
+
     Attributes:
-        settings: the variables of the ranks.
+        settings: of this node; None until they are read.
         blocking: the differences with which no rank may start.
     """
 
     def __init__(self, node: _Node) -> None:
-        self.settings: tuple[Setting, ...] = ()
+        self.settings: NodeSettings | None = None
         self.blocking: tuple[Difference, ...] = ()
         self._node = node
 
@@ -270,8 +274,11 @@ class _AtGate:
                 self._node.say(line)
             self.blocking = loaded.blocking(found)
         if gpu_start.wanted(manifest, self._node.local_rank) and not self.blocking:
-            answer = _judge_gpus(self._node, self.settings, report)
+            answer = _judge_gpus(self._node, () if self.settings is None else self.settings.settings, report)
             self.blocking = () if answer.difference is None else (answer.difference,)
+        is_first = self.settings is not None and self.settings.node_rank == 0 and not self._node.local_rank
+        if is_first and not self.blocking:
+            self.blocking = _changed_code(self._node)
         return not self.blocking
 
     def error(self) -> NodeRejected | NodesUnknown:
@@ -280,6 +287,12 @@ class _AtGate:
         if first.field == gpu_start.NAME:
             kind = NodesUnknown if first.unknown else NodeRejected
             return kind(first.found, why=first.note, hint=gpu_start.hint(self._node.manifest, first))
+        if first.field == _CODE:
+            return (NodesUnknown if first.unknown else NodeRejected)(
+                f"the run's copy of the code is not what the check found: {first.found}",
+                why="the ranks would run other files than those of the verdict",
+                hint="submit again; do not edit files in the run folder",
+            )
         fields = ", ".join(difference.field for difference in self.blocking)
         if all(difference.unknown for difference in self.blocking):
             return NodesUnknown(
@@ -292,6 +305,20 @@ class _AtGate:
             why="; ".join(f"{d.found} in place of {d.locked}" for d in self.blocking if not d.unknown),
             hint="look at LD_LIBRARY_PATH, LD_PRELOAD, sitecustomize and what the site brings into containers",
         )
+
+
+def _changed_code(node: _Node) -> tuple[Difference, ...]:
+    """Return how the run's copy of the code differs from what the check found."""
+    manifest, source = node.manifest, node.manifest.source
+    if source is None or not source.digest:
+        return ()
+    # With torchrun no rank of another node starts before this one: they meet here.
+    extent: code.Extent = "own-modules" if manifest.launch.launcher != "torchrun" else "all"
+    try:
+        found = code.find_digest(source, node.run, "new-modules" if manifest.setup and extent == "all" else extent)
+    except (HpcenvError, OSError) as error:
+        return (Difference(field=_CODE, locked=source.digest, found=str(error), unknown=True),)
+    return () if found == source.digest else (Difference(field=_CODE, locked=source.digest, found=found),)
 
 
 def _judge_gpus(node: _Node, settings: tuple[Setting, ...], report: Mapping[str, object]) -> gpu_start.GpuAnswer:

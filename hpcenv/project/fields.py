@@ -1248,6 +1248,16 @@ FIELDS: tuple[Field, ...] = (
         judged_by=("rule",),
     ),
     Field(
+        "code.changed",
+        "warn",
+        "setting",
+        what="modules of the run's own copy that are not as submitted, because an earlier attempt left them so",
+        source="the record of the copy at the end of the attempt before",
+        why="the script may write modules itself, and so may somebody else: a later attempt runs them",
+        hint="if it was not the script: submit again; do not edit files in the run folder",
+        judged_by=("rule",),
+    ),
+    Field(
         "code.start-hook-sha256",
         "must",
         "setting",

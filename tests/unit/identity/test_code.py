@@ -59,6 +59,9 @@ CHANGES = {
     "module that shadows": (lambda s: write(s / "numpy.py", ""), "added: numpy.py"),
     "package that shadows": (lambda s: write(s / "numpy" / "__init__.py", ""), "added: numpy/__init__.py"),
     "extension": (lambda s: write(s / "numpy.so", ""), "added: numpy.so"),
+    "text in no listing": (lambda s: write(s / "override.yaml", "lr: 9\n"), "added: override.yaml"),
+    "text in a new folder": (lambda s: write(s / "new" / "x.yaml", ""), "added: new/x.yaml"),
+    "link in no listing": (lambda s: (s / "override.yaml").symlink_to("/elsewhere"), "added: override.yaml"),
     "bytecode": (lambda s: write(s / "__pycache__" / "helper.cpython-311.pyc", ""), "added: __pycache__/"),
 }
 
@@ -74,6 +77,43 @@ def test_every_change_before_the_first_attempt_is_seen(run: RunFolder, name: str
             code.find_digest(source, run)
     else:
         assert code.find_digest(source, run).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["empty folder", "file that NFS keeps", "setup", "requeue"])
+def test_files_that_nobody_put_there_to_be_read_are_no_difference(run: RunFolder, name: str) -> None:
+    source = source_of(run)
+    (run.source / "outputs").mkdir()
+    write(run.source / "conf" / ".nfs000000000012a3", "")
+    assert code.find_digest(source, run) == source.digest
+    if name in ("setup", "requeue"):
+        write(run.source / "version.txt", "by a line of setup, or by the attempt before\n")
+    if name == "requeue":
+        run.attempts.mkdir()
+    assert code.find_digest(source, run, "new-modules" if name == "setup" else "all") == source.digest
+
+
+def test_where_ranks_may_have_begun_only_modules_that_were_submitted_count(run: RunFolder) -> None:
+    source = source_of(run)
+    write(run.source / "metrics.json", "{}")
+    write(run.source / "conf" / "base.yaml", "epoch: 1\n")
+    write(run.source / "__pycache__" / "helper.cpython-311.pyc", "")
+    assert code.find_digest(source, run, "own-modules") == source.digest
+    write(run.source / "helper.py", "VALUE = 2\n")
+    assert code.find_digest(source, run, "own-modules") == "changed: helper.py"
+
+
+def test_modules_that_an_attempt_left_changed_are_named_and_its_own_files_are_not(run: RunFolder) -> None:
+    began = time.time()
+    assert code.left_changed(run) == ()
+    for name in ("conf/base.yaml", "wandb/files/code/train.py", "out.txt"):
+        (run.source / name).parent.mkdir(parents=True, exist_ok=True)
+        write(run.source / name, "of the script\n")
+    for name in ("helper.py", "requests.py"):
+        write(run.source / name, "VALUE = 2\n")
+    after = code.note_after(run, schema=SCHEMA, started=began)
+    assert after is not None
+    save_record(after, run.listing_after)
+    assert code.left_changed(run) == ("helper.py", "requests.py")
 
 
 def test_a_shortened_listing_is_seen(run: RunFolder) -> None:

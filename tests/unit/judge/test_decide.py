@@ -571,3 +571,13 @@ def test_a_variable_of_one_node_is_absent_on_the_other(make_manifest, make_facts
     verdict = judge(make_manifest(), facts)
     assert rows(verdict) == [("n2", "env.MKL_CBWR", "absent", "AVX2", "mismatch")]
     assert verdict.result == "match", "a warning"
+
+
+def test_modules_that_an_earlier_attempt_left_changed_are_a_warning_and_do_not_stop_the_run(judge_one):
+    locked = expect("python.version", "3.11.7")
+    found = judge_one(locked, values={"code.changed": ("helper.py",)})
+    assert (found.result, rows(found)) == ("match", [("n1", "code.changed", "none", "helper.py", "mismatch")])
+    assert (found.findings[0].severity, found.findings[0].note) == (
+        "warn", "changed since the submission, while an earlier attempt ran"
+    )  # fmt: skip
+    assert judge_one(locked, values={"code.changed": ()}).findings == ()
