@@ -18,14 +18,18 @@ from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_val
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import UsageError
 from hpcenv.project.acceptance import Asked
+from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Verdict
 from hpcenv.runs.entries import Run, Sweep, is_element
 from hpcenv.runs.find import find
 from hpcenv.submission import request, rerun
+from hpcenv.submission.first_variables import with_first_variables
+from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.rerun import OptionChange
@@ -105,6 +109,15 @@ def _manifest(found: Run | Sweep) -> Manifest:
     return load_record(Manifest, first.folder.manifest)
 
 
+def _compared(plan: Plan, found: Run | Sweep, before: Manifest, gone: Sequence[str], context: Context) -> Plan:
+    """Return the plan with what the nodes compare with the first run, and notes."""
+    first = found.elements[0] if isinstance(found, Sweep) else found
+    path = first.folder.verdict
+    verdict = load_record(Verdict, path) if path.is_file() else None
+    plan = with_first_variables(plan, before, verdict, context.environ)
+    return replace(plan, notes=(*gone, *plan.notes))
+
+
 def _folder(found: Run | Sweep) -> Path:
     return found.folder if isinstance(found, Sweep) else found.folder.path
 
@@ -131,7 +144,7 @@ def _again(
     gone = rerun.notes_on_gone(folder)
     if new.sweep or new.array is not None:
         sweep = plan_sweep(workspace, new, context)
-        sweep = replace(sweep, plan=replace(sweep.plan, notes=(*gone, *sweep.plan.notes)))
+        sweep = replace(sweep, plan=_compared(sweep.plan, found, before, gone, context))
         if not dry_run:
             _accept.remember_typed(workspace, new, sweep.plan)
         _tell_inputs(rerun.require_same_inputs(before, sweep.plan, allow=allow_changed, other_lock=other_lock), as_json)
@@ -139,7 +152,7 @@ def _again(
             sweep, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
         )
     plan = plan_job(workspace, new, context)
-    plan = replace(plan, notes=(*gone, *plan.notes))
+    plan = _compared(plan, found, before, gone, context)
     if not dry_run:
         _accept.remember_typed(workspace, new, plan)
     _tell_inputs(rerun.require_same_inputs(before, plan, allow=allow_changed, other_lock=other_lock), as_json)

@@ -3,9 +3,9 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 The first attempt must find the copy as it was made, and no other file in it. A later attempt must find it as the
-attempt before left it: the script itself may write into the copy. Nobody can tell whether the script or somebody else
-changed a module meanwhile, so that is said (`left_changed`). If that attempt could not record how it left the copy (a
-node failed), only what Python can import is compared.
+attempt before left it: the script itself may write into the copy. It is not known whether the script or somebody else
+changed a module in the meantime, so that is said (`left_changed`). If that attempt could not record how it left the
+copy (a node failed), only what Python can import is compared.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, f
 
 
 def _new_files(listed: Listing, source: Source, run: RunFolder) -> Iterator[str]:
-    """Yield the files that Python cannot import and that nobody had to put into the copy: its first attempt begins."""
+    """Yield the files that Python cannot import, before the first attempt: no rank can have made them."""
     for path, entry in extras(listed, run):
         # What somebody put into a copy that several runs share is a link in that of each run (make_own_copy).
         theirs = source.shared and entry.is_symlink()

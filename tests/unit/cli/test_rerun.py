@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,36 @@ def test_a_run_again_takes_its_own_lockfile_and_refuses_another_script(hpcenv: A
     assert "the script was" in refused.envelope["error"]["why"]
     allowed = hpcenv("rerun", "one", "--allow-changed", "--dry-run", "--json", cwd=project)
     assert allowed.status == 0
+
+
+def test_a_variable_of_the_shell_that_differs_from_the_first_run_is_noted_and_compared_on_the_nodes(
+    hpcenv: Any, project: Path
+) -> None:
+    def run(*words: str, **environ: str) -> Any:
+        done = hpcenv(*words, cwd=project, environ={**os.environ, **environ}, timeout=120)
+        assert done.status == 0, done.stdout + done.stderr
+        return done
+
+    def findings(name: str) -> list[tuple[str, str, str, str]]:
+        verdict = json.loads((project / "runs" / name / "verdict.json").read_text())
+        assert verdict["result"] == "match"
+        rows = (row for row in verdict["findings"] if row["field"].startswith("env."))
+        return [(row["field"], row["severity"], row["locked"], row["found"]) for row in rows]
+
+    first = {"MKL_CBWR": "AVX2", "NCCL_ALGO": "Ring", "KMP_BLOCKTIME": "0"}
+    run("submit", "train.py", "--nproc", "1", "--cluster", "local", "--name", "one", "--wait", **first)
+    same = run("rerun", "one", "--wait", LC_ALL="C", TZ="Asia/Tokyo", SLURM_JOB_NAME="x", PYTHONPATH="/x", **first)
+    assert "this shell has other variables" not in same.stderr
+    assert findings("one-2") == []
+    typed = {"MKL_CBWR": "COMPATIBLE", "CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "Tree"}
+    other = run("rerun", "one", "--env", "KMP_BLOCKTIME=7", "--wait", **typed)
+    said = "this shell has other variables than the ranks of one had: CUDA_LAUNCH_BLOCKING=1 (absent before), "
+    assert f"{said}MKL_CBWR=COMPATIBLE (AVX2 before), NCCL_ALGO=Tree (Ring before)" in other.stderr
+    assert findings("one-3") == [
+        ("env.CUDA_LAUNCH_BLOCKING", "warn", "absent", "1"),
+        ("env.MKL_CBWR", "warn", "AVX2", "COMPATIBLE"),
+        ("env.NCCL_ALGO", "warn", "Ring", "Tree"),
+    ]
+    unset = run("rerun", "one", "--wait", NCCL_ALGO="Ring", KMP_BLOCKTIME="0")
+    assert "this shell has other variables" not in unset.stderr
+    assert findings("one-4") == [("env.MKL_CBWR", "warn", "AVX2", "absent")]
