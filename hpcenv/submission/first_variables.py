@@ -32,7 +32,7 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
 
     Args:
         before: the first run.
-        verdict: of its last attempt; None if there is none.
+        verdict: of its last attempt; None if it has no verdict.
     """
     manifest = plan.manifest
     if manifest.environment.kind != before.environment.kind:
