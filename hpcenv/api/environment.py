@@ -6,12 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcenv.api.here import open_here, open_project, project_folder, require_accepted
+from hpcenv.api.here import open_here, project_folder, require_accepted
 from hpcenv.locking import init as initial
 from hpcenv.locking import lock as locking
 from hpcenv.locking.init import InitResult
-from hpcenv.locking.lock import CheckResult, LockResult
-from hpcenv.project.context import cache_folder
+from hpcenv.locking.lock import CheckResult, LockOptions, LockResult
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.submission.verify_nodes import Verified, options_to_verify, verify_environment
 
@@ -78,20 +77,18 @@ def lock(
         PinsDiffer: something else is installed than was pinned.
         HpcenvError: the image or the environment cannot be read. The old lockfile stays as it is.
     """
-    workspace = open_project(project)
+    workspace, context = open_here(project, ("hpcenv.lock",))
     require_accepted(workspace, accept)
-    return locking.lock(
-        workspace,
-        environ=os.environ,
-        report=lambda _line: None,
+    options = LockOptions(
         name=lock,
         allow_floating=allow_floating,
         plain_http=tuple(plain_http),
         upgrade=upgrade,
         level="deep" if deep else "full",
-        pins=_path(project, pins),
-        wheels_cache=cache_folder(os.environ) / "wheels" if wheels else None,
+        pins=pins,
+        wheels=wheels,
     )
+    return locking.lock(workspace, options, context)
 
 
 def check_lock(
@@ -107,11 +104,12 @@ def check_lock(
     Raises:
         NotAccepted: as for `lock`.
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
+        SpecError: the lockfile is stale, and hpcenv.toml names no image that could be locked.
         PinsDiffer: the lockfile is fresh, and something else is installed than was pinned.
     """
-    workspace = open_project(project)
+    workspace, context = open_here(project, ("hpcenv.check_lock",))
     require_accepted(workspace, accept)
-    return locking.check_lock(workspace, environ=os.environ, name=lock, pins=_path(project, pins))
+    return locking.check_lock(workspace, LockOptions(name=lock, pins=pins), context)
 
 
 def verify(
@@ -153,7 +151,3 @@ def verify(
     workspace, context = open_here(project, ("hpcenv.verify",))
     require_accepted(workspace, accept)
     return verify_environment(workspace, wanted, context, sif=sif)
-
-
-def _path(project: str | Path, path: str | Path | None) -> Path | None:
-    return None if path is None else Path(os.path.abspath(project_folder(project) / path))

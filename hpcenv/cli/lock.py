@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -13,12 +10,10 @@ import click
 from hpcenv.cli import _accept, _progress, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
-from hpcenv.errors import HpcenvError, LockfileStale, UsageError
-from hpcenv.image.reference import parse_source
-from hpcenv.locking.lock import CheckResult, check_lock, lock
-from hpcenv.progress import Event
+from hpcenv.cli.submit import context_of
+from hpcenv.errors import HpcenvError, UsageError
+from hpcenv.locking.lock import CheckResult, LockOptions, LockResult, check_lock, check_locks, lock, problem_of
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project import stale
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace
 
@@ -58,14 +53,13 @@ from hpcenv.project.workspace import Workspace
 @_accept.option
 @_render.json_option
 def command(
-    name: str,
     check: bool,
     as_json: bool,
-    pins: str | None,
+    deep: bool,
+    no_wheels: bool,
     accept: str | None,
     spec_only: bool,
     every: bool,
-    require_hashes: bool,
     **options: Any,
 ) -> int:
     """Resolve the environment and write its lockfile.
@@ -76,9 +70,9 @@ def command(
     with 21 when the installed packages differ from those in --from FILE. In a fresh clone,
     add --spec-only.
     """
-    path = None if pins is None else Path(os.path.abspath(_render.cwd() / pins))
+    wanted = LockOptions(**options, level="deep" if deep else "full", wheels=not no_wheels)
     if check:
-        _refuse_with_check(options)
+        _refuse_with_check(wanted)
     elif spec_only or every:
         option = "--spec-only" if spec_only else "--all"
         raise UsageError(f"`{option}` goes with `--check` only", hint="add --check, or leave it out")
@@ -86,20 +80,25 @@ def command(
     if not spec_only:
         # Both start the Python of `image = "host"`.
         _accept.require(workspace, accept, as_json=as_json)
+    if check and every:
+        return _show_checked(workspace, check_locks(workspace, wanted, context_of(), spec_only=spec_only), as_json)
     if check:
-        compare = partial(
-            check_lock, workspace, environ=os.environ, pins=path, spec_only=spec_only, require_hashes=require_hashes
-        )
-        if every:
-            names = dict.fromkeys((name, *sorted(workspace.project.environment)))
-            return _check_all(workspace, tuple(names), compare, as_json)
-        return _check(workspace, name, compare, as_json)
-    return _lock(workspace, name, as_json, pins=path, require_hashes=require_hashes, **options)
+        return _show_check(workspace, check_lock(workspace, wanted, context_of(), spec_only=spec_only), as_json)
+    with _progress.shown(as_json=as_json) as on_event:
+        result = lock(workspace, wanted, context_of(), on_event)
+    return _show_locked(workspace, wanted.name, result, as_json)
 
 
-def _refuse_with_check(options: dict[str, Any]) -> None:
+def _refuse_with_check(options: LockOptions) -> None:
     """Refuse options that only matter when a lockfile is written: they would be ignored silently."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    for_writing = {
+        "--upgrade": options.upgrade,
+        "--deep": options.level == "deep",
+        "--no-wheels": not options.wheels,
+        "--allow-floating": options.allow_floating,
+        "--plain-http": options.plain_http,
+    }
+    given = [option for option, value in for_writing.items() if value]
     if given:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
@@ -109,34 +108,7 @@ def _refuse_with_check(options: dict[str, Any]) -> None:
         )
 
 
-def _lock(
-    workspace: Workspace,
-    name: str,
-    as_json: bool,
-    *,
-    upgrade: bool,
-    deep: bool,
-    pins: Path | None,
-    no_wheels: bool,
-    allow_floating: bool,
-    plain_http: tuple[str, ...],
-    require_hashes: bool,
-) -> int:
-    with _progress.shown(as_json=as_json) as on_event:
-        result = lock(
-            workspace,
-            environ=os.environ,
-            report=lambda line: on_event(Event(phase="note", what=line)),
-            on_event=on_event,
-            name=name,
-            allow_floating=allow_floating,
-            plain_http=plain_http,
-            upgrade=upgrade,
-            level="deep" if deep else "full",
-            pins=pins,
-            wheels_cache=None if no_wheels else _render.cache_folder() / "wheels",
-            require_hashes=require_hashes,
-        )
+def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: bool) -> int:
     locked = result.lockfile
     if as_json:
         _render.success(
@@ -170,69 +142,37 @@ def _lock(
     return 0
 
 
-def _check(workspace: Workspace, name: str, compare: Callable[..., CheckResult], as_json: bool) -> int:
-    result = compare(name=name)
-    problem = _stale(workspace, name, result)
+def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int:
     if as_json:
-        data = {"path": result.path, "reasons": result.reasons, "notes": result.notes}
-        _render.verdict_on("lock", data, ok=result.fresh, problem=problem)
-        return 0 if problem is None else problem.exit_status
+        return _answer({"path": result.path, "reasons": result.reasons, "notes": result.notes}, result.problem)
     for note in result.notes:
         _render.tell(f"note: {note}")
-    if problem is not None:
-        raise problem
+    if result.problem is not None:
+        raise result.problem
     _render.say(f"{workspace.shown(result.path)} is fresh")
     return 0
 
 
-def _stale(workspace: Workspace, name: str, result: CheckResult) -> LockfileStale | None:
-    if result.fresh:
-        return None
-    # `ubuntu` names no image: another lock would be refused, too.
-    parse_source(workspace.for_lock(name).project.image)
-    return LockfileStale(
-        f"`{workspace.shown(result.path)}` is stale",
-        why="\n".join(str(reason) for reason in result.reasons),
-        hint=stale.hint(result.reasons, path=result.path, name=name),
-    )
-
-
-def _check_all(workspace: Workspace, names: tuple[str, ...], compare: Callable[..., CheckResult], as_json: bool) -> int:
-    """Check several lockfiles, and say of each what is wrong."""
-    checked = [_checked(workspace, name, compare) for name in names]
-    problems = [problem for _, problem in checked if problem is not None]
-    problem = problems[0] if len(problems) == 1 else _together(problems, len(names)) if problems else None
+def _show_checked(workspace: Workspace, results: Sequence[CheckResult], as_json: bool) -> int:
+    """Say of several lockfiles what is wrong with each."""
+    problem = problem_of(results)
     if as_json:
-        results = [
-            {"name": name, "path": workspace.lockfile_path(name), "problem": None if problem is None else problem.what}
-            | {"reasons": result.reasons if result else (), "notes": result.notes if result else ()}
-            for name, (result, problem) in zip(names, checked, strict=True)
+        rows = [
+            {"name": one.name, "path": one.path, "problem": None if one.problem is None else one.problem.what}
+            | {"reasons": one.reasons, "notes": one.notes}
+            for one in results
         ]
-        _render.verdict_on("lock", {"lockfiles": results}, ok=problem is None, problem=problem)
-        return 0 if problem is None else problem.exit_status
-    for name, (result, found) in zip(names, checked, strict=True):
-        for note in result.notes if result else ():
-            _render.tell(f"note: {name}: {note}")
-        if found is None:
-            _render.say(f"{workspace.shown(workspace.lockfile_path(name))} is fresh")
+        return _answer({"lockfiles": rows}, problem)
+    for one in results:
+        for note in one.notes:
+            _render.tell(f"note: {one.name}: {note}")
+        if one.fresh:
+            _render.say(f"{workspace.shown(one.path)} is fresh")
     if problem is not None:
         raise problem
     return 0
 
 
-def _checked(
-    workspace: Workspace, name: str, compare: Callable[..., CheckResult]
-) -> tuple[CheckResult | None, HpcenvError | None]:
-    try:
-        result = compare(name=name)
-        return result, _stale(workspace, name, result)
-    except HpcenvError as error:
-        return None, error
-
-
-def _together(problems: list[HpcenvError], count: int) -> HpcenvError:
-    """Return one error of several; its status is that of the first."""
-    lines = [line for one in problems for line in (one.what, *(f"  {why}" for why in (one.why or "").splitlines()))]
-    hints = dict.fromkeys(one.hint for one in problems if one.hint)
-    what = f"{len(problems)} of {count} lockfiles are not right"
-    return problems[0].changed(what=what, why="\n".join(lines), hint="\n".join(hints) or None)
+def _answer(data: dict[str, Any], problem: HpcenvError | None) -> int:
+    _render.verdict_on("lock", data, ok=problem is None, problem=problem)
+    return 0 if problem is None else problem.exit_status

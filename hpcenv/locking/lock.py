@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from hpcenv.errors import (
     ImageMismatch,
     LockfileInvalid,
     LockfileMissing,
+    LockfileStale,
     PinsDiffer,
     SpecError,
 )
@@ -39,6 +40,7 @@ from hpcenv.facts.probe import read_answer, read_image_network, run_probe
 from hpcenv.identity import bind_content, sif
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT
+from hpcenv.image.reference import parse_source
 from hpcenv.judge import compare
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.image_rules import requirements
@@ -64,9 +66,10 @@ from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof, no_proof
-from hpcenv.progress import OnEvent, ignore
+from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
 from hpcenv.project import lockfile as lock_model
+from hpcenv.project.context import Context
 from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import CondaTable, ContainerTable, DistTable, Lockfile, PackagesTable, SifTable
 from hpcenv.project.spec import DEFAULT_LOCK
@@ -77,12 +80,38 @@ from hpcenv.records.manifest import Environment
 from hpcenv.text import listed
 from hpcenv.version import VERSION
 
-ReportProgress = Callable[[str], None]
 Kept = TypeVar("Kept", BuiltPackage, KnownFile)
 
 # The probe reads every installed file once: this takes minutes on a cold parallel file
 # system, seconds on a warm one.
 _PROBE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOptions:
+    """What to lock, or to check, and how.
+
+    Attributes:
+        name: which lockfile, `lockfiles/NAME.lock.toml`.
+        allow_floating: accept a reference that names another image every few weeks.
+        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
+        upgrade: ask the registry again which image the tag names; otherwise a locked image
+            stays locked, as `uv lock` keeps versions.
+        level: `full`, or `deep` to import torch and record what the loader really maps.
+        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may stand behind it.
+        wheels: look for the wheels of the packages; their proofs are kept in the cache folder, and without one none
+            is looked for.
+        require_hashes: the wheel of every package must be proved.
+    """
+
+    name: str = DEFAULT_LOCK
+    allow_floating: bool = False
+    plain_http: tuple[str, ...] = ()
+    upgrade: bool = False
+    level: FieldLevel = "full"
+    pins: str | Path | None = None
+    wheels: bool = True
+    require_hashes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,56 +136,93 @@ class LockResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """Whether a lockfile still fits hpcenv.toml and the environment.
+class _Inputs:
+    """What to lock, from files alone.
 
     Attributes:
-        path: the lockfile.
-        reasons: why to lock again.
-        notes: what could not be checked.
+        before: the lockfile that is there.
+        unreadable: there is one that cannot be read.
+        cache: where proofs of wheels are kept; None asks no index.
     """
 
+    workspace: Workspace
+    options: LockOptions
     path: Path
-    reasons: tuple[stale.StaleReason, ...]
+    before: Lockfile | None
+    unreadable: bool
+    pins: PinFile | None
+    overlay: FoundOverlay | None
+    cache: Path | None
+    notes: tuple[str, ...]
+
+    @property
+    def believed(self) -> Lockfile | None:
+        """The lockfile that is there, if it is as it was written: what an edited one says is not believed."""
+        before = self.before
+        whole = before is not None and lock_model.fingerprint(lock_model.to_data(before)) == before.fingerprint
+        return before if whole else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resolved:
+    """The environment to lock.
+
+    Attributes:
+        container: None for a Python of the host.
+        base: what the image has without its overlay; None without one, or if the image has no Python.
+    """
+
+    environment: Environment
+    container: ContainerTable | None = None
+    base: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def fresh(self) -> bool:
-        """Whether there is no reason to lock again."""
-        return not self.reasons
+    def image(self) -> Path | None:
+        """The SIF."""
+        return None if self.container is None else Path(self.environment.sif)
 
 
-def lock(
-    workspace: Workspace,
-    *,
-    environ: Mapping[str, str],
-    report: ReportProgress,
-    on_event: OnEvent = ignore,
-    name: str = DEFAULT_LOCK,
-    allow_floating: bool = False,
-    plain_http: tuple[str, ...] = (),
-    upgrade: bool = False,
-    level: FieldLevel = "full",
-    pins: Path | None = None,
-    wheels_cache: Path | None = None,
-    require_hashes: bool = False,
-) -> LockResult:
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What is in the environment.
+
+    Attributes:
+        answer: of the probe.
+        origins: the packages that are from the overlay.
+    """
+
+    answer: Mapping[str, Any]
+    origins: Mapping[str, Origin]
+    binds: tuple[lock_model.LockedBindTable, ...]
+    conda: Sequence[InstalledConda]
+
+    @property
+    def dists(self) -> list[InstalledDist]:
+        """The packages that Python sees."""
+        return [InstalledDist.from_probe(package) for package in self.answer["packages"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Proved:
+    """What is known of the archives that the packages were installed from.
+
+    Attributes:
+        wheels: by package.
+        reasons: why a wheel is not proved, by package.
+        archives: those of conda.
+    """
+
+    wheels: Mapping[str, lock_model.WheelTable]
+    reasons: Mapping[str, str]
+    archives: tuple[CondaTable, ...]
+
+
+def lock(workspace: Workspace, options: LockOptions, context: Context, on_event: OnEvent = ignore) -> LockResult:
     """Lock the project's environment.
 
     Args:
-        workspace: the project.
-        environ: the user's environment.
-        report: called with one line per phase.
-        on_event: called with the progress of an image's conversion.
-        name: which lockfile, `lockfiles/NAME.lock.toml`.
-        allow_floating: accept a reference that names another image every few weeks.
-        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
-        upgrade: ask the registry again which image the tag names; otherwise a locked image
-            stays locked, as `uv lock` keeps versions.
-        level: `full`, or `deep` to import torch and record what the loader really maps.
-        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may stand behind it.
-        wheels_cache: where proofs of wheels are kept; None looks for no wheels.
-        require_hashes: the wheel of every package must be proved.
+        on_event: called with the progress: the conversion of an image, and a line per phase.
 
     Raises:
         HashesUnproved: a hash that is required is not proved.
@@ -165,93 +231,165 @@ def lock(
         HpcenvError: the image is not available, the SIF cannot be made, or the environment
             cannot be read. The old lockfile stays as it is.
     """
-    path = workspace.lockfile_path(name)
-    without_table = _notes_on_environment(workspace, name)
-    workspace = workspace.for_lock(name)
-    # Before the image is made: a newer lockfile is refused, and that must not take minutes.
-    before, unreadable = _previous(path)
-    _require_writable(path)  # likewise
-    lost = _notes_on_previous(before, path)
-    pin_file = None if pins is None else open_pins(pins)  # likewise
-    options = BuildOptions(allow_floating=allow_floating, plain_http=plain_http)
-    found_overlay = _found_overlay(workspace)  # likewise
-    environment, container = _made(workspace, None if upgrade else before, environ, on_event, options)
-    report(_reading(workspace, environment))
-    kept = _kept_sif(before, container, workspace, path, Path(environment.sif))
-    if kept is not None and container is not None:
-        container = container.model_copy(update={"sif": kept})
-    base = None
-    if container is not None:
-        # An image that stays locked has the overlay of the old lockfile.
-        container = container.model_copy(update={"overlay": None})
-        if found_overlay is not None:
-            environment, container, base = _with_overlay(workspace, environment, container, found_overlay, environ)
-    answer = probe(environment, environ, level=level, variables=workspace.project.env)
-    # Before wheels are looked for, which may take a minute where the index does not answer.
-    _require_lockable(answer, workspace)
-    origins = _origins(environment, answer, base)
-    binds = _lock_binds(workspace, environment, environ)
-    image = None if container is None else Path(environment.sif)
-    built = () if image is None else _report_in(image, BUILT, parse_built, report)
-    conda = installed_conda(answer)
-    pinned = () if pin_file is None else pins_of(pin_file, environment=marker_environment(answer["values"]))
-    proofs: dict[str, WheelProof] = {}
-    if wheels_cache is not None or pin_file is not None:
-        named = (*known_files(pinned), *_named_in_image(image, built, report))
-        proofs = _wheel_proofs(answer, environ, report, cache=wheels_cache, named=named, conda=conda)
-    if pin_file is not None:
-        _require_as_pinned_here(pin_file, pinned, answer, proofs, conda, report)
-    archives = conda_tables(conda, pinned, before if before is not None and _is_whole(before) else None)
-    with _invalid_values_refused():
-        locked = _compose(workspace, container, answer, _with_builds(proofs, built), archives, before, binds)
-    locked = _with_origins(locked, origins)
-    reasons = {name: proof.reason for name, proof in proofs.items() if proof.reason}
-    required_hashes.require(locked, every=require_hashes, reasons=reasons, hint=_TO_PROVE)
-    changed, aside = _write(locked, path, name=name, unreadable=unreadable)
+    environ = context.environ
+    inputs = _inputs(workspace, options, context)
+    resolved = _resolve(inputs, environ, on_event)
+    read = _probe(inputs, resolved, environ)
+    proved = _prove(inputs, resolved, read, environ, on_event)
+    locked, notes = _compose(inputs, resolved, read, proved, today=dt.date(*context.now[:3]))
+    changed, aside = _write(inputs, locked)
     return LockResult(
-        path=path,
+        path=inputs.path,
         lockfile=locked,
         changed=changed,
-        changes=() if before is None else _changes(before, locked),
-        sif=image,
-        notes=(
-            *without_table,
-            *(() if aside is None else (_kept_aside(workspace.shown(aside)),)),
-            *lost,
-            *(() if kept is None else (_other_bytes(environment),)),
-            *_notes(locked, answer),
-            *_overlay_notes(environment, origins),
-            *_conflict_notes(answer),
-            *compatibility_notes.notes(locked, compatibility.table(), today=_today()),
-            *fabric_notes.notes(locked, read_image_network(answer)),
-            *driver_notes.notes(locked),
-        ),
+        changes=() if inputs.before is None else _changes(inputs.before, locked),
+        sif=resolved.image,
+        notes=(*inputs.notes, *aside, *resolved.notes, *notes),
     )
 
 
-def _found_overlay(workspace: Workspace) -> FoundOverlay | None:
-    """Return the overlay that hpcenv.toml names; None without one.
+def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _Inputs:
+    """Read the files that say what to lock. What they refuse is refused before an image is made, which takes minutes.
 
     Raises:
-        SpecError: it is not there, or cannot be mounted over an image.
+        LockfileNewer: a newer hpcenv wrote the lockfile that is there.
+        SpecError: the overlay of hpcenv.toml is not there, or cannot be mounted over an image.
+        FileUnusable: the pins cannot be read, or the lockfile could not be written.
     """
-    if workspace.project.overlay is None:
-        return None
-    return overlay.find(workspace)
+    path = workspace.lockfile_path(options.name)
+    without_table = _notes_on_environment(workspace, options.name)
+    workspace = workspace.for_lock(options.name)
+    before, unreadable = _previous(path)
+    _require_writable(path)
+    return _Inputs(
+        workspace=workspace,
+        options=options,
+        path=path,
+        before=before,
+        unreadable=unreadable,
+        pins=_pin_file(options, context),
+        overlay=None if workspace.project.overlay is None else overlay.find(workspace),
+        cache=context.cache / "wheels" if options.wheels and context.cache is not None else None,
+        notes=(*without_table, *_notes_on_previous(before, path)),
+    )
+
+
+def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> _Resolved:
+    """Find the environment; unless it is one of the host, make its SIF where needed."""
+    workspace, options = inputs.workspace, inputs.options
+    if workspace.project.on_host:
+        environment = host_environment(workspace, environ)
+        _tell(on_event, _reading(workspace, environment))
+        return _Resolved(environment=environment)
+    before = None if options.upgrade else inputs.before
+    how = BuildOptions(allow_floating=options.allow_floating, plain_http=options.plain_http)
+    made = build(workspace, before=before, environ=environ, on_event=on_event, options=how)
+    environment = container_environment(workspace, made.path, gpus=False)
+    _tell(on_event, f"reading {environment.sif}")
+    kept = _kept_sif(inputs, made.container, made.path)
+    # An image that stays locked has the overlay of the old lockfile.
+    container = made.container.model_copy(update={"overlay": None, "sif": kept or made.container.sif})
+    notes = () if kept is None else (_other_bytes(environment),)
+    resolved = _Resolved(environment=environment, container=container, notes=notes)
+    return resolved if inputs.overlay is None else _with_overlay(workspace, inputs.overlay, resolved, environ)
+
+
+def _probe(inputs: _Inputs, resolved: _Resolved, environ: Mapping[str, str]) -> _Read:
+    """Look inside the environment.
+
+    Raises:
+        EnvironmentUnreadable: it does not start, or no lockfile can describe it.
+        SpecError: the content of a bind cannot be hashed.
+    """
+    environment, workspace = resolved.environment, inputs.workspace
+    answer = probe(environment, environ, level=inputs.options.level, variables=workspace.project.env)
+    # Before wheels are looked for, which may take a minute where the index does not answer.
+    _require_lockable(answer, workspace)
+    return _Read(
+        answer=answer,
+        origins=overlay.origins(environment.overlay, answer, resolved.base) if environment.overlay else {},
+        binds=_lock_binds(workspace, environment, environ),
+        conda=installed_conda(answer),
+    )
+
+
+def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[str, str], on_event: OnEvent) -> _Proved:
+    """Find the archives that the packages were installed from, and hold both against the pins.
+
+    Raises:
+        PinsDiffer: the installed packages differ from the pins.
+        EnvironmentUnreadable: what conda installed could not be read.
+    """
+    file, before = inputs.pins, inputs.believed
+    pinned = () if file is None else pins_of(file, environment=marker_environment(read.answer["values"]))
+    built = _report_in(resolved.image, BUILT, parse_built, on_event)
+    proofs: dict[str, WheelProof] = {}
+    if inputs.cache is not None or file is not None:
+        # Wheels that the image names itself: reports of pip, and packages that were compiled in it.
+        reported = _report_in(resolved.image, REPORT, partial(parse_report, origin=REPORT), on_event)
+        named = (*known_files(pinned), *(one.file for one in built), *reported)
+        proofs = _wheel_proofs(read, environ, on_event, cache=inputs.cache, named=named)
+    if file is not None:
+        _require_as_pinned_here(file, pinned, read, proofs, on_event)
+    kept = _proved_before(before, read.answer)
+    return _Proved(
+        wheels=kept | _proved_now(_with_builds(proofs, built), kept),
+        reasons={name: proof.reason for name, proof in proofs.items() if proof.reason},
+        archives=conda_tables(read.conda, pinned, before),
+    )
+
+
+def _compose(
+    inputs: _Inputs, resolved: _Resolved, read: _Read, proved: _Proved, *, today: dt.date
+) -> tuple[Lockfile, tuple[str, ...]]:
+    """Return the lockfile, and what the user should know of it.
+
+    Raises:
+        HashesUnproved: a hash that is required is not proved.
+        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+        SpecError: a key of [policy] cannot act.
+    """
+    with _invalid_values_refused():
+        locked = _lockfile(inputs.workspace, resolved.container, read, proved)
+    required_hashes.require(locked, every=inputs.options.require_hashes, reasons=proved.reasons, hint=_TO_PROVE)
+    notes = (
+        *_notes(locked, read.answer),
+        *(overlay.notes(read.origins) if resolved.environment.overlay else ()),
+        *_conflict_notes(read.answer),
+        *compatibility_notes.notes(locked, compatibility.table(), today=today),
+        *fabric_notes.notes(locked, read_image_network(read.answer)),
+        *driver_notes.notes(locked),
+    )
+    return locked, notes
+
+
+def _write(inputs: _Inputs, locked: Lockfile) -> tuple[bool, tuple[str, ...]]:
+    """Write the lockfile; return whether the file changed, and a note where one that could not be read is kept."""
+    text = toml_files.dumps(lock_model.to_data(locked), header=_header(inputs.options.name))
+    _require_valid(inputs.path, text)
+    kept = inputs.workspace.shown(_set_aside(inputs.path)) if inputs.unreadable else None
+    notes = () if kept is None else (f"the lockfile that was there could not be read and is kept as {kept}",)
+    return toml_files.write(text, inputs.path), notes
+
+
+def _tell(on_event: OnEvent, line: str) -> None:
+    on_event(Event(phase="note", what=line))
+
+
+def _pin_file(options: LockOptions, context: Context) -> PinFile | None:
+    return None if options.pins is None else open_pins(Path(os.path.abspath(context.cwd / options.pins)))
 
 
 def _with_overlay(
-    workspace: Workspace,
-    environment: Environment,
-    container: ContainerTable,
-    found: FoundOverlay,
-    environ: Mapping[str, str],
-) -> tuple[Environment, ContainerTable, dict[str, Any] | None]:
+    workspace: Workspace, found: FoundOverlay, resolved: _Resolved, environ: Mapping[str, str]
+) -> _Resolved:
     """Return the environment with its overlay, the container with its identity, and what the image alone has.
 
     Raises:
         SpecError: a virtual environment is of another Python; the overlay cannot be read.
     """
+    environment, container = resolved.environment, resolved.container
+    assert container is not None
     image, base, why = Path(environment.sif), None, ""
     try:
         base = probe(overlay.base_environment(workspace, image, found), environ, level="record")
@@ -260,37 +398,8 @@ def _with_overlay(
     overlay.require_interpreter(found, base, why, environment)
     overlay.require_python(found.overlay, environment, environ)
     table = overlay.identify(found.overlay, overlay.python_path_of(base))
-    mounted = overlay.locked_overlay(workspace, table)
-    return with_overlay(environment, mounted, workspace), container.model_copy(update={"overlay": table}), base
-
-
-def _origins(
-    environment: Environment, answer: Mapping[str, Any], base: Mapping[str, Any] | None
-) -> Mapping[str, Origin]:
-    """Return the packages that are from the overlay."""
-    if environment.overlay is None:
-        return {}
-    return overlay.origins(environment.overlay, answer, base)
-
-
-def _with_origins(locked: Lockfile, origins: Mapping[str, Origin]) -> Lockfile:
-    """Return the lockfile with the layer of each package of the overlay."""
-    if not origins:
-        return locked
-    dists = tuple(
-        dist.model_copy(update={"layer": "overlay", "hides": origins[dist.name].hides or None})
-        if dist.name in origins
-        else dist
-        for dist in locked.packages.dist
-    )
-    draft = locked.model_copy(update={"packages": locked.packages.model_copy(update={"dist": dists})})
-    return draft.model_copy(update={"fingerprint": lock_model.fingerprint(lock_model.to_data(draft))})
-
-
-def _overlay_notes(environment: Environment, origins: Mapping[str, Origin]) -> Sequence[str]:
-    if environment.overlay is None:
-        return ()
-    return overlay.notes(origins)
+    mounted = with_overlay(environment, overlay.locked_overlay(workspace, table), workspace)
+    return replace(resolved, environment=mounted, container=container.model_copy(update={"overlay": table}), base=base)
 
 
 def _notes_on_environment(workspace: Workspace, name: str) -> tuple[str, ...]:
@@ -306,42 +415,16 @@ _TO_PROVE = (
 )
 
 
-def _made(
-    workspace: Workspace, before: Lockfile | None, environ: Mapping[str, str], on_event: OnEvent, options: BuildOptions
-) -> tuple[Environment, ContainerTable | None]:
-    """Return the environment to lock and, unless it is one of the host, its container; make the SIF where needed."""
-    if workspace.project.on_host:
-        return host_environment(workspace, environ), None
-    made = build(workspace, before=before, environ=environ, on_event=on_event, options=options)
-    return container_environment(workspace, made.path, gpus=False), made.container
-
-
 def _reading(workspace: Workspace, environment: Environment) -> str:
-    if workspace.project.on_host and workspace.project.python is not None:
-        return f"starting {environment.python}, which `python` in {workspace.spec} names, and reading its packages"
-    return f"reading {environment.sif or environment.python}"
-
-
-def _write(locked: Lockfile, path: Path, *, name: str, unreadable: bool) -> tuple[bool, Path | None]:
-    """Write a lockfile; return whether the file changed, and where a file that could not be read is kept."""
-    text = toml_files.dumps(lock_model.to_data(locked), header=_header(name))
-    _require_valid(path, text)
-    aside = _set_aside(path) if unreadable else None
-    return toml_files.write(text, path), aside
+    if workspace.project.python is None:
+        return f"reading {environment.python}"
+    return f"starting {environment.python}, which `python` in {workspace.spec} names, and reading its packages"
 
 
 def _notes_on_previous(before: Lockfile | None, path: Path) -> tuple[str, ...]:
     """Return notes on the lockfile that will be replaced. They are read from the file, so before it is written."""
     lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
     return tuple(f"of the lockfile that was there: {note}" for note in lost)
-
-
-def _kept_aside(aside: str) -> str:
-    return f"the lockfile that was there could not be read and is kept as {aside}"
-
-
-def _today() -> dt.date:
-    return dt.datetime.now(tz=dt.timezone.utc).date()
 
 
 def _other_bytes(environment: Environment) -> str:
@@ -381,9 +464,7 @@ def _set_aside(path: Path) -> Path:
 # -- the environment ----------------------------------------------------------------------
 
 
-def _kept_sif(
-    before: Lockfile | None, container: ContainerTable | None, workspace: Workspace, path: Path, image: Path
-) -> SifTable | None:
+def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable | None:
     """Return the locked table of the SIF if it stays valid: this SIF has other bytes, and the same image and tree.
 
     None means that this SIF is to be locked.
@@ -392,19 +473,19 @@ def _kept_sif(
         ImageMismatch: the tree is another one too, or is unknown. The file may have been exchanged: the user must
             decide which one to lock.
     """
-    if before is None or before.container is None or container is None:
+    locked = None if inputs.before is None else inputs.before.container
+    if locked is None:
         return None
-    locked, found = before.container, container
     if locked.manifest_digest != found.manifest_digest or None in (locked.manifest_digest, found.manifest_digest):
         return None
     if locked.sif.sha256 == found.sif.sha256:
         return None
-    if stands_for(locked, image, found.sif.sha256, place=workspace.store_place):
+    if stands_for(locked, image, found.sif.sha256, place=inputs.workspace.store_place):
         return locked.sif
     raise ImageMismatch(
         "the SIF is not the one that was locked for this very image",
-        why=f"{path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
-        hint=(f"to make the SIF again: remove it and {path.name}, then ", Command("hpcenv", "lock")),
+        why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
+        hint=(f"to make the SIF again: remove it and {inputs.path.name}, then ", Command("hpcenv", "lock")),
     )
 
 
@@ -471,40 +552,26 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
 
 
 def _wheel_proofs(
-    answer: Mapping[str, Any],
-    environ: Mapping[str, str],
-    report: ReportProgress,
-    *,
-    cache: Path | None,
-    named: Sequence[KnownFile],
-    conda: Sequence[InstalledConda],
+    read: _Read, environ: Mapping[str, str], on_event: OnEvent, *, cache: Path | None, named: Sequence[KnownFile]
 ) -> dict[str, WheelProof]:
     """Find the wheels of the installed packages; no index has one of a package that conda installed.
 
     Args:
         cache: where proofs are kept; None asks no index.
         named: wheels that a file of pins, a report of pip or a build names.
-        conda: what conda installed.
     """
-    dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
-    owners = {name: package.name for package in conda for name in package.dists}
-    mine = [dist for dist in dists if dist.name not in owners]
+    owners = {name: package.name for package in read.conda for name in package.dists}
+    mine = [dist for dist in read.dists if dist.name not in owners]
     index = Index(env=environ) if cache is not None else None
     if mine:
-        report(f"finding the wheels of {len(mine)} packages")
+        _tell(on_event, f"finding the wheels of {len(mine)} packages")
     proofs = {p.name: p for p in find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull))}
     for reason, count in Counter(proof.reason for proof in proofs.values() if proof.proof == "none").most_common(3):
-        report(f"  no wheel is proved for {count} of them: {reason}")
+        _tell(on_event, f"  no wheel is proved for {count} of them: {reason}")
     return {
         dist.name: proofs.get(dist.name) or no_proof(dist, f"conda installed it, with its package {owners[dist.name]}")
-        for dist in dists
+        for dist in read.dists
     }
-
-
-def _named_in_image(image: Path | None, built: Sequence[BuiltPackage], report: ReportProgress) -> tuple[KnownFile, ...]:
-    """Return the wheels that an image names itself: reports of pip, and packages that were compiled in it."""
-    reported = _report_in(image, REPORT, partial(parse_report, origin=REPORT), report) if image is not None else ()
-    return (*(one.file for one in built), *reported)
 
 
 # Tools that install packages; pins files often leave them out.
@@ -512,12 +579,7 @@ _INSTALLERS = ("pip", "setuptools", "wheel")
 
 
 def _require_as_pinned_here(
-    file: PinFile,
-    pinned: Sequence[Pin],
-    answer: Mapping[str, Any],
-    proofs: Mapping[str, WheelProof],
-    conda: Sequence[InstalledConda],
-    report: ReportProgress,
+    file: PinFile, pinned: Sequence[Pin], read: _Read, proofs: Mapping[str, WheelProof], on_event: OnEvent
 ) -> None:
     """Compare the environment that was just read with the pins, and report what could not be compared.
 
@@ -525,14 +587,13 @@ def _require_as_pinned_here(
         PinsDiffer: the installed packages differ from the pins.
         EnvironmentUnreadable: what conda installed could not be read.
     """
-    unread = answer["unknown"].get("packages.conda-digest")
+    unread = read.answer["unknown"].get("packages.conda-digest")
     if file.format.conda and unread:
         raise EnvironmentUnreadable(f"cannot compare the environment with `{file.path}`", why=f"conda-meta: {unread}")
-    dists = [InstalledDist.from_probe(package) for package in answer["packages"]]
-    place = str(answer["values"].get("python.prefix", "the environment"))
-    unsure = _require_as_pinned(file, pinned, dists, [proofs[dist.name] for dist in dists], conda, place=place)
-    for difference in unsure:
-        report(f"  {_unsure(difference)}")
+    place = str(read.answer["values"].get("python.prefix", "the environment"))
+    dists, of_each = read.dists, [proofs[dist.name] for dist in read.dists]
+    for difference in _require_as_pinned(file, pinned, dists, of_each, read.conda, place=place):
+        _tell(on_event, f"  {_unsure(difference)}")
 
 
 def _require_as_pinned(
@@ -600,9 +661,11 @@ def _unsure(difference: PinDifference) -> str:
 
 
 def _report_in(
-    image: Path, name: str, parse: Callable[[bytes], Sequence[Kept]], report: ReportProgress
+    image: Path | None, name: str, parse: Callable[[bytes], Sequence[Kept]], on_event: OnEvent
 ) -> tuple[Kept, ...]:
     """Return what a recipe of `hpcenv image init` left in its image about the packages: pip's report, or its own."""
+    if image is None:
+        return ()
     try:
         part = sif.read_header(image).runs
         text = squashfs_reader.read_file(image, name.lstrip("/").encode(), offset=part.offset, size=part.size)
@@ -611,7 +674,7 @@ def _report_in(
     try:
         return tuple(parse(text))
     except LockfileInvalid as error:
-        report(f"  {error.what}: {error.why}")
+        _tell(on_event, f"  {error.what}: {error.why}")
         return ()
 
 
@@ -633,18 +696,9 @@ def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]
     }
 
 
-def _compose(
-    workspace: Workspace,
-    container: ContainerTable | None,
-    answer: Mapping[str, Any],
-    found: Mapping[str, lock_model.WheelTable],
-    archives: tuple[CondaTable, ...],
-    before: Lockfile | None,
-    binds: tuple[lock_model.LockedBindTable, ...],
-) -> Lockfile:
+def _lockfile(workspace: Workspace, container: ContainerTable | None, read: _Read, proved: _Proved) -> Lockfile:
+    answer = read.answer
     values, unknown = dict(answer["values"]), _unknown(answer)
-    kept = _proved_before(before, answer)
-    wheels = kept | _proved_now(found, kept)
     packages = PackagesTable(
         count=values["packages.count"],
         env_digest=values["packages.env-digest"],
@@ -655,8 +709,8 @@ def _compose(
         conda_content_digest=values.get("packages.conda-content-digest"),
         conda_modified=tuple(values.get("packages.conda-modified", ())),
         unlisted_digest=values["packages.unlisted-digest"],
-        dist=tuple(_dist(package, wheels.get(package["name"]), values) for package in answer["packages"]),
-        conda_package=archives,
+        dist=tuple(_dist(package, read, proved) for package in answer["packages"]),
+        conda_package=proved.archives,
     )
     draft = Lockfile(
         schema_=lock_model.SCHEMA,
@@ -673,7 +727,7 @@ def _compose(
         },
         packages=packages,
         env=stale.locked_env(workspace.project),
-        bind=binds,
+        bind=read.binds,
         host=_host(workspace, container, values),
         determinism=lock_model.LockedDeterminismTable(profile=workspace.project.determinism.profile),
         unknown={field: _without_path(reason, values) for field, reason in sorted(unknown.items())},
@@ -823,7 +877,8 @@ def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
         )
 
 
-def _dist(package: Mapping[str, Any], wheel: lock_model.WheelTable | None, values: Mapping[str, Any]) -> DistTable:
+def _dist(package: Mapping[str, Any], read: _Read, proved: _Proved) -> DistTable:
+    values, origin = read.answer["values"], read.origins.get(package["name"])
     record, content = package.get("record-sha256"), package.get("content-sha256")
     reason = package.get("reason")
     return DistTable(
@@ -833,11 +888,13 @@ def _dist(package: Mapping[str, Any], wheel: lock_model.WheelTable | None, value
         tags=tuple(sorted(package.get("tags") or ())),
         source=package.get("source"),
         direct_url=_direct_url(package, values),
-        wheel=wheel,
+        wheel=proved.wheels.get(package["name"]),
         record_sha256=record,
         content_sha256=content if content != record else None,
         programs_sha256=_programs(package),
         reason=_without_path(reason, values) if reason else None,
+        layer="overlay" if origin else None,
+        hides=(origin.hides or None) if origin else None,
     )
 
 
@@ -862,17 +919,12 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
     )
 
 
-def _is_whole(lockfile: Lockfile) -> bool:
-    """Return whether a lockfile is as it was written: what an edited one says is not believed."""
-    return lock_model.fingerprint(lock_model.to_data(lockfile)) == lockfile.fingerprint
-
-
 def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
     """Return the wheels that the old lockfile names for what is still installed: the same RECORD, programs, content.
 
     A proved wheel stays proved: the index is not needed again.
     """
-    if before is None or not _is_whole(before):
+    if before is None:
         return {}
     installed = {
         package["name"]: (package["version"], package.get("record-sha256"), _programs(package))
@@ -1003,44 +1055,99 @@ def _version(dist: DistTable | None) -> str:
 # -- checking -----------------------------------------------------------------------------
 
 
-def check_lock(
-    workspace: Workspace,
-    *,
-    environ: Mapping[str, str],
-    name: str = DEFAULT_LOCK,
-    pins: Path | None = None,
-    spec_only: bool = False,
-    require_hashes: bool = False,
-) -> CheckResult:
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """Whether a lockfile still fits hpcenv.toml and the environment.
+
+    Attributes:
+        name: which lockfile.
+        path: the lockfile.
+        reasons: why to lock again.
+        notes: what could not be checked.
+        problem: that the lockfile is stale, or of `check_locks` why it cannot be checked; None if all is right.
+    """
+
+    name: str
+    path: Path
+    reasons: tuple[stale.StaleReason, ...] = ()
+    notes: tuple[str, ...] = ()
+    problem: HpcenvError | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is no reason to lock again."""
+        return self.problem is None
+
+
+def check_locks(
+    workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False
+) -> tuple[CheckResult, ...]:
+    """Check a lockfile and that of each [environment.NAME], as `check_lock` does; an error is one's `problem`."""
+    names = dict.fromkeys((options.name, *sorted(workspace.project.environment)))
+    found = []
+    for name in names:
+        try:
+            found.append(check_lock(workspace, replace(options, name=name), context, spec_only=spec_only))
+        except HpcenvError as error:
+            found.append(CheckResult(name=name, path=workspace.lockfile_path(name), problem=error))
+    return tuple(found)
+
+
+def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
+    """Return what is wrong with several lockfiles as one error, whose status is that of the first; None if nothing."""
+    problems = [one.problem for one in checked if one.problem is not None]
+    if len(problems) < 2:
+        return problems[0] if problems else None
+    lines = [line for one in problems for line in (one.what, *(f"  {why}" for why in (one.why or "").splitlines()))]
+    hints = dict.fromkeys(one.hint for one in problems if one.hint)
+    what = f"{len(problems)} of {len(checked)} lockfiles are not right"
+    return problems[0].changed(what=what, why="\n".join(lines), hint="\n".join(hints) or None)
+
+
+def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False) -> CheckResult:
     """Return whether a lockfile is stale, and why. Contacts no registry and no index.
 
     Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself
     with the lockfile.
 
     Args:
+        options: of them `name`, `pins` and `require_hashes` count.
         spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
-        require_hashes: the wheel of every package must be proved.
-        pins: a file that a fresh lockfile must agree with too, as for `lock`.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
+        SpecError: `image` names no image: another lock would be refused, too.
         PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
         HashesUnproved: the lockfile is fresh, and a hash that is required is not proved.
         FileUnusable: the pins cannot be read.
     """
-    pin_file = None if pins is None else open_pins(pins)
+    pin_file, name = _pin_file(options, context), options.name
     path = workspace.lockfile_path(name)
     workspace = workspace.for_lock(name)
     locked = read_lockfile(path)
     reasons = list(stale.compare_spec(workspace.project, locked))
     if not reasons and not spec_only:
-        reasons.extend(_check_sif(workspace, locked) if locked.container else _check_host(workspace, locked, environ))
+        of_sif = locked.container is not None
+        reasons += _check_sif(workspace, locked) if of_sif else _check_host(workspace, locked, context.environ)
     unsure = () if reasons or pin_file is None else _check_pins(pin_file, locked)
     if not reasons:
-        required_hashes.require(locked, every=require_hashes, reasons={}, hint=_TO_PROVE)
+        required_hashes.require(locked, every=options.require_hashes, reasons={}, hint=_TO_PROVE)
     what = "the SIF" if locked.container else "the environment"
     alone = (f"only hpcenv.toml was compared: {what} was not looked at",) if spec_only else ()
-    return CheckResult(path=path, reasons=tuple(reasons), notes=(*notes_on(locked, path), *unsure, *alone))
+    return CheckResult(
+        name=name,
+        path=path,
+        reasons=tuple(reasons),
+        notes=(*notes_on(locked, path), *unsure, *alone),
+        problem=_stale(workspace, path, name, reasons) if reasons else None,
+    )
+
+
+def _stale(workspace: Workspace, path: Path, name: str, reasons: Sequence[stale.StaleReason]) -> LockfileStale:
+    parse_source(workspace.project.image)  # `ubuntu` names no image: another lock would be refused, too
+    why = "\n".join(str(reason) for reason in reasons)
+    hint = stale.hint(reasons, path=path, name=name)
+    return LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
 def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from typing import Any
 
 import http_server
 import image_fakes
+from lock_world import lock_project
 from packaging.tags import sys_tags
 
 from hpcenv.container.probe_source import probe_source
@@ -42,7 +43,6 @@ from hpcenv.errors import HpcenvError, LockfileStale
 from hpcenv.facts.facts import gather
 from hpcenv.judge import decide
 from hpcenv.locking.diff import diff
-from hpcenv.locking.lock import lock
 from hpcenv.machine import gpus
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.context import Context
@@ -392,7 +392,7 @@ class World:
         spec.write_text(SPEC)
 
     def lock(self, root: Path, *, environ: Mapping[str, str] | None = None, **words: Any) -> Any:
-        return lock(open_workspace(root), environ=environ or self.environ, report=lambda line: None, **words)
+        return lock_project(root, environ or self.environ, **words)
 
     # -- copies ---------------------------------------------------------------------------
 

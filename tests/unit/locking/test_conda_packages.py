@@ -18,12 +18,12 @@ import conda_world
 import image_fakes
 import yaml
 from conda_world import PLACEHOLDER, SUBDIR, CondaEnvironment, Package, dist_package
+from lock_world import check_project, lock_project
 from probe_world import SITE
 
 from hpcenv.errors import EnvironmentUnreadable, HashesUnproved, LockfileInvalid, PinsDiffer
 from hpcenv.locking.conda_packages import installed_conda
-from hpcenv.locking.lock import LockResult, check_lock, lock
-from hpcenv.project.workspace import open_workspace
+from hpcenv.locking.lock import LockResult
 
 from ...conftest import TORCH  # noqa: TID252
 from .test_lock_kinds import APPTAINER, spec, write_layout  # noqa: TID252
@@ -56,11 +56,11 @@ def project(made: CondaEnvironment, tmp_path: Path) -> Path:
 def lock_here(folder: Path, pins: str | None = "pixi.lock", **words: Any) -> LockResult:
     path = folder / pins if pins else None
     environ = {"PATH": os.environ["PATH"]}
-    return lock(open_workspace(folder), environ=environ, report=words.pop("report", print), pins=path, **words)
+    return lock_project(folder, environ, pins=path, **words)
 
 
 def check_here(folder: Path, pins: str) -> Any:
-    return check_lock(open_workspace(folder), environ={"PATH": os.environ["PATH"]}, pins=folder / pins)
+    return check_project(folder, {"PATH": os.environ["PATH"]}, pins=folder / pins)
 
 
 def proofs(result: LockResult) -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_conda_lock_names_the_same_archives_on_another_mirror(project: Path, mad
 def test_an_md5_agrees_and_proves_nothing_more(project: Path, made: CondaEnvironment) -> None:
     conda_lock(made, project / "conda-lock.yml", hashes=("md5",))
     said: list[str] = []
-    result = lock_here(project, "conda-lock.yml", report=said.append)
+    result = lock_here(project, "conda-lock.yml", said=said)
     assert set(proofs(result).values()) == {"conda-meta"}
     assert any("only the md5 can be compared" in line for line in said)
     edit(project / "conda-lock.yml", made.records[0].md5.hex(), "0" * 32)
@@ -184,7 +184,7 @@ def test_a_file_that_was_changed_later_is_no_proof(project: Path, path: str, pac
     target.unlink()  # it may be a hard link to the cache
     target.write_bytes(data + b"\n")
     said: list[str] = []
-    result = lock_here(project, report=said.append)
+    result = lock_here(project, said=said)
     assert proofs(result)[package] == "none"
     assert [name for name, proof in proofs(result).items() if proof == "pinned"] == sorted(
         {"cudnn", "python", "pytorch"} - {package}
@@ -202,7 +202,7 @@ def test_a_file_that_was_changed_later_is_no_proof(project: Path, path: str, pac
 def test_a_record_without_hashes_is_unknown(project: Path) -> None:
     change_record(project, "cudnn", lambda data: [data.pop(name) for name in ("sha256", "md5")])
     said: list[str] = []
-    result = lock_here(project, report=said.append)
+    result = lock_here(project, said=said)
     assert proofs(result)["cudnn"] == "none"
     assert any("cudnn: could not tell whether it is as pinned" in line for line in said)
 
@@ -292,11 +292,11 @@ def test_an_environment_in_an_image(made: CondaEnvironment, tmp_path: Path, monk
     write_layout(folder / "lay")
     spec(folder, "oci:lay:1")
     shutil.copy(made.lock, folder / "pixi.lock")
-    result = lock(open_workspace(folder), environ=dict(os.environ), report=lambda _: None, pins=folder / "pixi.lock")
+    result = lock_project(folder, dict(os.environ), pins=folder / "pixi.lock")
     assert result.lockfile.kind == "sif" and set(proofs(result).values()) == {"pinned"}
     edit(folder / "pixi.lock", "-cuda129_0.", "-cpu_0.")
     with pytest.raises(PinsDiffer, match="what is installed is not what"):
-        check_lock(open_workspace(folder), environ=dict(os.environ), pins=folder / "pixi.lock")
+        check_project(folder, dict(os.environ), pins=folder / "pixi.lock")
 
 
 def test_the_hint_names_the_other_environments(project: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import tomlkit
+from lock_world import check_project, lock_project
 
 from hpcenv.locking import difference
-from hpcenv.locking.lock import LockResult, check_lock, lock
+from hpcenv.locking.lock import LockResult
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.severities import severities
@@ -75,7 +76,7 @@ def edit(folder: Path, text: str, name: str = "__init__.py") -> None:
 
 
 def lock_here(folder: Path) -> LockResult:
-    return lock(open_workspace(folder), environ=ENVIRON, report=lambda line: None)
+    return lock_project(folder, ENVIRON)
 
 
 def locked(folder: Path) -> Lockfile:
@@ -93,7 +94,7 @@ def told(folder: Path) -> dict[str, str]:
 
 def test_a_locked_editable_install_is_fresh(under_git: Path) -> None:
     lock_here(under_git)
-    assert check_lock(open_workspace(under_git), environ=ENVIRON).reasons == ()
+    assert check_project(under_git, ENVIRON).reasons == ()
 
 
 def test_a_locked_package_of_a_repository_is_fresh(tmp_path: Path) -> None:
@@ -101,11 +102,11 @@ def test_a_locked_package_of_a_repository_is_fresh(tmp_path: Path) -> None:
     install(tmp_path, origin, {"mine.py": "M = 1\n"})
     (tmp_path / "hpcenv.toml").write_text('image = "host"\npython = "env/bin/python"\n')
     lock_here(tmp_path)
-    assert check_lock(open_workspace(tmp_path), environ=ENVIRON).reasons == ()
+    assert check_project(tmp_path, ENVIRON).reasons == ()
     [info] = tmp_path.glob("env/lib/python*/site-packages/mine-1.0.dist-info")
     origin["vcs_info"] = {"vcs": "git", "commit_id": "cd" * 20}
     (info / "direct_url.json").write_text(json.dumps(origin))
-    [reason] = check_lock(open_workspace(tmp_path), environ=ENVIRON).reasons
+    [reason] = check_project(tmp_path, ENVIRON).reasons
     assert str(reason) == f"environment-differs: locked packages.mine.commit-id {'ab' * 20}, now {'cd' * 20}"
 
 
@@ -115,7 +116,7 @@ def test_another_commit_is_stale(under_git: Path) -> None:
     edit(under_git, "M = 2\n")
     commit(under_git)
     after = git(under_git, "rev-parse", "HEAD")
-    [reason] = check_lock(open_workspace(under_git), environ=ENVIRON).reasons
+    [reason] = check_project(under_git, ENVIRON).reasons
     assert str(reason) == f"environment-differs: locked packages.mine.commit-id {before}, now {after}"
 
 
@@ -144,7 +145,7 @@ def test_under_the_bitwise_profile_that_blocks(under_git: Path) -> None:
     lock_here(under_git)
     edit(under_git, "M = 3\n")
     assert told(under_git) == {NAMES["diff-sha256"]: "must mismatch"}
-    [reason] = check_lock(open_workspace(under_git), environ=ENVIRON).reasons
+    [reason] = check_project(under_git, ENVIRON).reasons
     assert "packages.mine.diff-sha256" in str(reason)
 
 
@@ -248,7 +249,7 @@ def test_a_file_that_no_package_lists_is_named(own: Path) -> None:
     (site / "helper\x1b[2J.py").write_text("")
     assert before == 0
     assert unlisted_note(own) == r"no such files when it was locked, now 1: site-packages/helper\x1b[2J.py"
-    [reason] = check_lock(open_workspace(own), environ=ENVIRON).reasons
+    [reason] = check_project(own, ENVIRON).reasons
     assert reason.note == unlisted_note(own)
     lock_here(own)
     for name in "abc":

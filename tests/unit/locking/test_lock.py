@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import tomlkit
+from lock_world import check_project, lock_project
 
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileNewer, PinsDiffer, SpecError
-from hpcenv.locking.lock import LockResult, check_lock, lock
+from hpcenv.locking.lock import LockResult
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project.workspace import open_workspace
 
 from ...conftest import TORCH, make_python  # noqa: TID252
 
 
 def lock_here(folder: Path, **words: Any) -> LockResult:
-    return lock(open_workspace(folder), environ={"PATH": os.environ["PATH"]}, report=lambda line: None, **words)
+    return lock_project(folder, {"PATH": os.environ["PATH"]}, **words)
 
 
 def lockfile(project: Path) -> Path:
@@ -89,7 +89,7 @@ def test_without_torch_no_index_is_asked(project: Path, python_without_torch: Pa
     said: list[str] = []
     environ = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(python_without_torch.parents[1])}
     with pytest.raises(EnvironmentUnreadable, match="this environment has no torch") as caught:
-        lock(open_workspace(project), environ=environ, report=said.append, wheels_cache=tmp_path / "wheels")
+        lock_project(project, environ, said=said, cache=tmp_path)
     assert said == [f"reading {python_without_torch}"]
     assert "activate another environment" in str(caught.value.hint)
 
@@ -100,7 +100,7 @@ def test_a_lockfile_that_cannot_be_written_is_refused_before_the_work(folder: st
         file.write(f'[paths]\nlockfiles = "{folder}"\n')
     said: list[str] = []
     with pytest.raises(FileUnusable, match="default.lock.toml. cannot be written"):
-        lock(open_workspace(project), environ={"PATH": os.environ["PATH"]}, report=said.append)
+        lock_project(project, {"PATH": os.environ["PATH"]}, said=said)
     assert said == []
 
 
@@ -343,7 +343,7 @@ def test_pins_that_are_no_file_are_refused(kind: str, project: Path, pinned: Pat
 
 
 def test_a_fresh_lock_is_fresh(project: Path) -> None:
-    assert check_lock(open_workspace(project), environ={"PATH": os.environ["PATH"]}).fresh
+    assert check_project(project, {"PATH": os.environ["PATH"]}).fresh
 
 
 CHECK = ("lock", "--check", "--from", "requirements.txt")
@@ -392,4 +392,4 @@ def test_a_moved_environment_is_the_same(tmp_path: Path) -> None:
     lock_here(folder)
     moved = tmp_path / "there"
     shutil.move(folder, moved)
-    assert check_lock(open_workspace(moved), environ={"PATH": os.environ["PATH"]}).reasons == ()
+    assert check_project(moved, {"PATH": os.environ["PATH"]}).reasons == ()

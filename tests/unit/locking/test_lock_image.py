@@ -16,12 +16,13 @@ import image_fakes
 import pytest
 from http_server import QuietServer
 from image_fakes import sha
+from lock_world import check_project, lock_project
 from probe_world import Venv
 from torch_world import ANSWERS, install_cuda_torch
 
 from hpcenv.errors import ImageMismatch
 from hpcenv.image.store.store_folder import open_place
-from hpcenv.locking.lock import LockResult, check_lock, lock
+from hpcenv.locking.lock import LockResult
 from hpcenv.locking.project_image import _move_aside, registry_access
 from hpcenv.progress import Event
 from hpcenv.project.workspace import open_workspace, read_lockfile
@@ -128,7 +129,7 @@ def project(registry: Registry, python_with_torch: Path, tmp_path: Path, monkeyp
 
 
 def lock_here(folder: Path, **words: Any) -> LockResult:
-    return lock(open_workspace(folder), environ=dict(os.environ), report=lambda line: None, **words)
+    return lock_project(folder, dict(os.environ), **words)
 
 
 def sif_path(folder: Path, manifest_digest: str) -> Path:
@@ -247,7 +248,7 @@ def test_a_sif_made_anew_with_other_bytes_and_the_same_tree_stands_for_the_locke
     assert (result.changed, result.lockfile.container) == (False, first.lockfile.container)
     assert any("has other bytes than the locked SIF, and the same tree" in note for note in result.notes)
     workspace = open_workspace(project)
-    assert check_lock(workspace, environ=dict(os.environ)).fresh
+    assert check_project(workspace.root, dict(os.environ)).fresh
     verdict, _ = verify(workspace, environ=dict(os.environ))
     assert verdict.result == "match"
     (told,) = [finding for finding in verdict.findings if finding.field == "container.sif.sha256"]
@@ -282,7 +283,7 @@ def test_what_the_store_did_not_make_stands_for_nothing(
     lock_here(project)
     change(image)
     workspace = open_workspace(project)
-    assert [reason.name for reason in check_lock(workspace, environ=dict(os.environ)).reasons] == ["sif-differs"]
+    assert [reason.name for reason in check_project(workspace.root, dict(os.environ)).reasons] == ["sif-differs"]
     assert verify(workspace, environ=dict(os.environ))[0].result == "mismatch"
 
 
@@ -310,12 +311,12 @@ def test_the_check_hashes_the_sif(project: Path, registry: Registry) -> None:
     image = sif_path(project, registry.image())
     lock_here(project)
     workspace = open_workspace(project)
-    assert check_lock(workspace, environ=dict(os.environ)).fresh
+    assert check_project(workspace.root, dict(os.environ)).fresh
     image.chmod(0o644)
     swapped = bytearray(image.read_bytes())
     swapped[-1] ^= 1
     image.write_bytes(swapped)
-    assert [reason.name for reason in check_lock(workspace, environ=dict(os.environ)).reasons] == ["sif-differs"]
+    assert [reason.name for reason in check_project(workspace.root, dict(os.environ)).reasons] == ["sif-differs"]
 
 
 def test_a_damaged_sif_is_moved_aside_and_made_again(

@@ -20,6 +20,7 @@ import image_fakes
 import pytest
 from http_server import Served, SifServed
 from image_fakes import sha
+from lock_world import check_project, lock_project
 
 from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError, UsageError
 from hpcenv.image.registry.source import Access
@@ -31,7 +32,7 @@ from hpcenv.locking.export_packages import why_no_wheel
 from hpcenv.locking.formats.cyclonedx import cyclonedx
 from hpcenv.locking.formats.requirements import requirements
 from hpcenv.locking.image_path import find_locked
-from hpcenv.locking.lock import LockResult, check_lock, lock
+from hpcenv.locking.lock import LockResult
 from hpcenv.locking.project_image import BuildOptions, build
 from hpcenv.progress import Event
 from hpcenv.project.context import Context
@@ -129,7 +130,7 @@ def spec(folder: Path, image: str, more: str = "") -> None:
 
 
 def lock_here(folder: Path, **words: Any) -> LockResult:
-    return lock(open_workspace(folder), environ=dict(os.environ), report=lambda line: None, **words)
+    return lock_project(folder, dict(os.environ), **words)
 
 
 def container(result: LockResult) -> ContainerTable:
@@ -190,7 +191,7 @@ def test_a_kind_from_lock_to_submit(kind: str, folder: Path, fake_slurm: Any) ->
     assert (again.changed, builds(folder)) == (False, before)
 
     workspace = open_workspace(folder)
-    assert check_lock(workspace, environ=dict(os.environ)).fresh
+    assert check_project(workspace.root, dict(os.environ)).fresh
     verdict, facts = verify(workspace, environ=dict(os.environ))
     assert verdict.result == "match", verdict.findings
     assert facts.values["container.sif.sha256"] == table.sif.sha256
@@ -213,7 +214,7 @@ def test_a_kind_from_lock_to_submit(kind: str, folder: Path, fake_slurm: Any) ->
     first.sif.chmod(0o644)
     data = first.sif.read_bytes()
     first.sif.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert [reason.name for reason in check_lock(workspace, environ=dict(os.environ)).reasons] == ["sif-differs"]
+    assert [reason.name for reason in check_project(workspace.root, dict(os.environ)).reasons] == ["sif-differs"]
 
 
 def test_a_layout_that_holds_another_image_now_is_refused_until_upgrade(folder: Path) -> None:
@@ -275,7 +276,7 @@ def test_pips_report_in_the_image_names_the_wheels(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     write_layout(folder / "lay", layer=image_fakes.tar_layer({"usr/share/hpcenv/pip-report.json": said}))
     spec(folder, "oci:lay")
-    locked = lock_here(folder, wheels_cache=tmp_path / "wheels").lockfile
+    locked = lock_here(folder, cache=tmp_path).lockfile
     (torch,) = [dist for dist in locked.packages.dist if dist.name == "torch"]
     found = torch.wheel.proof if torch.wheel and torch.wheel.proof != "none" else None
     assert found == proof
@@ -310,7 +311,7 @@ def test_a_build_in_the_image_says_what_it_compiled_and_by_what(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     write_layout(folder / "lay", layer=image_fakes.tar_layer({"usr/share/hpcenv/built.json": said}))
     spec(folder, "oci:lay")
-    made = lock_here(folder, wheels_cache=tmp_path / "wheels")
+    made = lock_here(folder, cache=tmp_path)
     (torch,) = [dist for dist in made.lockfile.packages.dist if dist.name == "torch"]
     assert (torch.wheel is not None and torch.wheel.proof == "built") == known
     if known:
@@ -333,7 +334,7 @@ def recipe(folder: Path, text: str = "Bootstrap: scratch\n") -> None:
 
 
 def reasons(folder: Path) -> list[str]:
-    found = check_lock(open_workspace(folder), environ=dict(os.environ)).reasons
+    found = check_project(folder, dict(os.environ)).reasons
     return [f"{reason.name}: {reason.note}" for reason in found]
 
 

@@ -7,9 +7,9 @@ import typing
 from pathlib import Path
 
 import pytest
+from lock_world import check_project
 
 from hpcenv.errors import LockfileStale
-from hpcenv.locking.lock import check_lock
 from hpcenv.project import stale
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace, read_lockfile
@@ -60,7 +60,7 @@ def test_every_reason_has_its_folder() -> None:
 
 @pytest.mark.parametrize("reason", SAYS)
 def test_the_check_names_the_reason(reason: str, environ: dict[str, str]) -> None:
-    result = check_lock(open_workspace(FOLDERS / reason), environ=environ)
+    result = check_project(FOLDERS / reason, environ)
     assert not result.fresh
     assert {found.name for found in result.reasons} == {reason}
     assert any(str(found).startswith(f"{reason}: ") and SAYS[reason] in str(found) for found in result.reasons)

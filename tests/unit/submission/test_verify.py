@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import tomlkit
+from lock_world import lock_project
 
 from hpcenv.errors import FileUnusable, LockfileMissing, LockfileStale
 from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
-from hpcenv.locking.lock import lock
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.records.manifest import Severity
@@ -30,7 +30,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {**TORCH, "extra.py": "x = 1\n", "extra-1.0.dist-info/METADATA": "Name: extra\nVersion: 1.0\n"}
     make_python(folder / "env", files)
     (folder / "hpcenv.toml").write_text('image = "host"\npython = "env/bin/python"\n')
-    lock(open_workspace(folder), environ=ENVIRON, report=lambda line: None)
+    lock_project(folder, ENVIRON)
     return folder
 
 
@@ -231,7 +231,7 @@ def test_what_is_not_known_of_a_newer_lockfile_is_a_warning(hpcenv: Any, newer: 
 
 
 def test_and_is_said_when_it_is_overwritten(newer: Path) -> None:
-    notes = lock(open_workspace(newer), environ=ENVIRON, report=lambda line: None).notes
+    notes = lock_project(newer, ENVIRON).notes
     assert [note for note in notes if note.startswith(f"of the lockfile that was there: {NEWER}")]
 
 
@@ -264,7 +264,7 @@ def test_what_an_older_lockfile_does_not_lock_is_a_warning(hpcenv: Any, older: P
     text = " ".join(done.stdout.split())
     assert OLDER + "python.binary-sha256" in text and "hpcenv lock adds them" in text
     assert hpcenv("verify", "--strict", cwd=older).status == 92
-    notes = lock(open_workspace(older), environ=ENVIRON, report=lambda line: None).notes
+    notes = lock_project(older, ENVIRON).notes
     assert not [note for note in notes if "older than" in note]
     assert "older than" not in hpcenv("verify", cwd=older).stdout
 
