@@ -217,7 +217,8 @@ def _is_explained_by_node(
     """Whether a rank or torchrun failed only because a node was lost, or could not write its record."""
     if first.record.refused:
         return False
-    if lost and (first.is_lost_connection or first.rank is None):
+    # No rank sends itself SIGTERM: torchrun, srun or Slurm ended it, and the lost node is why.
+    if lost and (first.is_lost_connection or first.rank is None or first.rank.signal == "SIGTERM"):
         return True
     return bool(missing) and (state == "node-fail" or first.is_lost_connection)
 

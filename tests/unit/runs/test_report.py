@@ -145,6 +145,28 @@ def test_attempts_before_are_told_too(make: Make, tmp_path: Path, hpcenv: Any) -
     assert "  node n2: no record of its end\n" in text
 
 
+@pytest.mark.parametrize("at", [5.0, 7.0], ids=["before the others are asked to end", "after it"])
+@pytest.mark.parametrize("where", ["n1", "n2"])
+def test_a_rank_that_got_sigterm_is_not_the_reason_where_slurm_lost_a_node(
+    make: Make, tmp_path: Path, where: str, at: float
+) -> None:
+    """Without slurmd n2 trains on until the attempt ends there, and may write its record as one that failed."""
+    folder = make(status=143)
+    attempt = RunFolder(folder.attempts / "0")
+    got = RankExit(rank=3, local_rank=1, pid=1, status=143, signal="SIGTERM", ended=at)
+    other = {"n1": "n2", "n2": "n1"}[where]
+    put(attempt, ended(where, 1, got), ended(other, 143, asked_to_end="SIGTERM", asked_at=6.0))
+    end: dict[str, Any] = {"schema": 1, "status": 143, "time": 9.0, "down": {"n2": "Not responding"}}
+    write_text(json.dumps(end), attempt.finished)
+    assert [one.failure.headline.partition(";")[0] for one in of(tmp_path).earlier] == [
+        "node failure: node n2, says Slurm: Not responding"
+    ]
+    write_text(json.dumps(end | {"down": {}}), attempt.finished)
+    assert [one.failure.headline.partition(";")[0] for one in of(tmp_path).earlier] == [
+        f"node {where}, rank 3, SIGTERM"
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1, "nodes": 3}', "\x00\xff", "[" * 100000])
 def test_records_that_cannot_be_read_are_as_good_as_none(make: Make, tmp_path: Path, text: str) -> None:
     folder = make()
