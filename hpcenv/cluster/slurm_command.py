@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from hpcenv import process
 from hpcenv.cluster import munge
+from hpcenv.container.start_command import is_passed
+from hpcenv.records.variables import looks_like_credential, without_credential
 
 # Variables that would change what Slurm's commands do or print: SBATCH_*
 # override #SBATCH lines, SQUEUE_FORMAT and SACCT_FORMAT change the output, and those of an
@@ -40,6 +42,21 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if (_KEPT.match(name) or not _SCRUBBED.match(name))
         and not _LAUNCHER.match(name)
         and not (in_a_rank and _OF_A_RANK.match(name))
+    }
+
+
+def environment_to_store(environ: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment for sbatch, which Slurm stores with the job: without credentials. Pure.
+
+    Not by `sbatch --export=LIST`: with a list, Slurm loads the environment of a login (sbatch(1)).
+
+    Args:
+        passed: names or patterns (`HF_*`) of variables that the ranks are to get from the job.
+    """
+    return {
+        name: value if is_passed(name, passed) else without_credential(value)
+        for name, value in clean_environment(environ).items()
+        if not looks_like_credential(name) or _KEPT.match(name) or is_passed(name, passed)
     }
 
 

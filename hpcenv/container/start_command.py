@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcenv.container import apptainer
 from hpcenv.judge.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
-from hpcenv.records.variables import WITHHELD, recorded_value
+from hpcenv.records.variables import WITHHELD, recorded_value, without_credential
 
 # Path of the run's home folder in the container. No image and no site uses it, so that it does not
 # collide with a bind below the user's real home.
@@ -150,7 +150,7 @@ def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[
 
 
 def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host: bool) -> dict[str, str]:
-    """Return the variables of the job that the ranks get. Pure.
+    """Return the variables of the job that the ranks get; a proxy without its password. Pure.
 
     Args:
         inherited: environment variables of the job.
@@ -158,9 +158,9 @@ def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host:
         on_host: whether the ranks run on the host, not in a SIF.
     """
     return {
-        name: value
+        name: value if is_passed(name, passed) else without_credential(value)
         for name, value in inherited.items()
-        if name in FROM_THE_JOB or (on_host and _is_let_through_on_host(name)) or _is_passed(name, passed)
+        if name in FROM_THE_JOB or (on_host and _is_let_through_on_host(name)) or is_passed(name, passed)
     }
 
 
@@ -205,7 +205,8 @@ def _origin(name: str, *, on_host: bool) -> str:
     return "environment of the job, by --pass-env"
 
 
-def _is_passed(name: str, passed: Sequence[str]) -> bool:
+def is_passed(name: str, passed: Sequence[str]) -> bool:
+    """Return whether the user asked for a variable of the job, by its name or by a pattern."""
     if name in passed:
         return True
     # Shell functions are variables too (`BASH_FUNC_module%%`); programs do not need them.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpcenv.machine import job_cgroup
 from hpcenv.machine.gpu_health import GpuHealth
 from hpcenv.machine.gpus import GpuFacts
 from hpcenv.records.checks import CheckOutcome
@@ -272,7 +273,7 @@ def _is_foreign(node: GpuNode, pid: int) -> bool:
     if not job:
         return pid != os.getpid()
     try:
-        if re.search(rf"job_{re.escape(job)}\b", (folder / "cgroup").read_text()):
+        if job_cgroup.is_of((folder / "cgroup").read_text(), node.environ):
             return False
         return f"SLURM_JOB_ID={job}".encode() not in (folder / "environ").read_bytes().split(b"\0")
     except OSError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcenv.machine import job_cgroup
 from hpcenv.records.files import read_end, read_json
 from hpcenv.records.outcome import RankExit
 from hpcenv.records.run_folder import RunFolder
@@ -246,23 +247,18 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def count_oom_kills(own: str, mounted: Path = _CGROUPS) -> int | None:
     """Return how often the kernel killed a process of this job step for lack of memory; None if unknown.
 
-    Slurm's cgroups are named job_N/step_N/..., in both versions (cgroup.conf(5), Slurm 22.05 to 26.05). Version 2
-    counts what happened below a group in the group itself, version 1 in each one alone (kernel documentation,
+    Version 2 counts what happened below a group in the group itself, version 1 in each one alone (kernel documentation,
     cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). In a cgroup that is not a job's,
     other people's processes would be counted.
 
     Args:
         own: text of /proc/self/cgroup.
     """
-    for line in own.splitlines():
-        _, kinds, path = ([*line.split(":", 2), "", ""])[:3]
-        step = re.match(r"(.*/job_\d+/step_[^/]+)(/|$)", path)
-        if step is None:
-            continue
+    for kinds, step in job_cgroup.steps_of(own):
         if not kinds:
-            return _field(mounted / step[1].lstrip("/") / "memory.events", "oom_kill")
-        if "memory" in kinds.split(","):
-            top = mounted / "memory" / step[1].lstrip("/")
+            return _field(mounted / step.lstrip("/") / "memory.events", "oom_kill")
+        if "memory" in kinds:
+            top = mounted / "memory" / step.lstrip("/")
             counts = [_field(folder / "memory.oom_control", "oom_kill") for folder in (top, *top.glob("*"))]
             known = [count for count in counts if count is not None]
             return sum(known) if known else None

@@ -27,6 +27,7 @@ from hpcenv import process
 from hpcenv.errors import HpcenvError
 from hpcenv.launch.current_attempt import is_current_attempt
 from hpcenv.launch.requeue import StopReason
+from hpcenv.machine import job_cgroup
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, save_record
@@ -333,12 +334,7 @@ def _quoted(path: str) -> str:
 
 
 def _followed_by_cgroup() -> bool:
-    """Whether Slurm tracks this process by a cgroup: v1 freezer or v2, below job_N."""
     try:
-        lines = Path("/proc/self/cgroup").read_text(errors="replace").splitlines()
+        return job_cgroup.is_followed(Path("/proc/self/cgroup").read_text(errors="replace"))
     except OSError:
         return False
-    return any(
-        "/job_" in path and controllers in ("", "freezer")
-        for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)
-    )

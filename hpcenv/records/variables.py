@@ -39,6 +39,9 @@ _FOLDER = "PWD"
 # `http_proxy=http://user:password@proxy:3128`
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
+# In a URL of http, a name alone can be a token. `ssh://git@host` has none.
+_PASSWORD = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@|(?<=://)[^/@:\s]*:[^/@\s]+@")
+
 # Variables of the libraries with which ranks communicate. If the user sets one anywhere, it wins over a detected one.
 _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
 
@@ -64,6 +67,11 @@ def looks_like_credential(name: str) -> bool:
 def recorded_value(name: str, value: str) -> str:
     """Return the value of a variable as records hold it: without credentials."""
     return WITHHELD if looks_like_credential(name) else _IN_URL.sub("***@", value)
+
+
+def without_credential(value: str) -> str:
+    """Return the value of a variable without the name and password that a URL in it has: of a proxy, for example."""
+    return _PASSWORD.sub("", value)
 
 
 def recorded_command(words: Sequence[str]) -> tuple[str, ...]:

@@ -277,6 +277,7 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
         queued = queue_script(
             run.script,
             environ=context.environ,
+            passed=plan.manifest.pass_env,
             # The step `begin` finds out whether the job before has left something to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )

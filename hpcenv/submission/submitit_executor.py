@@ -85,13 +85,16 @@ class ScriptExecutor(submitit.SlurmExecutor):
         return line[1]
 
 
-def queue_script(script: Path, *, environ: Mapping[str, str], options: Sequence[str] = ()) -> QueuedJob:
+def queue_script(
+    script: Path, *, environ: Mapping[str, str], options: Sequence[str] = (), passed: Sequence[str] = ()
+) -> QueuedJob:
     """Submit a batch script of a run folder.
 
     Args:
         script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
-        environ: the user's environment; variables of Slurm and of outer launchers are left out of the job.
+        environ: the user's environment; the job does not get variables of Slurm and of outer launchers, nor credentials.
         options: for sbatch; they win over the lines of the script.
+        passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
     Raises:
         ToolMissing: sbatch or srun is not on PATH.
@@ -103,14 +106,15 @@ def queue_script(script: Path, *, environ: Mapping[str, str], options: Sequence[
     process.find_tool("srun", needed_for="start the steps of a job", path=path)
     executor = ScriptExecutor(script.parent)
     command = executor._make_submission_command(script)  # noqa: SLF001
-    done = _call_sbatch([sbatch, *options, *command[1:]], environ)
+    stored = slurm_command.environment_to_store(environ, passed)
+    done = _call_sbatch([sbatch, *options, *command[1:]], stored)
     job_id = executor._get_job_id_from_submission_command(done.stdout)  # noqa: SLF001
     return QueuedJob(job_id=job_id, warnings=tuple(_warnings(done.stderr)))
 
 
 def _call_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> process.Completed:
     try:
-        return slurm_command.run(argv, slurm_command.clean_environment(environ), timeout=_SECONDS)
+        return slurm_command.run(argv, environ, timeout=_SECONDS)
     except ToolFailed as error:
         if error.what == munge.DOWN:
             # Slurm accepts no request without a credential: nothing is queued.

@@ -224,7 +224,7 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
         submit_step.use_image(sweep.plan)
         from hpcenv.submission.submitit_executor import queue_script  # loads submitit
 
-        submitted = queue_script(run.script, environ=context.environ)
+        submitted = queue_script(run.script, environ=context.environ, passed=sweep.plan.manifest.pass_env)
         job_ids.append(submitted.job_id)
         _record(sweep.record, run, submitted.job_id, sweep.plan.command)
     except BaseException as error:
@@ -457,12 +457,13 @@ def rerun_failed(folder: Path, context: Context) -> SweepResult:
     spec = sweep_model.array_spec([element.index for element in elements], record.at_once or None)
     known = {element.job_id.partition("_")[0] for element in status.elements}
     folders = [folder / element.folder for element in elements]
-    values = kept_secrets.renew([load_record(Manifest, RunFolder(path).manifest) for path in folders], context)
+    manifests = [load_record(Manifest, RunFolder(path).manifest) for path in folders]
+    values, passed = kept_secrets.renew(manifests, context), [name for one in manifests for name in one.pass_env]
     environ = kept_secrets.without(context, values).environ
     try:
         from hpcenv.submission.submitit_executor import queue_script  # loads submitit
 
-        submitted = queue_script(run.script, environ=environ, options=(f"--array={spec}",))
+        submitted = queue_script(run.script, environ=environ, options=(f"--array={spec}",), passed=passed)
     except (SubmitUncertain, KeyboardInterrupt) as error:
         reported = _take_back(record, known, context, error)
         if reported is error:

@@ -161,6 +161,20 @@ def test_which_cluster_is_meant_and_what_is_the_users_stays() -> None:
     assert slurm_command.clean_environment(own) == own
 
 
+def test_what_sbatch_stores_with_the_job_has_no_credentials() -> None:
+    """`hf_token` and `https_proxy` in small letters count, too; what --pass-env names is asked for."""
+    shell = {
+        "PATH": "/bin", "HOME": "/h", "PWD": "/w", "SLURM_JWT": "t", "TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/m",
+        "WANDB_API_KEY": "k", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "DB_PASSWORD": "p", "MLFLOW_TOKEN": "m",
+        "https_proxy": "http://me:secret@proxy:3128", "HTTP_PROXY": "http://proxy:3128", "no_proxy": "localhost",
+        "PIP_INDEX_URL": "https://token@index.example/simple", "DB": "postgres://u:p@h/d", "GIT": "ssh://git@host/x",
+    }  # fmt: skip
+    kept = slurm_command.environment_to_store(shell, passed=("MLFLOW_*", "DB"))
+    gone = {"WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"}
+    stripped = {"https_proxy": "http://proxy:3128", "PIP_INDEX_URL": "https://index.example/simple"}
+    assert kept == {name: stripped.get(name, value) for name, value in shell.items() if name not in gone}
+
+
 def test_commands_see_the_cleaned_environment(fake_slurm: Any) -> None:
     slurm.job_state("7", {**fake_slurm.environ, "SQUEUE_FORMAT": "%i", "SLURM_CONF": "/x"})
     (call,) = fake_slurm.calls("squeue")

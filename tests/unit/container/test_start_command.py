@@ -82,6 +82,14 @@ def test_what_a_login_gives_and_tuning_stays(name):
     assert on_host({name: "x"}).env[name] == "x"
 
 
+def test_a_proxy_comes_without_its_password_unless_it_is_asked_for():
+    proxy = {"https_proxy": "http://me:secret@proxy:3128", "NO_PROXY": "localhost"}
+    assert on_host(proxy).env["https_proxy"] == "http://proxy:3128"
+    assert on_host(proxy).env["NO_PROXY"] == "localhost"
+    asked = build_start_command(HOST, ["python3"], workdir="/w", variables={}, inherited=proxy, passed=("https_proxy",))
+    assert asked.env["https_proxy"] == proxy["https_proxy"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -270,7 +278,7 @@ def test_all_variables_of_the_job_that_reach_the_ranks_are_recorded(make_manifes
     assert found["HF_HOME"] == ("/h", passed)
     assert found["HF_TOKEN"] == (WITHHELD, passed)
     assert found["PYTHONHASHSEED"] == ("7", passed)
-    assert found["https_proxy"][0] == "http://***@p:1"
+    assert found["https_proxy"][0] == "http://p:1"
     assert found["API"] == (WITHHELD, "--secret, file:/x")
     assert found["SLURM_JOB_ID"][0] == "7"
     assert "MKL_CBWR" not in found, "the setting replaces it"

@@ -23,7 +23,7 @@ from hpcenv.facts import fabric_checks, gpu_checks, net_checks, pci_checks, plac
 from hpcenv.incontainer.cores import count_cores
 from hpcenv.judge.checks import judge
 from hpcenv.judge.checks.table import BY_ID, CHECKS
-from hpcenv.machine import gpus, host_glibc, limits
+from hpcenv.machine import gpus, host_glibc, job_cgroup, limits
 from hpcenv.machine.network import port_errors
 from hpcenv.machine.network.port_errors import PortGrowth
 from hpcenv.machine.this_node import ThisNode
@@ -173,6 +173,21 @@ def test_a_process_of_this_job_is_no_stray_one(look):
         own.kill()
         own.wait()
     assert of(outcomes, "gpu.stray").state == "fine"
+
+
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [
+        ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", True),
+        ("/system.slice/slurmstepd.scope/job_77/step_0/user/task_0", False),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", True),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D01/step_0/user/task_0", False),
+    ],
+)
+def test_the_cgroup_says_whether_a_process_is_of_this_job(path, own):
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_SLUID": "s5K1KKYAYG5D00"}
+    assert job_cgroup.is_of(f"0::{path}\n", environ) is own
+    assert not job_cgroup.is_of(f"0::{path}\n", {})
 
 
 @needs_gcc

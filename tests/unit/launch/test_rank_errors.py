@@ -180,11 +180,21 @@ def test_of_a_signal_only_the_words_of_who_died_count(text, message):
 # -- cgroups ------------------------------------------------------------------------------
 
 
-def test_kills_are_counted_in_the_cgroup_of_the_step_version_2(tmp_path):
-    step = tmp_path / "system.slice/slurmstepd.scope/job_7/step_1"
+# Recorded names: Slurm 22.05 to 25.11; 26.05; 26.05.2 with CgroupJobIdPaths=yes; built with --enable-multiple-slurmd.
+STEPS = (
+    "system.slice/slurmstepd.scope/job_7/step_1",
+    "system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0",
+    "system.slice/slurmstepd.scope/job_7/step_batch",
+    "system.slice/n1_slurmstepd.scope/s5K1KKYAYG5D00/step_1",
+)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_kills_are_counted_in_the_cgroup_of_the_step_version_2(tmp_path, name):
+    step = tmp_path / name
     step.mkdir(parents=True)
     (step / "memory.events").write_text("low 0\nhigh 0\nmax 41\noom 3\noom_kill 2\noom_group_kill 0\n")
-    own = "0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0\n"
+    own = f"0::/{name}/user/task_0\n"
     assert rank_errors.count_oom_kills(own, tmp_path) == 2
 
 
@@ -198,7 +208,17 @@ def test_kills_are_counted_in_the_cgroups_of_the_step_version_1(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "own", ["", "0::/\n", "0::/user.slice/session-1.scope\n", "5:memory:/\n", "nonsense", "0::/job_7/step_1\n"]
+    "own",
+    [
+        "",
+        "0::/\n",
+        "0::/user.slice/session-1.scope\n",
+        "5:memory:/\n",
+        "nonsense",
+        "0::/job_7/step_1\n",
+        "0::/s5K1KKYAYG5DIL/step_0\n",
+        "0::/system.slice/s5K1KKYAYG5D00/x\n",
+    ],
 )
 def test_outside_of_a_jobs_own_cgroup_nobody_can_tell(tmp_path, own):
     assert rank_errors.count_oom_kills(own, tmp_path) is None

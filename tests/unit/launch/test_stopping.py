@@ -11,6 +11,7 @@ import pytest
 
 from hpcenv.launch import stopping
 from hpcenv.launch.stopping import JobEnd, Stop, parse_answer
+from hpcenv.machine import job_cgroup
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import StopOptions
@@ -151,6 +152,20 @@ def test_what_serves_the_containers_files_ignores_what_ends_a_job(tmp_path):
 def test_without_squashfuse_nothing_is_put_before_it(tmp_path):
     if not any(os.path.exists(f"{place}/squashfuse_ll") for place in ("/usr/local/bin", "/usr/bin", "/bin")):
         assert stopping.fuse_that_outlives(tmp_path, {"PATH": str(tmp_path)}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0\n", True),
+        ("0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n", True),
+        ("7:freezer:/slurm_n1/uid_1000/job_7/step_0\n5:memory:/\n", True),
+        ("5:memory:/slurm/uid_1000/job_7/step_0\n7:freezer:/\n", False),
+        ("0::/user.slice/user-1000.slice/session-1.scope\n", False),
+    ],
+)
+def test_slurm_follows_a_process_by_its_cgroup(text, follows):
+    assert job_cgroup.is_followed(text) is follows
 
 
 SUPERVISE = """

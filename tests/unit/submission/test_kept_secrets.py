@@ -64,11 +64,12 @@ WORDS = ("submit", "train.py", "--nproc", "1", "--time", "5", "--name", "a", "--
 
 
 def test_sbatch_never_sees_it(hpcenv: Any, project: Path, fake_slurm: Any) -> None:
-    environ = in_slurm(project, fake_slurm)
+    shell = {"WANDB_API_KEY": "k", "https_proxy": "http://me:pass@proxy:1"}
+    environ = {**in_slurm(project, fake_slurm), **shell}
     done = hpcenv(*WORDS, cwd=project, environ=environ)
     assert done.status == 0, done.stderr
     (call,) = fake_slurm.calls("sbatch")
-    assert "MINE" not in call.env
+    assert not {"MINE", "WANDB_API_KEY"} & set(call.env) and call.env["https_proxy"] == "http://proxy:1"
     assert VALUE not in "".join((*call.env.values(), *call.argv, call.script))
     assert places_of(VALUE, project) == []
     (file,) = kept(project)
