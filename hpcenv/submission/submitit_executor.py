@@ -92,7 +92,7 @@ def queue_script(
 
     Args:
         script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
-        environ: the user's environment; the job does not get variables of Slurm and of outer launchers, nor credentials.
+        environ: the user's environment; the job gets no variables of Slurm and of outer launchers, and no credentials.
         options: for sbatch; they win over the lines of the script.
         passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
