@@ -424,7 +424,15 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
     through = f"programs in the container start through {' '.join(environment.wrapper)}: {environment.wrapper_origin}"
     reason = gpu_start.why_not_tried(manifest)
     gpus = [f"GPUs: not tried ({reason})"] if reason else []
-    return (*data, *code, *overlay, *([through] if environment.wrapper else []), *manifest.imported, *gpus)
+    return (
+        *data,
+        *code,
+        *manifest.hides,
+        *overlay,
+        *([through] if environment.wrapper else []),
+        *manifest.imported,
+        *gpus,
+    )
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:

@@ -451,6 +451,7 @@ class Manifest:
         submitted_in: the folder where the user was.
         element: name -> value of this element of a sweep or array.
         unlocked_binds: targets of binds that the lockfile does not have: of the site profile, or added since.
+        hides: files of the project that hide a locked package, or a module of the standard library, a phrase each.
         lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
         start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.
         chain: how many jobs follow each other on this run, 0 for one alone.
@@ -506,6 +507,7 @@ class Manifest:
     element: dict[str, str] = field(default_factory=dict)
     chain: int = 0
     unlocked_binds: tuple[str, ...] = ()
+    hides: tuple[str, ...] = ()
     lockfile_edited: str = ""
     module: str = ""
     entry: str = ""

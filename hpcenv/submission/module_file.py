@@ -63,7 +63,7 @@ def require_in_environment(
     """
     top = module.partition(".")[0]
     unknown = f"not checked whether the environment has the module `{module}`: the project does not have it"
-    folder = _only_packages(environment, variables)
+    folder = only_packages(environment, variables)
     if folder is None or top in sys.stdlib_module_names:
         return (unknown,)
     if _file_of(module, folder) is not None:
@@ -98,7 +98,7 @@ def _is_fixed(module: str, folder: Path) -> bool:
     return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
 
 
-def _only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
+def only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
     """Return the one folder with the packages of a host environment; None where there may be others."""
     prefix = Path(environment.python).parents[1] if environment.python else Path()
     if environment.kind != "host" or "PYTHONPATH" in variables:

@@ -47,6 +47,7 @@ from hpcenv.submission import (
     typed_binds,
 )
 from hpcenv.submission.answers import Answers, asked
+from hpcenv.submission.hidden_names import hidden_names
 from hpcenv.submission.hub_cache import HubCache
 from hpcenv.submission.locked import (
     add_own,
@@ -505,7 +506,15 @@ def _manifest(
     manifest = _described(wanted, shape, gate, place, started, ranks)
     compared = resume.compare(place.checkpoint, shape.lockfile, shape.request, manifest)
     manifest, strict = _with_determinism(manifest, wanted, shape.lockfile)
-    notes = (*replaced, *compared, *strict, *credentials.notes_on(manifest), *_advice(manifest, wanted.merged.origins))
+    hides = (f"{one}: the ranks import it" for one in manifest.hides)
+    notes = (
+        *hides,
+        *replaced,
+        *compared,
+        *strict,
+        *credentials.notes_on(manifest),
+        *_advice(manifest, wanted.merged.origins),
+    )
     return manifest, notes
 
 
@@ -567,10 +576,21 @@ def _described(
         data=started.data,
         chain=options.chain or 0,
         unlocked_binds=unlocked_binds(lockfile, gate.environment),
+        hides=_hidden(wanted, lockfile, gate.environment),
         lockfile_edited=shape.edited,
         fingerprint=request.fingerprint,
         resume_from="" if place.checkpoint is None else str(place.checkpoint),
     )
+
+
+def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tuple[str, ...]:
+    """Return which files of the project hide locked modules from the ranks; a console script does not look there."""
+    options, context = wanted.options, wanted.context
+    folder = None if options.entry else snapshot.code_folder(options, context.cwd)
+    packages = module_file.only_packages(
+        environment, {**context.environ, **wanted.workspace.project.env, **options.env}
+    )
+    return hidden_names(folder, lockfile, packages)
 
 
 def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> tuple[Manifest, tuple[str, ...]]:

@@ -1,0 +1,82 @@
+"""Files of the project that hide a locked package or a module of the standard library from the ranks.
+
+Runs on: LOGIN NODE. Python looks into the folder of the script first, and for `-m` into the working directory. No
+check of an environment can see that: the locked package is there and unchanged, and another file is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcenv.project.lockfile import Lockfile
+
+# Distribution -> the module that it brings, where that is another word.
+_IMPORTED_AS = {
+    "attrs": "attr", "beautifulsoup4": "bs4", "opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL",
+    "protobuf": "google", "python-dateutil": "dateutil", "pytorch-lightning": "pytorch_lightning", "pyyaml": "yaml",
+    "scikit-image": "skimage", "scikit-learn": "sklearn",
+}  # fmt: skip
+# Python has loaded these before it looks into the folder, or nothing but its own tests imports them (`test`).
+_NEVER_HIDDEN = frozenset(
+    (
+        *sys.builtin_module_names,
+        "abc",
+        "codecs",
+        "encodings",
+        "genericpath",
+        "io",
+        "os",
+        "posixpath",
+        "site",
+        "stat",
+        "test",
+    )
+)
+_MODULE = re.compile(r"([A-Za-z_]\w*)(\.py|\.pyc|(\.[\w-]+)*\.so)\Z")
+
+
+def hidden_names(folder: Path | None, locked: Lockfile, packages: Path | None) -> tuple[str, ...]:
+    """Return which files hide what, a phrase each.
+
+    Args:
+        folder: where Python looks first; None if there is no such folder.
+        locked: the lockfile. Of a package that is not installed by its own name only the common ones are known.
+        packages: the folder of a host environment's packages, which has the names; None where it is not known.
+    """
+    if folder is None:
+        return ()
+    dists = (
+        []
+        if locked.packages is None
+        else [d for d in locked.packages.dist if not (d.direct_url and d.direct_url.editable)]
+    )
+    brought = {_IMPORTED_AS.get(dist.name, dist.name.replace("-", "_")): dist.name for dist in dists}
+    return tuple(phrase for file, name in _modules(folder) if (phrase := _hides(file, name, brought, packages)))
+
+
+def _hides(file: str, name: str, brought: dict[str, str], packages: Path | None) -> str:
+    if name in sys.stdlib_module_names:
+        return "" if name in _NEVER_HIDDEN else f"{file} hides {name} of the standard library"
+    if name in brought:
+        return f"{file} hides the package {brought[name]} of the lockfile"
+    if packages is not None and any(found == name for _, found in _modules(packages, name)):
+        return f"{file} hides {name} of the locked environment"
+    return ""
+
+
+def _modules(folder: Path, only: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the files and folders by which Python finds a module here: a folder without `__init__` hides nothing."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        match = _MODULE.match(name)
+        if match is not None:
+            yield name, match[1]
+        elif name.isidentifier() and only in ("", name) and (folder / name / "__init__.py").is_file():
+            yield f"{name}/", name
