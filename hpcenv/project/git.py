@@ -8,8 +8,10 @@ submodule's own configuration. So each submodule is asked here, in the same way 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,8 @@ _SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unfiltered:
-    """A changed file whose filter was not started, because only the repository's own configuration names it."""
+class FilteredFile:
+    """A file that git compares through a filter (gitattributes(5))."""
 
     path: str
     filter: str
@@ -57,7 +59,9 @@ class WorkTree:
         changed: tracked files that differ from it, also by being staged, removed or in conflict; a submodule with
             another commit; changed files of submodules.
         untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
-        unfiltered: those of `changed` that may be equal after a filter that was not started.
+        unfiltered: those of `changed` that may be equal after a filter that was not started, because only the
+            repository's own configuration names it.
+        filtered: files that are not changed only because a filter of the user says so: they hold other bytes.
         submodules: initialised ones, outer ones first.
     """
 
@@ -65,7 +69,8 @@ class WorkTree:
     commit: str
     changed: tuple[str, ...] = ()
     untracked: tuple[str, ...] = ()
-    unfiltered: tuple[Unfiltered, ...] = ()
+    unfiltered: tuple[FilteredFile, ...] = ()
+    filtered: tuple[FilteredFile, ...] = ()
     submodules: tuple[Submodule, ...] = ()
 
 
@@ -91,6 +96,8 @@ _STATUS = (
 )
 _FILES = ("ls-files", "-z", "-v", "--stage")
 _GITLINK = "160000"
+_SHA1_DIGITS = 40
+_SECONDS_OF_A_WRITE = 1.0
 
 
 class _Repository:
@@ -178,9 +185,15 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
     """
     with _Repository(root, place, environ) as repository:
         found = _parse_status(repository.ask(*_STATUS))
-        links, tracked = _parse_files(Path(root), repository.ask(*_FILES) if files else b"")
+        links, blobs, tracked = _parse_files(Path(root), repository.ask(*_FILES) if files else b"")
         unfiltered = list(_unfiltered(repository, found.changed))
-    changed = list(found.changed)
+        same = {path: blob for path, blob in blobs.items() if path not in found.changed}
+        filters = {file.path: file for file in _with_filter(repository, same)}
+        filtered = [
+            file for path, file in filters.items() if file.filter != "lfs" and _is_other(root, path, same[path])
+        ]
+        unseen = _unseen(repository, {path: blob for path, blob in same.items() if path not in filters})
+    changed = [*found.changed, *unseen]
     names, unwatched, left_out = list(tracked.files), list(tracked.unwatched), list(tracked.left_out)
     submodules = []
     for path, commit in links.items():
@@ -194,7 +207,8 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
         unwatched += _below(path, theirs.unwatched)
         left_out += _below(path, theirs.left_out)
         changed += _below(path, nested.changed)
-        unfiltered += [Unfiltered(path=f"{path}/{u.path}", filter=u.filter) for u in nested.unfiltered]
+        unfiltered += [FilteredFile(path=f"{path}/{u.path}", filter=u.filter) for u in nested.unfiltered]
+        filtered += [FilteredFile(path=f"{path}/{u.path}", filter=u.filter) for u in nested.filtered]
         submodules.append(Submodule(path=path, commit=found.links.get(path, commit)))
         submodules += [Submodule(path=f"{path}/{s.path}", commit=s.commit) for s in nested.submodules]
     tree = WorkTree(
@@ -203,6 +217,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
         changed=tuple(changed),
         untracked=found.untracked,
         unfiltered=tuple(unfiltered),
+        filtered=tuple(filtered),
         submodules=tuple(submodules),
     )
     return tree, Tracked(files=tuple(names), unwatched=tuple(unwatched), left_out=tuple(left_out))
@@ -212,18 +227,56 @@ def _below(folder: str, paths: Iterable[str]) -> Iterator[str]:
     return (f"{folder}/{path}" for path in paths)
 
 
-def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[Unfiltered]:
+def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[FilteredFile]:
     """Yield the changed files whose filter only the repository's own configuration defines."""
     if not changed or not repository.filters:
         return
     # The user's and the system's; the repository's own are not in the folder that is asked.
     known = git_folder.filters(repository.ask("config", "-z", "--list"))
-    names = b"".join(os.fsencode(path) + b"\0" for path in changed)
-    answer = repository.ask("check-attr", "-z", "--stdin", "filter", stdin=names)
+    yield from (file for file in _with_filter(repository, changed) if file.filter in repository.filters - known)
+
+
+def _unseen(repository: _Repository, blobs: Mapping[str, str]) -> list[str]:
+    """Return the files that differ from the index although size and time are those of it: somebody set the time.
+
+    Args:
+        blobs: path -> the id of its blob in the index.
+    """
+    odd = [
+        path for path, blob in blobs.items() if "\n" not in path and _is_other(repository.tree, path, blob, odd=True)
+    ]
+    names = b"".join(os.fsencode(path) + b"\n" for path in odd)
+    # As git converts line ends and encodings.
+    ids = repository.ask("hash-object", "--stdin-paths", stdin=names).decode().split() if odd else []
+    return [path for path, found in zip(odd, ids, strict=True) if found != blobs[path]]
+
+
+def _is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
+    """Return whether a file holds other bytes than a blob.
+
+    Args:
+        odd: look only into a file that was not written when its time says so: git sees the others by their time.
+    """
+    digest = hashlib.new("sha1" if len(blob) == _SHA1_DIGITS else "sha256", usedforsecurity=False)
+    with contextlib.suppress(OSError):
+        status = os.lstat(os.path.join(tree, path))
+        if not stat.S_ISREG(status.st_mode) or (odd and abs(status.st_ctime - status.st_mtime) < _SECONDS_OF_A_WRITE):
+            return False
+        digest.update(b"blob %d\0" % status.st_size)
+        with open(os.path.join(tree, path), "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest() != blob
+    return False
+
+
+def _with_filter(repository: _Repository, paths: Iterable[str]) -> Iterator[FilteredFile]:
+    names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    answer = repository.ask("check-attr", "-z", "--stdin", "filter", stdin=names) if names else b""
     words = [os.fsdecode(word) for word in answer.split(b"\0")]
     for path, name in zip(words[::3], words[2::3], strict=False):
-        if name in repository.filters - known:
-            yield Unfiltered(path=path, filter=name)
+        if name not in ("unspecified", "unset", "set"):
+            yield FilteredFile(path=path, filter=name)
 
 
 def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
@@ -302,9 +355,9 @@ def _parse_status(said: bytes) -> _Status:
     return _Status(commit=commit, changed=tuple(changed), untracked=tuple(untracked), links=links)
 
 
-def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], Tracked]:
-    """Return the submodules (path -> commit in the index), and the tracked files with the submodules' folders."""
-    files, unwatched, left_out, links = [], [], [], {}
+def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str], Tracked]:
+    """Return submodules (path -> commit in the index), files (path -> blob), and all that is tracked, with folders."""
+    files, unwatched, left_out, links, blobs = [], [], [], {}, {}
     for entry in said.split(b"\0"):
         words, _, name = entry.partition(b"\t")
         if not name:
@@ -318,11 +371,13 @@ def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], Tracked]:
         files.append(path)
         if mode == _GITLINK:
             links[path] = commit
+        elif mode.startswith("100"):
+            blobs[path] = commit
         if tag.islower() or tag == "S":
             unwatched.append(path)
     # A path in conflict is listed one time for each side.
     files, unwatched = list(dict.fromkeys(files)), list(dict.fromkeys(unwatched))
-    return links, Tracked(files=tuple(files), unwatched=tuple(unwatched), left_out=tuple(left_out))
+    return links, blobs, Tracked(files=tuple(files), unwatched=tuple(unwatched), left_out=tuple(left_out))
 
 
 # git may be configured to call a program, or to print in another form.

@@ -174,7 +174,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
         if is_dirty and not options.allow_dirty:
             raise _dirty(tree, known, new)
         project_files.require_bounded(tree.root, known.files)
-        notes = (*_not_copied(tree, known), *_not_filtered(tree))
+        notes = (*_not_copied(tree, known), *_not_filtered(tree), *_only_filtered(tree))
     diff = git.read_diff(tree, new, place.context.environ) if is_dirty else b""
     return _Committed(tree=tree, files=(*known.files, *new), new=new, is_dirty=is_dirty, diff=diff, notes=notes)
 
@@ -234,6 +234,14 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
             f"not compared through filter {_some(names)}: {_some([found.path for found in tree.unfiltered])}: "
             "only this repository's own configuration names its program, and hpcenv starts no such program"
         )
+
+
+def _only_filtered(tree: WorkTree) -> Iterable[str]:
+    """Yield a note about files that hold other bytes than the commit, and that a filter of the user calls equal."""
+    names = sorted({found.filter for found in tree.filtered})
+    if names:
+        files = _some([found.path for found in tree.filtered])
+        yield f"equal to the commit only through filter {_some(names)} of your git configuration: {files}"
 
 
 # -- what is copied -----------------------------------------------------------------------

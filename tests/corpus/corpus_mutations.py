@@ -225,6 +225,27 @@ def editable_source_edited(case: Case) -> None:
     source.write_bytes(b"E = 2\n")
 
 
+@mutation("full", "packages.editpkg.dirty", "packages.editpkg.diff-sha256", severity="warn", needs=("git",))
+def editable_source_edited_where_git_trusts_size_and_time(case: Case) -> None:
+    source = case.world.source / "src/editpkg/__init__.py"
+    before, status = source.read_bytes(), source.stat()
+    loose = (("core.trustctime", "false"), ("core.checkStat", "minimal"))
+
+    def back() -> None:
+        source.write_bytes(before)
+        for name, _ in loose:
+            case.world.git("config", "--unset", name)
+
+    case.undo.append(back)
+    for name, value in loose:
+        case.world.git("config", name, value)
+    os.utime(source, (1, 1))
+    case.world.git("update-index", "-q", "--refresh")
+    source.write_bytes(bytes([before[0] ^ 1]) + before[1:])
+    os.utime(source, (1, 1))
+    assert status.st_size == len(before)
+
+
 @mutation("full", "packages.editpkg.dirty", "packages.editpkg.diff-sha256", profile="bitwise", needs=("git",))
 def editable_source_edited_under_the_bitwise_profile(case: Case) -> None:
     editable_source_edited(case)

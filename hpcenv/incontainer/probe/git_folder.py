@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # None of these keys can name a program or another configuration file (git-config(1), git 2.47).
 KEPT = frozenset(
     [
-        *("core.repositoryformatversion", "core.filemode", "core.symlinks", "core.ignorecase", "core.trustctime"),
-        *("core.precomposeunicode", "core.checkstat", "core.autocrlf", "core.eol", "core.safecrlf"),
+        *("core.repositoryformatversion", "core.filemode", "core.symlinks", "core.ignorecase"),
+        *("core.precomposeunicode", "core.autocrlf", "core.eol", "core.safecrlf"),
         *("core.excludesfile", "core.attributesfile", "core.sparsecheckout", "core.sparsecheckoutcone"),
         *("extensions.objectformat", "extensions.compatobjectformat", "extensions.refstorage", "index.sparse"),
     ]
@@ -30,8 +30,10 @@ _LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs
 _ALWAYS_LINKED = ("objects", "refs")
 CONFIGURATION_BYTES = 1 << 20
 
-# Before the words of a question. `--no-optional-locks`: nothing is written to the repository.
+# Before the words of a question. `--no-optional-locks`: nothing is written to the repository. A file is equal to the
+# index without a look at its content only if all of its status is, whatever rules a configuration gives.
 OPTIONS = (
+    *("-c", "core.trustctime=true", "-c", "core.checkStat=default"),
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
     *("-c", "submodule.recurse=false", "--no-optional-locks"),
 )

@@ -375,7 +375,67 @@ def test_a_filter_of_the_repository_is_named_where_it_would_matter(world: World)
     assert any("not compared through filter strip: train.py" in note for note in planned.notes)
     world.git("config", "--global", "filter.strip.clean", "tr a-z A-Z")
     # The user's own configuration has the same filter.
-    assert not [note for note in world.plan().notes if "filter" in note]
+    assert [note for note in world.plan().notes if "filter" in note] == [
+        "equal to the commit only through filter strip of your git configuration: train.py"
+    ]
+
+
+def _keep_size_and_time(path: Path, content: bytes) -> None:
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("where", ["of the repository", "of the user"])
+def test_rules_of_git_about_times_do_not_hide_a_change(world: World, where: str) -> None:
+    scope = ["--global"] if where == "of the user" else []
+    for name, value in (("core.trustctime", "false"), ("core.checkStat", "minimal")):
+        world.git("config", *scope, name, value)
+    os.utime(world.tree / "helper.py", (1, 1))
+    world.git("update-index", "-q", "--refresh")
+    world.plan()
+    _keep_size_and_time(world.tree / "helper.py", b"VALUE = 7\n")
+    assert world.git("status", "--porcelain", "-uno") == "", "git itself does not see it"
+    with pytest.raises(HpcenvError) as refused:
+        world.plan()
+    assert "changed: helper.py" in str(refused.value.why)
+
+
+def test_a_filter_of_the_user_that_hides_a_change_is_named(world: World) -> None:
+    (world.tree / ".gitattributes").write_text("*.py filter=calm\n")
+    world.git("config", "--global", "filter.calm.clean", "sed s/9/1/")
+    world.commit()
+    assert not [note for note in world.plan().notes if "filter" in note], "the bytes are those of the commit"
+    (world.tree / "helper.py").write_text("VALUE = 9\n")
+    said = "equal to the commit only through filter calm of your git configuration: helper.py"
+    assert [note for note in world.plan().notes if "filter" in note] == [said]
+
+
+@pytest.mark.parametrize("rule", ["autocrlf", "eol", "ident", "lfs", "encoding"])
+def test_what_git_converts_by_itself_is_no_difference(world: World, rule: str) -> None:
+    name = "helper.py"
+    if rule == "autocrlf":
+        world.git("config", "core.autocrlf", "true")
+    elif rule == "lfs":
+        name = "model.bin"
+        world.git("config", "--global", "filter.lfs.clean", "cat >/dev/null; echo pointer")
+        (world.tree / name).write_bytes(b"the content")
+    words = {"eol": "*.py text eol=crlf", "ident": "*.py ident", "lfs": "*.bin filter=lfs"}
+    words["encoding"] = "*.py text working-tree-encoding=UTF-16LE"
+    (world.tree / ".gitattributes").write_text(words.get(rule, "") + "\n")
+    if rule == "encoding":
+        (world.tree / name).write_bytes("# VALUE\n".encode("utf-16-le"))
+    elif rule == "ident":
+        (world.tree / name).write_text("# $Id$\n")
+    world.commit()
+    if rule != "lfs":
+        (world.tree / name).unlink()
+        world.git("checkout", "-q", "--", name)
+    before = world.git("rev-parse", f"HEAD:{name}")
+    assert world.git("hash-object", "--no-filters", name) != before, "the bytes are other ones"
+    world.touch(name)
+    assert not [note for note in world.plan().notes if "filter" in note or name in note]
 
 
 @pytest.mark.parametrize("kind", ["clean", "process"])
