@@ -66,9 +66,10 @@ def require_in_environment(
     folder = only_packages(environment, variables)
     if folder is None or top in sys.stdlib_module_names:
         return (unknown,)
-    if _file_of(module, folder) is not None:
+    folders, complete = _places(folder)
+    if any(_file_of(module, place) is not None for place in folders):
         return ()
-    if _is_fixed(module, folder) or not _has_other_places(folder):
+    if complete or any(_is_fixed(module, place) for place in folders):
         raise _missing(module, f"neither the project {cwd} nor {folder} has it", cwd)
     return (unknown,)
 
@@ -100,9 +101,10 @@ def _is_fixed(module: str, folder: Path) -> bool:
 
 def only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
     """Return the one folder with the packages of a host environment; None where there may be others."""
-    prefix = Path(environment.python).parents[1] if environment.python else Path()
+    # In an image the interpreter may be a bare name.
     if environment.kind != "host" or "PYTHONPATH" in variables:
         return None
+    prefix = Path(environment.python).parent.parent
     try:
         settings = (prefix / "pyvenv.cfg").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -113,17 +115,27 @@ def only_packages(environment: Environment, variables: Mapping[str, str]) -> Pat
     return folders[0] if len(folders) == 1 else None
 
 
-def _has_other_places(folder: Path) -> bool:
-    """Return whether a .pth file names further folders, or runs code that finds modules (editable installs)."""
+def _places(folder: Path) -> tuple[list[Path], bool]:
+    """Return the folder and those that its .pth files add, and whether these are all.
+
+    A line of a .pth file that runs code may find more (editable installs), and a folder that is not here may be there.
+    """
+    found, complete = [folder], True
     try:
-        files = [name for name in os.listdir(folder) if name.endswith(".pth") and name not in _HARMLESS]
-    except OSError:
-        return True
-    return bool(files)
+        for path in sorted(folder.glob("*.pth")):
+            lines = [line for line in path.read_text("utf-8").splitlines() if line.strip() and line[0] != "#"]
+            code = any(line.startswith(("import ", "import\t")) for line in lines)
+            complete &= not code or path.name in _HARMLESS
+            places = [folder / line.rstrip() for line in lines if not line.startswith(("import ", "import\t"))]
+            found += [place for place in places if place.is_dir()]
+            complete &= all(place.is_dir() for place in places)
+    except (OSError, ValueError):
+        return found, False
+    return found, complete
 
 
-# setuptools' own: it finds no modules.
-_HARMLESS = ("distutils-precedence.pth",)
+# setuptools' own, and virtualenv's: they find no modules.
+_HARMLESS = ("distutils-precedence.pth", "_virtualenv.pth")
 
 
 def _missing(module: str, why: str, cwd: Path) -> ScriptUnusable:

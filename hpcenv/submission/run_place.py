@@ -49,7 +49,8 @@ def run_folder(
 
 
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
-    entry = options.script if options.entry and options.script is not None else "verify"
-    stem = script.stem if script is not None else entry if options.call is None else options.call.name
+    # What is not a file of the project: a console script, or a module of the environment.
+    named = (options.script or "verify") if options.call is None else options.call.name
+    stem = named if script is None else script.stem
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
     return f"{word}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"

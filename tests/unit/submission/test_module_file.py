@@ -196,7 +196,8 @@ def test_a_module_that_exists_nowhere_is_refused(plan: Any, module: str) -> None
 
 
 @pytest.mark.parametrize(
-    "why_unknown", ["a SIF", "PYTHONPATH", "a .pth file", "the system's packages", "no virtual environment"]
+    "why_unknown",
+    ["a SIF", "PYTHONPATH", "a .pth file", "code of a .pth file", "the system's packages", "no virtual environment"],
 )
 def test_where_the_environment_may_have_it_that_is_said(tmp_path: Path, tree: Path, why_unknown: str) -> None:
     site = tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
@@ -206,12 +207,33 @@ def test_where_the_environment_may_have_it_that_is_said(tmp_path: Path, tree: Pa
         (tmp_path / "venv" / "pyvenv.cfg").write_text(f"include-system-site-packages = {system}\n")
     if why_unknown == "a .pth file":
         (site / "editable.pth").write_text("/elsewhere\n")
+    if why_unknown == "code of a .pth file":
+        (site / "editable.pth").write_text("import finder; finder.install()\n")
     variables = {"PYTHONPATH": "/x"} if why_unknown == "PYTHONPATH" else {}
     environment = Environment(kind="host", python=str(tmp_path / "venv" / "bin" / "python"))
     if why_unknown == "a SIF":
-        environment = replace(environment, kind="sif", sif="/x.sif")
+        environment = replace(environment, kind="sif", sif="/x.sif", python="python3")
     notes = module_file.require_in_environment("elsewhere.train", tree, environment, variables)
     assert notes[0].startswith("not checked whether the environment has the module `elsewhere.train`")
+
+
+def test_a_folder_of_a_pth_file_belongs_to_the_environment(tmp_path: Path, tree: Path) -> None:
+    """An editable install names its folder there; a misspelt module was submitted, and failed on the node."""
+    site, editable = tmp_path / "venv" / "lib" / "python3.11" / "site-packages", tmp_path / "mine" / "tools"
+    site.mkdir(parents=True)
+    editable.mkdir(parents=True)
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    (site / "distutils-precedence.pth").write_text("import os; var = 'SETUPTOOLS_USE_DISTUTILS'\n")
+    (site / "_editable_impl_mine.pth").write_text(f"# mine\n{tmp_path / 'mine'}\n")
+    (editable / "train.py").write_text("")
+    environment = Environment(kind="host", python=str(tmp_path / "venv" / "bin" / "python"))
+    assert module_file.require_in_environment("tools.train", tree, environment, {}) == ()
+    error = refused(lambda: module_file.require_in_environment("nosuchmod", tree, environment, {}))
+    assert error.what == "there is no module `nosuchmod`"
+
+
+def test_a_run_of_a_module_of_the_environment_is_not_called_verify(plan: Any) -> None:
+    assert plan("torch.distributed.run", name=None).manifest.run.startswith("torch.distributed.run-")
 
 
 def test_words_that_are_no_module_are_answered(plan: Any, tree: Path) -> None:
