@@ -43,6 +43,7 @@ from hpcenv.submission import (
     resume,
     run_data,
     run_place,
+    shell_script,
     snapshot,
     typed_binds,
 )
@@ -272,6 +273,7 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
     if options.entry:
         entry_point.require_name(options.script)
         return None, b""
+    shell_script.refuse_starter(options.script, options.args, context.cwd, context.command)
     if options.module:
         return preflight.read_module(options.script, context.cwd, context.command)
     return preflight.read_script(options.script, context.cwd)

@@ -38,10 +38,10 @@ def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list
         tree: what `compile` returned for them. The module `ast` is not needed, and its import would cost time.
         shape: how it will be started. With `--launcher none` the program starts the ranks: then all is right.
     """
+    found = {text: line for line, text in _relative_imports(script, tree)}
     if shape.launcher == "none" or not _WORDS.search(content):
-        return []
+        return [f"`{script}`, line {line}: {text}" for text, line in found.items()]
     nodes = list(_walk(tree))
-    found: dict[str, int] = {}
     for rule in (_data_parallel, _spawn, _own_address, _local_rank_argument):
         for line, text in rule(nodes, shape):
             found[text] = min(line, found.get(text, line))
@@ -49,6 +49,18 @@ def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list
 
 
 FoundLines = Iterator[tuple[int, str]]
+
+
+def _relative_imports(script: str, tree: Any) -> FoundLines:
+    """`from . import x` at the top of a file that is started by its path (PEP 366)."""
+    statement = next((one for one in tree.body if _kind(one) == "ImportFrom" and one.level), None)
+    if statement is not None and script.endswith(".py"):
+        module = script.removesuffix(".py").removeprefix("./").replace("/", ".")
+        how = f"-m {module}" if re.fullmatch(r"\w+(\.\w+)+", module) else "-m PACKAGE.MODULE, from the folder above it"
+        yield (
+            statement.lineno,
+            f"`from .` fails in a file that is started by its path; the module is {how}",
+        )
 
 
 def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:

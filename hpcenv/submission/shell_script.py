@@ -1,6 +1,6 @@
 """A shell script or another program that is given to `hpcenv submit` in place of a Python script.
 
-Runs on: LOGIN NODE. Pure.
+Runs on: LOGIN NODE. Pure, but for `refuse_starter`, which asks whether a file is there.
 """
 
 from __future__ import annotations
@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hpcenv.errors import Command, Hint, ScriptUnusable
 
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
 # What starts a Python script in the last line of most batch scripts.
 _STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
+_STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
 
 def refuse(script: str, content: bytes) -> None:
-    """Refuse a shell script and a compiled program: torchrun starts each rank with the locked Python.
+    """Refuse a shell script and a compiled program: each rank is started with the locked Python.
 
     Args:
         script: as the user gave it.
@@ -28,14 +30,42 @@ def refuse(script: str, content: bytes) -> None:
     found = _SHELL.match(content)
     if found is None and not script.endswith((".sh", ".bash", ".sbatch")):
         if content.startswith(b"\x7fELF"):
-            why = "torchrun starts each rank with the locked Python, which reads Python only"
-            raise ScriptUnusable(f"`{script}` is a program, not a Python script", why=why, hint=_hint(""))
+            raise ScriptUnusable(f"`{script}` is a program, not a Python script", why=_ONLY_PYTHON, hint=_hint(""))
         return
     name = "shell" if found is None else found["name"].decode()
     raise ScriptUnusable(
         f"`{script}` is a {name} script",
-        why="torchrun starts each rank with the locked Python, which reads Python only",
+        why=_ONLY_PYTHON,
         hint=_hint(content.decode("utf-8", "replace")),
+    )
+
+
+_ONLY_PYTHON = "the script is started with the locked Python, which reads Python only"
+
+
+def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequence[str]) -> None:
+    """Refuse `python train.py` and the like: hpcenv starts the ranks itself.
+
+    Args:
+        script, args: as the user gave them.
+        command: the command line of the submission, for the hint.
+
+    Raises:
+        ScriptUnusable: the script is the name of such a program; the hint is the command without it.
+    """
+    words = list(command)
+    after = words[words.index(script) + 1 :] if script in words else args
+    first, *rest = [*script.split(), *after] or [""]
+    if not (_STARTERS.match(first) or _STARTS_ON_NODES.match(first)) or (cwd / script).exists():
+        return
+    program = _program(rest)
+    hint = Command("hpcenv", "submit", *(program or ("SCRIPT",)), "--nodes", "N", "--gpus", "G")
+    if program and script in words and program[-1] in words:
+        at, to = words.index(script), words.index(program[-1])
+        module = [word for word in words[at:to] if word in ("-m", "--module")]
+        hint = Command(*words[:at], *module, *words[to:])
+    raise ScriptUnusable(
+        f"`{first}` is not a script: it starts one", why="hpcenv starts the script on all ranks itself", hint=hint
     )
 
 

@@ -51,6 +51,8 @@ FAILED: dict[str, tuple[list[str], str, dict[str, str]]] = {
         {},
     ),
     "python-module-missing": (RUN, "import torch\nimport apex_missing_module\n", {}),
+    "variable-not-passed": (RUN, "import os\nimport torch\ncache = os.environ['HF_HOME']\n", {}),
+    "relative-import": (RUN, "import torch\nfrom . import model\n", {}),
     "python-syntax": (RUN, "import torch\nfor step in range(3)\n    print(step)\n", {}),
     "script-arguments": (
         RUN,

@@ -13,9 +13,29 @@ ROOT = Path(__file__).resolve().parents[3]
 TWO = LaunchShape(launcher="torchrun", nodes=2, nproc_per_node=4)
 
 
-def notes(text: str, shape: LaunchShape = TWO) -> list[str]:
+def notes(text: str, shape: LaunchShape = TWO, script: str = "t.py") -> list[str]:
     tree = compile(text, "t.py", "exec", flags=0x400, dont_inherit=True)
-    return notes_on("t.py", text.encode(), tree, shape)
+    return notes_on(script, text.encode(), tree, shape)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("pkg/train.py", ["-m pkg.train"]),
+        ("./pkg/sub/train.py", ["-m pkg.sub.train"]),
+        ("train.py", ["-m PACKAGE.MODULE, from the folder above it"]),
+        ("/job/pkg/train.py", ["-m PACKAGE.MODULE, from the folder above it"]),
+        ("pkg.train", []),
+    ],
+)
+def test_a_relative_import_in_a_file_is_named_with_its_module(script: str, said: list[str]) -> None:
+    """The ranks ended with ImportError after a minute, and nothing named `-m pkg.train`."""
+    found = notes("import torch\nfrom .model import Net\n", script=script)
+    assert [note.partition("the module is ")[2] for note in found] == said
+    assert all(note.startswith(f"`{script}`, line 2: `from .` fails") for note in found)
+    assert notes("try:\n    from . import model\nexcept ImportError:\n    import model\n", script=script) == []
+    alone = LaunchShape(launcher="none", nodes=1, nproc_per_node=1)
+    assert notes("from . import model\n", alone, script=script) != [] or not said
 
 
 @pytest.mark.parametrize(

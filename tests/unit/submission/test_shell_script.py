@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from hpcenv.errors import ScriptUnusable
@@ -61,3 +65,27 @@ def test_a_python_script_passes(text: str) -> None:
 )
 def test_a_module_that_it_starts_is_a_module_in_the_hint(line: str, command: str) -> None:
     assert command in answer("job.sh", f"#!/bin/bash\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("torchrun t.py --gpus 0 --nproc 2", "hpcenv submit t.py --gpus 0 --nproc 2"),
+        ("--nproc 2 python t.py -- --lr 1", "hpcenv submit --nproc 2 t.py -- --lr 1"),
+        ("--nproc 2 -- python t.py --lr 1", "hpcenv submit --nproc 2 -- t.py --lr 1"),
+        ("srun python3 t.py --nproc 2", "hpcenv submit t.py --nproc 2"),
+        ("accelerate launch t.py --nproc 2", "hpcenv submit t.py --nproc 2"),
+        ("python3 -m t --nproc 2", "hpcenv submit -m t --nproc 2"),
+        ("'python t.py' --nproc 2", "hpcenv submit t.py --nodes N --gpus G"),
+        ("python --nproc 2", "hpcenv submit SCRIPT --nodes N --gpus G"),
+    ],
+)
+def test_a_word_that_starts_scripts_is_left_out(hpcenv: Any, project: Path, typed: str, hint: str) -> None:
+    """`hpcenv submit torchrun train.py` looked for a script `torchrun`, and said no more."""
+    (project / "t.py").write_text("")
+    done = hpcenv("submit", *shlex.split(typed), cwd=project)
+    assert done.status == 13
+    assert done.stderr.splitlines()[-1] == f"hint: {hint}"
+    (project / "python").write_text("print(1)\n")
+    done = hpcenv("submit", "python", "--nproc", "1", "--cluster", "local", "--dry-run", cwd=project)
+    assert done.status == 0, done.stderr
