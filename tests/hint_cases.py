@@ -137,6 +137,11 @@ CASES: tuple[Case, ...] = (
         FOR_CPU,
     ),
     Case(
+        "a word that starts scripts",
+        ("submit", "torchrun", "train.py", *ONE),
+        places=("submission/shell_script.py: *",),
+    ),
+    Case(
         "the file of a module",
         ("submit", "-m", "package/train.py", *ONE),
         "mkdir package && cp train.py package/",

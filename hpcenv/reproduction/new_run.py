@@ -323,7 +323,7 @@ def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
     context = replace(context, cwd=new.folder, command=request.command_of(new.plan.options))
     plan = plan_job(new.workspace, new.plan.options, context)
     _require_same_code(new, plan.source, plan.manifest.script_sha256)
-    return submit(plan, context)
+    return submit(plan, context, any_packages=True)
 
 
 def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status: RunStatus, cwd: Path) -> Reproduction:

@@ -39,7 +39,7 @@ from hpcenv.text import plural
 
 
 def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ...]) -> None:
-    """Refuse a stale lockfile. The environment itself is not read: the nodes read it anyway."""
+    """Refuse a stale lockfile. A host environment is looked at when the job is submitted (host_packages.py)."""
     if reasons:
         path = workspace.lockfile_path(lock)
         # `ubuntu` names no image: another lock would be refused, too.

@@ -66,7 +66,7 @@ def require_in_environment(
     folder = only_packages(environment, variables)
     if folder is None or top in sys.stdlib_module_names:
         return (unknown,)
-    folders, complete = _places(folder)
+    folders, complete = places_below(folder)
     if any(_file_of(module, place) is not None for place in folders):
         return ()
     if complete or any(_is_fixed(module, place) for place in folders):
@@ -115,7 +115,7 @@ def only_packages(environment: Environment, variables: Mapping[str, str]) -> Pat
     return folders[0] if len(folders) == 1 else None
 
 
-def _places(folder: Path) -> tuple[list[Path], bool]:
+def places_below(folder: Path) -> tuple[list[Path], bool]:
     """Return the folder and those that its .pth files add, and whether these are all.
 
     A line of a .pth file that runs code may find more (editable installs), and a folder that is not here may be there.

@@ -53,19 +53,21 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
     Raises:
         ScriptUnusable: the script is the name of such a program; the hint is the command without it.
     """
-    words = list(command)
-    after = words[words.index(script) + 1 :] if script in words else args
-    first, *rest = [*script.split(), *after] or [""]
+    words, at = list(command), command.index(script) if script in command else len(command)
+    first, *rest = [*script.split(), *(words[at + 1 :] or args)] or [""]
     if not (_STARTERS.match(first) or _STARTS_ON_NODES.match(first)) or (cwd / script).exists():
         return
     program = _program(rest)
-    hint = Command("hpcenv", "submit", *(program or ("SCRIPT",)), "--nodes", "N", "--gpus", "G")
-    if program and script in words and program[-1] in words:
-        at, to = words.index(script), words.index(program[-1])
+    if program and program[-1] in words[at:]:
+        to = words.index(program[-1], at)
         module = [word for word in words[at:to] if word in ("-m", "--module")]
-        hint = Command(*words[:at], *module, *words[to:])
+        words = [*words[:at], *module, *words[to:]]
+    else:
+        words = ["hpcenv", "submit", *(program or ("SCRIPT",)), "--nodes", "N", "--gpus", "G"]
     raise ScriptUnusable(
-        f"`{first}` is not a script: it starts one", why="hpcenv starts the script on all ranks itself", hint=hint
+        f"`{first}` is not a script: it starts one",
+        why="hpcenv starts the script on all ranks itself",
+        hint=Command(*words),
     )
 
 

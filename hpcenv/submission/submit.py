@@ -36,7 +36,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, sync, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
-from hpcenv.submission import after, hub_cache, kept_secrets, locked_container, snapshot
+from hpcenv.submission import after, host_packages, hub_cache, kept_secrets, locked_container, snapshot
 from hpcenv.submission.node_code import copy_node_code
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
@@ -60,13 +60,17 @@ class SubmitResult:
     """Job ids of a chain, the first one first."""
 
 
-def submit(plan: Plan, context: Context) -> SubmitResult:
+def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> SubmitResult:
     """Write the run folder and submit the job.
 
     If something fails, and also after ^C, either the job is queued and recorded, or nothing
     remains.
 
+    Args:
+        any_packages: submit also where a host environment is seen to differ: the table of the nodes is wanted.
+
     Raises:
+        LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
         SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed, if there was one.
         WouldOverwrite: a folder of that name was made in the meantime.
     """
@@ -74,8 +78,9 @@ def submit(plan: Plan, context: Context) -> SubmitResult:
     on_slurm = plan.manifest.cluster == "slurm"
     if on_slurm:
         process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
+    changed = () if any_packages else host_packages.compare(plan.manifest, context)
     wait_for_earlier(plan, context)
-    notes = (*plan.notes, *locked_container.notes_on_sif(plan.manifest.environment, context.environ))
+    notes = (*plan.notes, *changed, *locked_container.notes_on_sif(plan.manifest.environment, context.environ))
     plan = pack_data(plan)
     context, own = kept_secrets.without(context, plan.secret_values), context
     make_folder(run.path)

@@ -31,7 +31,7 @@ from hpcenv.records.sweep import Elements, SweepElement, SweepRecord
 from hpcenv.records.variables import recorded_command
 from hpcenv.runs.entries import Submitted, Sweep, open_folder, problem_of_element, read_sweep_record
 from hpcenv.runs.state import RunState, read_states
-from hpcenv.submission import batch_script, kept_secrets
+from hpcenv.submission import batch_script, host_packages, kept_secrets
 from hpcenv.submission import submit as submit_step
 from hpcenv.submission.locked_container import notes_on_sif
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
@@ -206,13 +206,15 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
     """Write the folders of all elements and submit the array: all of it is queued, or nothing remains.
 
     Raises:
+        LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
         SubmitRejected, ToolMissing: nothing is queued, and the folder is removed.
         WouldOverwrite: a folder of that name was made in the meantime.
     """
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
+    changed = host_packages.compare(sweep.plan.manifest, context)
     submit_step.wait_for_earlier(sweep.plan, context)
-    notes = (*sweep.plan.notes, *notes_on_sif(sweep.plan.manifest.environment, context.environ))
+    notes = (*sweep.plan.notes, *changed, *notes_on_sif(sweep.plan.manifest.environment, context.environ))
     sweep = replace(sweep, plan=submit_step.pack_data(sweep.plan))
     context, own = kept_secrets.without(context, sweep.plan.secret_values), context
     submit_step.make_folder(run.path)

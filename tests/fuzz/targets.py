@@ -131,7 +131,7 @@ def read_a_record(data: bytes) -> None:
     for name, part in zip(names, data.split(b"\n%%\n"), strict=False):
         (info / name).write_bytes(part)
     env = environment.ProbedEnvironment("record", [])
-    dist = packages._read_dist(env, environment.Site(str(site), str(SCRATCH), True), info.name)
+    dist = packages.read_dist(env, environment.Site(str(site), str(SCRATCH), True), info.name)
     entry = report.package_entry(env, dist)
     json.dumps(entry).encode("ascii")
     wheels.InstalledDist.from_probe(entry)

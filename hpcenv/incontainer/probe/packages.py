@@ -32,8 +32,8 @@ def probe_packages(env: ProbedEnvironment) -> Facts:
     first: dict[str, Dist] = {}
     env.shadowed = []
     for site in env.sites:
-        for folder in _metadata_folders(site.path):
-            dist = _read_dist(env, site, folder)
+        for folder in metadata_folders(site.path):
+            dist = read_dist(env, site, folder)
             if first.setdefault(dist.name, dist) is not dist:
                 env.shadowed.append(dist)
     env.dists = [first[name] for name in sorted(first)]
@@ -52,13 +52,13 @@ def digest_line(dist: Dist, digest: str | None) -> str:
     return "\0".join((dist.name, dist.version, digest or "unknown"))
 
 
-def _metadata_folders(path: str) -> list[str]:
+def metadata_folders(path: str) -> list[str]:
     if path.endswith(".egg"):
         return [n for n in list_folder(path) if n == "EGG-INFO"]
     return sorted(n for n in list_folder(path) if n.endswith((".dist-info", ".egg-info")) and n[0] != "~")
 
 
-def _read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
+def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
     """Return one dist. If something is wrong with it, it has a reason and no digest."""
     dist = Dist(site, folder)
     for part in (_read_identity, read_record, read_origin):
@@ -74,11 +74,16 @@ def _read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
     return dist
 
 
+def name_and_version(folder: str) -> tuple[str, str]:
+    """Return what the name of a metadata folder says; METADATA decides."""
+    stem = folder.rsplit(".", 1)[0].split("-")
+    return _normal_name(printable(stem[0])), printable(stem[1] if len(stem) > 1 else "")
+
+
 def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
     """Read name, version and installer; the folder's name replaces a METADATA that cannot be read."""
     info = os.path.join(dist.site.path, dist.folder)
-    stem = dist.folder.rsplit(".", 1)[0].split("-")
-    dist.name, dist.version = _normal_name(printable(stem[0])), printable(stem[1] if len(stem) > 1 else "")
+    dist.name, dist.version = name_and_version(dist.folder)
     try:
         lines = read_metadata(env, dist, os.path.join(info, "INSTALLER"))[:200].split(b"\n")
         dist.installer = printable(lines[0].decode("utf-8", "surrogateescape").strip()) or None
