@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -353,12 +354,13 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
 
     Raises:
         NotAccepted: the list and its digest.
-        FileUnusable: the state folder cannot be written.
     """
     new = new_in(asked, root, environ)
     if asked and given == digest_of(asked):
         if new:
-            keep(asked, root, environ)
+            # Where nothing can be kept, what was typed counts for this call.
+            with suppress(FileUnusable):
+                keep(asked, root, environ)
         return
     if not new and (given is None or not asked):
         return

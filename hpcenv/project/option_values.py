@@ -39,13 +39,15 @@ def positive(value: int) -> int:
     """Return a whole number that is at least 1."""
     if value < 1:
         raise ValueError("must be at least 1")
-    return value
+    return not_negative(value)
 
 
 def not_negative(value: int) -> int:
-    """Return a whole number that is not negative."""
+    """Return a whole number that is not negative, and no larger than Slurm's counts and torch's seeds."""
     if value < 0:
         raise ValueError("must not be negative")
+    if value >= 1 << 32:
+        raise ValueError("must be less than 2^32")
     return value
 
 

@@ -13,6 +13,7 @@ link, equal names, unknown kinds of member, more data than it may hold. (Zip for
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -30,6 +31,7 @@ from typing import IO, TYPE_CHECKING
 
 from hpcenv import filesystem
 from hpcenv.errors import BundleInvalid, FileUnusable, WouldOverwrite
+from hpcenv.image.store.lease import NO_LINKS
 from hpcenv.progress import Event, OnEvent, Phase
 from hpcenv.records.files import open_regular, sha256_of
 from hpcenv.text import printable
@@ -124,7 +126,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
             _write(file, folder, sorted(members, key=lambda member: member.name), step)
         os.chmod(aside, 0o644)
         digest = sha256_of(open_regular(Path(aside)))
-        os.link(aside, target)
+        _give_name(aside, target)
     except FileExistsError as error:
         raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one") from error
     except OSError as error:
@@ -133,6 +135,23 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         with contextlib.suppress(OSError):
             os.unlink(aside)
     return digest
+
+
+def _give_name(aside: str, target: Path) -> None:
+    """Give a file its name, if no other file has it.
+
+    Raises:
+        FileExistsError: another file has it.
+        OSError: it cannot be written.
+    """
+    try:
+        os.link(aside, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from error
+        os.rename(aside, target)
 
 
 def _write(file: IO[bytes], folder: str, members: list[BundleMember], step: OnStep) -> None:
@@ -193,7 +212,7 @@ class Archive:
         """
         self.path = path
         try:
-            self._file = open(path, "rb")  # noqa: SIM115  (closed by close())
+            self._file = open(open_regular(path, follow=True), "rb")  # noqa: SIM115  (closed by close())
         except OSError as error:
             raise FileUnusable(f"cannot read `{path}`", why=error.strerror) from error
         try:
@@ -408,20 +427,33 @@ class Archive:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _unpack_into(self, folder: Path, step: OnStep) -> None:
-        for name, info in sorted(self._infos.items()):
-            if name in self.links:
-                continue
+        self._write_files(folder, self._infos.keys() - self.links.keys(), step)
+        for name, link in sorted(self.links.items()):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(link, folder / name)
+
+    def extract(self, folder: Path, names: Iterable[str]) -> None:
+        """Write some files into a folder of this process alone.
+
+        Raises:
+            FileUnusable: they cannot be written.
+            BundleInvalid: a file differs from its sum.
+        """
+        try:
+            self._write_files(folder, names, _ignored)
+        except OSError as error:
+            raise filesystem.refused(folder, error) from error
+
+    def _write_files(self, folder: Path, names: Iterable[str], step: OnStep) -> None:
+        for name in sorted(names):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            executable = bool(info.external_attr >> 16 & 0o100)
+            executable = bool(self._infos[name].external_attr >> 16 & 0o100)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(path, flags, 0o755 if executable else 0o644), "wb") as file:
                 for chunk in self.chunks(name):
                     file.write(chunk)
                     step(len(chunk))
-        for name, link in sorted(self.links.items()):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(link, folder / name)
 
 
 def _is_link(info: zipfile.ZipInfo) -> bool:

@@ -1,7 +1,7 @@
 """Verify a bundle: its sums, and that lockfile, code and image in it belong together.
 
 Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. Nothing of the bundle is
-executed or written.
+executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted
-from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, About
+from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, RECORD, About
+from hpcenv.reproduction.bundle.same_record import differences, record_again, repeated
 from hpcenv.text import listed
 
 PartResult = Literal["match", "mismatch", "unknown", "absent"]
@@ -83,7 +84,13 @@ def verify_bundle(path: Path, *, on_event: OnEvent = ignore) -> VerifiedBundle:
         about = _record(archive, About, ABOUT)
         manifest = _record(archive, Manifest, _RUN.manifest.name)
         locked = _lockfile(archive)
-        checks = (_sums(archive), _fingerprint(locked, about), *_code(archive, manifest), _image(archive, locked))
+        checks = (
+            _sums(archive),
+            _fingerprint(locked, about),
+            *_code(archive, manifest),
+            _image(archive, locked),
+            *_same_record(archive, about),
+        )
     return VerifiedBundle(
         path=path, run=about.run, fingerprint=about.fingerprint, checks=checks, left_out=about.left_out
     )
@@ -148,6 +155,28 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
     else:
         detail = f"{len(listing.files)} files, those that every node compared (digest {source.digest[:16]}...)"
         yield BundleCheck(name="code", result="match", detail=detail)
+
+
+def _same_record(archive: Archive, about: About) -> Iterator[BundleCheck]:
+    """Yield whether record.json and the files that repeat its values are what the other files give."""
+    again = record_again(archive, [IMAGE, RECORD])
+    if isinstance(again, str):
+        yield BundleCheck(name="record", result="unknown", detail=f"it cannot be made again: {again}")
+        return
+    other, unmade = differences(archive.read(RECORD, most=_LONGEST_RECORD), again)
+    other = (*other, *([] if about.run == again.run else [f"run in {ABOUT}"]))
+    if other:
+        detail = f"{RECORD} has other values than the files of the run: {listed(other, _LISTED)}"
+        yield BundleCheck(name="record", result="mismatch", detail=detail)
+    elif unmade:
+        detail = f"{unmade} metrics of {RECORD} are from files of the training, which no bundle has; the rest matches"
+        yield BundleCheck(name="record", result="absent", detail=detail)
+    else:
+        yield BundleCheck(name="record", result="match", detail=f"{RECORD} was made again from the files of the run")
+    for name in ("README.md", "CITATION.cff"):
+        values = repeated(archive, name, again)
+        if values:
+            yield BundleCheck(name=name, result="mismatch", detail=f"not of this run: {listed(values, _LISTED)}")
 
 
 def _image(archive: Archive, locked: Lockfile) -> BundleCheck:

@@ -11,6 +11,7 @@ import pytest
 from hpcenv.errors import NotAccepted
 from hpcenv.locking.init import init
 from hpcenv.project import acceptance
+from hpcenv.project.acceptance import Asked
 from hpcenv.project.options import OPTIONS
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.request import SubmitOptions
@@ -185,3 +186,14 @@ def test_two_values_of_one_option_are_two_lines() -> None:
     options = SubmitOptions(script="t.py", bind=("/a", "/b:/c:ro"))
     found = acceptance.asked_by_options(options, "request.json", script="t.py")
     assert [(one.key, one.value) for one in found] == [("--bind", "/a"), ("--bind", "/b:/c:ro")]
+
+
+def test_a_typed_digest_counts_for_one_call_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file in place of the folder, as in a full or read-only home")
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    asked = [Asked(key="[submit] runtime", value="/x", means="it is started")]
+    digest = acceptance.digest_of(asked)
+    acceptance.require(asked, tmp_path, environ, given=digest, hint="")
+    for given in (None, "0" * len(digest)):
+        with pytest.raises(NotAccepted):
+            acceptance.require(asked, tmp_path, environ, given=given, hint="")

@@ -59,6 +59,8 @@ def test_the_smallest_project_is_one_line() -> None:
         ('image = "host"\n[[bind]]\nsorce = "/x"', "unknown key `bind[0].sorce`, perhaps you meant `source`"),
         ('image = "host"\n[[bind]]\nsource = "/x"\ntarget = "x"', "`bind[0].target` = 'x': must be an absolute path in the container"),
         ('image = "host"\n[submit]\nnodes = 0', "`submit.nodes` = 0: must be at least 1"),
+        ('image = "host"\n[submit]\nnodes = 99999999999999999999', "`submit.nodes` = 99999999999999999999: must be less than 2^32"),
+        ('image = "host"\n[submit]\nmax-requeues = 99999999999999999999', "`submit.max-requeues` = 99999999999999999999: must be less than 2^32"),
         ('image = "host"\n[submit]\nnodes = true', "`submit.nodes` = True: must be a whole number: nodes = 2"),
         ('image = "host"\n[submit]\ngpus = -1', "`submit.gpus` = -1: must not be negative"),
         ('image = "host"\n[submit]\ntime = "soon"', "`submit.time` = 'soon': is not a length of time: use a number, 90s, 30m, 2h, 1d, 1w, HH:MM:SS or D-HH:MM:SS"),

@@ -9,6 +9,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +58,7 @@ def test_a_bundle_is_verified_and_unpacks_to_what_the_run_was(run: RunFolder, tm
     made = make(run.path, tmp_path / "b.hpcenv.zip", authors=("Doe, Jane",))
     verified = verify_bundle(made.path)
     assert [(check.name, check.result) for check in verified.checks] == [
-        ("sums", "match"), ("lockfile", "match"), ("code", "match"), ("image", "absent"),
+        ("sums", "match"), ("lockfile", "match"), ("code", "match"), ("image", "absent"), ("record", "match"),
     ]  # fmt: skip
     assert verified.result == "match"
     assert verified.left_out == {
@@ -423,3 +424,108 @@ def test_one_changed_byte_anywhere_is_found(run: RunFolder, tmp_path: Path) -> N
             continue
         for line in (tmp_path / "out" / SUMS).read_text().splitlines():
             assert content_of(str(tmp_path / "out" / line[66:])) == line[:64]
+
+
+# -- record.json, and what repeats it -----------------------------------------------------
+
+
+def judged(made: Path, target: Path, **changed: bytes) -> dict[str, str]:
+    verified = verify_bundle(rewritten(made, target, {name.replace("__", "."): text for name, text in changed.items()}))
+    return {check.name: check.result for check in verified.checks if check.result not in ("match", "absent")}
+
+
+def with_value(text: bytes, path: str, value: object) -> bytes:
+    data = at = json.loads(text)
+    *folders, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    for part in folders:
+        at = at[part]
+    at[last] = value
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("run", "another"), ("outcome", "never started"), ("shape.world_size", 4096), ("metrics.0.last", "0x0.0p+0"),
+        ("metrics", []), ("packages.0.version", "9"), ("code.commit", "d" * 40), ("gpu_hours", 1e6), ("args", ["--lr"]),
+        ("environment.LR", "2"), ("environment.MORE", "1"), ("environment", {}), ("lock.fingerprint", "hpc1-0"),
+        ("attempts.0.status", False), ("energy.joules", 5.0), ("submitted", float("nan")), ("invented", 1),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_record_that_the_files_do_not_give_is_a_mismatch(
+    run: RunFolder, tmp_path: Path, path: str, value: object
+) -> None:
+    made = make(run.path, tmp_path / "b.hpcenv.zip").path
+    with Archive(made) as archive:
+        record = archive.read("record.json", most=1 << 20)
+    assert judged(made, tmp_path / "c.zip", record__json=with_value(record, path, value)) == {"record": "mismatch"}
+
+
+@pytest.mark.parametrize(
+    "text", [b"null", b"[]", b"NaN", b"[" * 100_000, "{}".encode("utf-16"), b"{}", b'{"metrics":1}']
+)
+def test_a_record_that_is_none_is_a_mismatch(run: RunFolder, tmp_path: Path, text: bytes) -> None:
+    made = make(run.path, tmp_path / "b.hpcenv.zip").path
+    assert judged(made, tmp_path / "c.zip", record__json=text) == {"record": "mismatch"}
+
+
+def test_text_is_not_compared_and_repeated_values_are(run: RunFolder, tmp_path: Path) -> None:
+    made = make(run.path, tmp_path / "b.hpcenv.zip", authors=("Doe, Jane",)).path
+    with Archive(made) as archive:
+        record, readme, cite = (
+            archive.read(name, most=1 << 20) for name in ("record.json", "README.md", "CITATION.cff")
+        )
+    target = tmp_path / "c.zip"
+    assert judged(made, target, record__json=with_value(record, "notes", ["other words"])) == {}
+    assert judged(made, target, README__md=readme + b"Our words.\n", CITATION__cff=cite + b"abstract: x\n") == {}
+    assert judged(made, target, README__md=readme.replace(b"1 nodes", b"64 nodes")) == {"README.md": "mismatch"}
+    assert judged(made, target, README__md=readme.replace(b"# Run paper", b"# Run p")) == {"README.md": "mismatch"}
+    assert judged(made, target, CITATION__cff=cite.replace(b"cccc", b"dddd")) == {"CITATION.cff": "mismatch"}
+    assert judged(made, target, CITATION__cff=cite.replace(b"hpc1-", b"hpc1-f")) == {"CITATION.cff": "mismatch"}
+
+
+def test_metrics_of_files_that_no_bundle_has_are_counted_and_the_rest_is_compared(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    (run.source / "log.csv").write_text("step,loss\n1,3.0\n2,2.0\n")
+    made = make(run.path, tmp_path / "b.hpcenv.zip").path
+    (check,) = [one for one in verify_bundle(made).checks if one.name == "record"]
+    assert (check.result, check.detail[:9]) == ("absent", "1 metrics")
+    with Archive(made) as archive:
+        record = archive.read("record.json", most=1 << 20)
+    assert judged(made, tmp_path / "c.zip", record__json=with_value(record, "run", "x")) == {"record": "mismatch"}
+
+
+def test_a_bundle_of_an_earlier_hpcenv_verifies() -> None:
+    """Made at commit 0af6350 of tests/recorded_runs/table-1."""
+    verified = verify_bundle(ROOT / "tests" / "bundles" / "0af6350.hpcenv.zip")
+    assert {check.name: check.result for check in verified.checks if check.name == "record"} == {"record": "match"}
+    assert verified.result == "match"
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.zip")
+    with pytest.raises(FileUnusable) as error:
+        verify_bundle(tmp_path / "f.zip")
+    assert "pipe" in str(error.value.why)
+
+
+NO_LINK = """
+#define _GNU_SOURCE
+#include <errno.h>
+int link(const char *a, const char *b) { errno = EPERM; return -1; }
+int linkat(int a, const char *b, int c, const char *d, int e) { errno = EPERM; return -1; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="NOT TESTED: no gcc, which makes a link() that fails")
+def test_a_bundle_is_written_where_there_are_no_hard_links(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "no.c").write_text(NO_LINK)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "no.so", "no.c"], cwd=tmp_path, check=True)
+    words = [sys.executable, "-m", "hpcenv", "bundle", "make", str(run.path), "-o", str(tmp_path / "b.hpcenv.zip")]
+    environ = {**os.environ, "LD_PRELOAD": str(tmp_path / "no.so")}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert verify_bundle(tmp_path / "b.hpcenv.zip").result == "match"
+    again = subprocess.run(words, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert again.returncode != 0 and "exists" in again.stderr

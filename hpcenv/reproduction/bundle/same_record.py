@@ -1,0 +1,93 @@
+"""Whether record.json of a bundle, and what README.md and CITATION.cff repeat of it, are what the other files give.
+
+Runs on: LOGIN NODE. The record is made again from the records and measured values in the bundle, in a folder that is
+removed again. Values are compared; text is not: reasons, notes, and the words around the values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcenv.errors import BundleInvalid, RecordInvalid
+from hpcenv.records.codec import encode_record
+from hpcenv.reproduction.bundle import citation
+from hpcenv.reproduction.bundle.archive import Archive
+from hpcenv.reproduction.record import RunRecord, read_record
+
+# Text, and what hpcenv says about itself.
+_TEXT = frozenset(("notes", "recorded_with", "source", "unknown", "schema"))
+# The keys of these are names of the run. A key of a record that is missing elsewhere is of an older hpcenv.
+_NAMED = frozenset(("environment", "determinism", "values"))
+_LONGEST_TEXT = 1 << 20
+
+
+def record_again(archive: Archive, without: Iterable[str]) -> RunRecord | str:
+    """Return the record that the files of a bundle give, or why they give none.
+
+    Args:
+        without: names of files that are not needed for it.
+    """
+    left = set(without)
+    with tempfile.TemporaryDirectory(prefix="hpcenv-bundle-") as folder:
+        archive.extract(Path(folder), [name for name in archive.sums if name not in left])
+        try:
+            return read_record(Path(folder))
+        except RecordInvalid as error:
+            return error.what
+
+
+def differences(text: bytes, again: RunRecord) -> tuple[tuple[str, ...], int]:
+    """Return where record.json differs from the record that was made again, and how many metrics cannot be made again.
+
+    A metric that the training wrote into a file of its own cannot: a bundle has no such file.
+    """
+    made = json.loads(encode_record(again))
+    try:
+        stored = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return ("it is no record",), 0
+    if not isinstance(stored, dict) or not isinstance(stored.get("metrics"), list):
+        return ("it is no record",), 0
+    files = {"metrics", *(one["file"] for one in made["metrics"])}
+    own = [one for one in stored["metrics"] if not isinstance(one, dict) or one.get("file") in files]
+    unmade = len(stored["metrics"]) - len(own)
+    return tuple(_differences({**stored, "metrics": own}, made, "", named=False)), unmade
+
+
+def _differences(stored: Any, made: Any, path: str, *, named: bool) -> Iterator[str]:
+    if isinstance(stored, dict) and isinstance(made, dict):
+        missing = made.keys() - stored.keys() if named else set[str]()
+        yield from sorted(f"{path}{key}" for key in (stored.keys() - made.keys()) | missing)
+        for key in sorted(stored.keys() & made.keys()):
+            if named or key not in _TEXT:
+                inside = named or key in _NAMED
+                yield from _differences(stored[key], made[key], f"{path}{key}.", named=inside)
+    elif isinstance(stored, list) and isinstance(made, list) and len(stored) == len(made):
+        for at, pair in enumerate(zip(stored, made, strict=True)):
+            yield from _differences(*pair, f"{path}{at}.", named=False)
+    elif stored != made or isinstance(stored, bool) is not isinstance(made, bool):
+        yield path.rstrip(".")
+
+
+def repeated(archive: Archive, name: str, again: RunRecord) -> tuple[str, ...]:
+    """Return the values in README.md or CITATION.cff that are not those of the run."""
+    try:
+        text = archive.read(name, most=_LONGEST_TEXT).decode("utf-8")
+    except (BundleInvalid, UnicodeDecodeError):
+        return ()
+    shape, lock = again.shape, again.lock
+    expected: Mapping[str, str] = {
+        r"\b(hpc[0-9]+-[0-9a-z]+)\b": "" if lock is None else lock.fingerprint,
+        r"^# Run (.*)$": again.run,
+        r"^([0-9]+ nodes with [0-9]+ ranks)": f"{shape.nodes} nodes with {shape.world_size} ranks",
+        r"^title: \"Training run (.*?)(?:, environment [^\"]*)?\"$": json.dumps(again.run)[1:-1],
+        r"^date-released: \"(.*)\"$": citation.day_of(again.submitted),
+        r"^commit: \"(.*)\"$": again.code.commit,
+    }
+    found = ((value, wanted) for rule, wanted in expected.items() for value in re.findall(rule, text, re.MULTILINE))
+    return tuple(dict.fromkeys(value for value, wanted in found if value != wanted))
