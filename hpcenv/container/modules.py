@@ -114,8 +114,11 @@ def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects
                 settings[name] = Setting(name=name, value=value, origin=origin, reason="the job loads it")
         if not in_container:
             continue
-        for bind in _binds(module, origin, notes):
-            binds[bind.target] = bind
+        for bind in _binds(module, origin):
+            if isinstance(bind, Bind):
+                binds[bind.target] = bind
+            else:
+                notes.append(bind)
         used = (*_BINDS, *_LIBRARIES, _WRAPPED_LIBRARY_PATH)
         ignored = [n for n in changed if _OF_RUNTIME.match(n) and n not in used]
         notes += [f"{origin}: {name} is not used; hpcenv sets what it decides" for name in sorted(ignored)]
@@ -144,7 +147,8 @@ def _variables(module: Loaded, changed: Mapping[str, str], *, in_container: bool
     return found
 
 
-def _binds(module: Loaded, origin: str, notes: list[str]) -> Iterable[Bind]:
+def _binds(module: Loaded, origin: str) -> Iterable[Bind | str]:
+    """Yield the binds of a module, and notes on those that are not used."""
     for name in _BINDS:
         known = _items(module.before.get(name, ""))
         for text in _items(module.after.get(name, "")):
@@ -152,7 +156,7 @@ def _binds(module: Loaded, origin: str, notes: list[str]) -> Iterable[Bind]:
                 try:
                     yield _bind(text, origin)
                 except ValueError as error:
-                    notes.append(f"{origin}: {name}: `{text}` is not used: {error}")
+                    yield f"{origin}: {name}: `{text}` is not used: {error}"
     for name in _LIBRARIES:
         known = _items(module.before.get(name, ""))
         for path in _items(module.after.get(name, "")):

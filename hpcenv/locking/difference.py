@@ -118,8 +118,8 @@ def of_lockfile(lockfile: Lockfile) -> dict[str, Value]:
     """Flatten a lockfile into dotted fields."""
     flat: dict[str, Value] = dict(lockfile.facts)
     if lockfile.container is not None:
-        _flatten("container", _tables(lockfile.container, "layers"), into=flat)
-    _flatten("host", _tables(lockfile.host), into=flat)
+        flat |= _flatten("container", _tables(lockfile.container, "layers"))
+    flat |= _flatten("host", _tables(lockfile.host))
     if lockfile.bind:
         modes = (f"{bind.target} ({'read-only' if bind.read_only else 'read-write'})" for bind in lockfile.bind)
         flat["container.binds"] = tuple(sorted(modes))
@@ -167,13 +167,11 @@ def _tables(table: LockTable, *left_out: str) -> dict[str, Any]:
     return document.plain(table, *left_out)
 
 
-def _flatten(prefix: str, value: Any, *, into: dict[str, Value]) -> None:
+def _flatten(prefix: str, value: Any) -> dict[str, Value]:
     """Turn nested tables into dotted fields."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _flatten(f"{prefix}.{key}", inner, into=into)
-    else:
-        into[prefix] = tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, dict):
+        return {prefix: tuple(value) if isinstance(value, list) else value}
+    return {field: one for key, inner in value.items() for field, one in _flatten(f"{prefix}.{key}", inner).items()}
 
 
 def of_run(
@@ -198,7 +196,7 @@ def of_run(
     if manifest.stage is not None and manifest.stage.data:
         flat["run.data"] = tuple(f"{data.source} {data.listing_sha256}" for data in manifest.stage.data)
     if lockfile.code is not None:
-        _flatten("code", _tables(lockfile.code, "reason"), into=flat)
+        flat |= _flatten("code", _tables(lockfile.code, "reason"))
     for name, one in lockfile.data.items():
         flat[f"data.{name}"] = f"{one.compare}: {one.state}"
     if verdict is not None and verdict.settings:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcenv.errors import HpcenvError
+from hpcenv.errors import EnvironmentUnreadable, HpcenvError
 from hpcenv.identity import sif
 from hpcenv.identity.sif import Header, Object, Superblock
 
@@ -116,7 +116,7 @@ def inspect(path: Path, *, hashes: bool = False, on_bytes: Callable[[int], None]
         labels=labels,
         source=source_of(labels, texts),
         lock=optional("embedded lockfile", lambda: _lock(path, header), None),
-        config=optional("OCI configuration", lambda: _config(path, header, notes), None),
+        config=optional("OCI configuration", lambda: _config(path, header), None),
         notes=tuple(notes),
     )
 
@@ -168,13 +168,12 @@ def _lock(path: Path, header: Header) -> EmbeddedLock | None:
     return EmbeddedLock(size=len(text), fields=fields)
 
 
-def _config(path: Path, header: Header, notes: list[str]) -> dict[str, Any] | None:
+def _config(path: Path, header: Header) -> dict[str, Any] | None:
     entry: Object | None = header.named("oci-config.json")
     if entry is None:
         return None
     try:
         config = json.loads(sif.read_object(path, entry))
     except (ValueError, RecursionError) as error:
-        notes.append(f"OCI configuration: {type(error).__name__}")
-        return None
+        raise EnvironmentUnreadable("the OCI configuration cannot be read", why=type(error).__name__) from error
     return config if isinstance(config, dict) else None

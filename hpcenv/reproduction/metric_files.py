@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -39,7 +38,8 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
     problems: list[str] = []
     series: list[Series] = []
     events: dict[str, list[str]] = {}
-    for count, name in enumerate(_candidates(run, problems)):
+    paths, problems = _candidates(run)
+    for count, name in enumerate(paths):
         if count >= _MOST_FILES:
             problems.append(f"only the first {_MOST_FILES} files with metrics were read")
             break
@@ -52,41 +52,45 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
         except OSError as error:
             problems.append(f"{name} was not read: {error.strerror}")
     for folder, names in events.items():
-        series.extend(_read_events(run, folder, names, problems))
+        of_folder, unread = _read_events(run, folder, names)
+        series.extend(of_folder)
+        problems.extend(unread)
     problems += [note for one in series for note in one.notes]
     return FoundMetrics(series=tuple(one for one in series if one.steps), problems=tuple(dict.fromkeys(problems)))
 
 
-def _candidates(run: RunFolder, problems: list[str]) -> Iterator[str]:
-    """Yield the paths of files that can hold metrics, except those that the project brought."""
+def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
+    """Return the paths of files that can hold metrics, except those that the project brought; and what was not seen."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:
         brought = set()
-    left = _MOST_ENTRIES
+    left, found, problems = _MOST_ENTRIES, [], []
     waiting = [(part.name, 1) for part in (run.source, run.other_folder) if part.is_dir() and not part.is_symlink()]
     while waiting:
         folder, depth = waiting.pop()
-        entries = _entries(run.path / folder, problems)
+        entries, problem = _entries(run.path / folder)
+        problems += [problem] if problem else []
         left -= len(entries)
         if left < 0:
             problems.append(f"only {_MOST_ENTRIES} files of the run folder were looked at for metrics")
-            return
+            break
         for name, is_folder in entries:
             path = f"{folder}/{name}"
             if is_folder and depth < _DEEPEST and name != BYTECODE and not name.startswith(".git"):
                 waiting.append((path, depth + 1))
             elif not is_folder and path not in brought and _is_candidate(name):
-                yield path
+                found.append(path)
+    return found, problems
 
 
 def _is_candidate(name: str) -> bool:
     return name.endswith((".csv", ".jsonl")) or _EVENTS.fullmatch(name) is not None
 
 
-def _entries(folder: Path, problems: list[str]) -> list[tuple[str, bool]]:
-    """Return the files and folders in a folder, sorted; links and other things are left out."""
-    found = []
+def _entries(folder: Path) -> tuple[list[tuple[str, bool]], str]:
+    """Return the files and folders in a folder, sorted, without links and other things; and why some are missing."""
+    found, problem = [], ""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -95,12 +99,16 @@ def _entries(folder: Path, problems: list[str]) -> list[tuple[str, bool]]:
                 if len(found) > _MOST_ENTRIES:
                     break
     except OSError as error:
-        problems.append(f"{folder.name} was not looked at for metrics: {error.strerror}")
-    return sorted(found)
+        problem = f"{folder.name} was not looked at for metrics: {error.strerror}"
+    return sorted(found), problem
 
 
-def _read_events(run: RunFolder, folder: str, names: list[str], problems: list[str]) -> Iterator[Series]:
-    """Yield the scalars of the event files in one folder; a training that starts again writes another file."""
+def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Series], list[str]]:
+    """Return the scalars of the event files in one folder, and what was not read.
+
+    A training that starts again writes another file.
+    """
+    series, problems = [], []
     found: dict[str, list[tuple[int, float]]] = {}
     dtypes: dict[str, str] = {}
     for name in sorted(names, key=_begun):
@@ -117,9 +125,12 @@ def _read_events(run: RunFolder, folder: str, names: list[str], problems: list[s
     for tag, pairs in found.items():
         steps, values, twice = by_step(pairs)
         notes = (f"{folder}: {tag} has {twice} steps more than once; the last value counts",) if twice else ()
-        yield Series(
-            name=tag, source="tensorboard", file=folder, dtype=dtypes[tag], steps=steps, values=values, notes=notes
+        series.append(
+            Series(
+                name=tag, source="tensorboard", file=folder, dtype=dtypes[tag], steps=steps, values=values, notes=notes
+            )
         )
+    return series, problems
 
 
 def _begun(path: str) -> tuple[int, str]:

@@ -187,12 +187,11 @@ def record_of(run: RunFolder, measured: Measured) -> RunRecord:
     """Return the record of a run whose metrics are read already; else as `read_record`."""
     manifest = load_record(Manifest, run.manifest)
     submission = load_record(Submission, run.submission)
-    notes = list(measured.problems)
-    locked = _locked(run, notes)
+    locked, lock_notes = _locked(run)
     attempts = read_attempts(run)
-    nodes = _nodes(run, notes)
+    nodes, node_notes = _nodes(run)
     verdict, problem = read_verdict(run)
-    notes += [problem] if problem else []
+    notes = (*measured.problems, *lock_notes, *node_notes, *filter(None, (problem,)))
     first = next(iter(verdict.settings), "") if verdict is not None else ""
     known = (*verdict.inherited.get(first, ()), *verdict.settings[first]) if verdict and first else manifest.settings
     return RunRecord(
@@ -232,12 +231,11 @@ def with_energy(record: RunRecord, joules: float | None, source: str) -> RunReco
 # -- parts --------------------------------------------------------------------------------
 
 
-def _locked(run: RunFolder, notes: list[str]) -> Lockfile | None:
+def _locked(run: RunFolder) -> tuple[Lockfile | None, tuple[str, ...]]:
     try:
-        return read_lockfile(run.lockfile)
+        return read_lockfile(run.lockfile), ()
     except HpcenvError as error:
-        notes.append(f"the lockfile of the run cannot be read: {error.what}")
-        return None
+        return None, (f"the lockfile of the run cannot be read: {error.what}",)
 
 
 def _lock_record(locked: Lockfile) -> LockRecord:
@@ -292,8 +290,8 @@ def _code(manifest: Manifest) -> CodeRecord:
     )
 
 
-def _nodes(run: RunFolder, notes: list[str]) -> tuple[NodeRecord, ...]:
-    found = []
+def _nodes(run: RunFolder) -> tuple[tuple[NodeRecord, ...], list[str]]:
+    found, notes = [], []
     for path in sorted(run.facts.glob("*.json")):
         try:
             facts = load_record(Facts, path)
@@ -304,7 +302,7 @@ def _nodes(run: RunFolder, notes: list[str]) -> tuple[NodeRecord, ...]:
         found.append(NodeRecord(node=facts.node, values=values, unknown=facts.unknown))
     if not found:
         notes.append("no node has written what it found")
-    return tuple(found)
+    return tuple(found), notes
 
 
 def _without_credential(name: str, value: Value) -> Value:

@@ -105,7 +105,7 @@ class Diagnosis:
 
 
 class _Notes:
-    """Facts and troubles collected so far."""
+    """The facts and troubles that one part of the survey found."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -129,30 +129,27 @@ def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
     Args:
         store: where images are kept.
     """
-    notes = _Notes()
-    configured = _slurm(notes, context)
-    offers, rules = _partitions(notes, context)
+    environ = context.environ
+    version, how = _version(environ)
+    cluster = node_types.cluster_name(environ, cache=context.cache)
+    of_slurm, configured = _slurm(environ, version, how, cluster)
+    of_partitions, offers, rules = _partitions(environ)
     partitions = _merge(offers, rules)
-    accounts = _accounting(notes, context)
-    _gpus(notes, configured, offers)
-    _preemption(notes, configured, partitions)
-    _containers(notes, context)
-    _places(notes, context, store)
-    _python(notes, context)
+    of_accounting, accounts = _accounting(environ, there=bool(version))
+    parts = (
+        *(of_slurm, of_partitions, of_accounting, _gpus(configured, offers), _preemption(configured, partitions)),
+        *(_containers(environ), _places(context, store), _python(environ)),
+    )
+    troubles = [trouble for part in parts for trouble in part.troubles]
     return Diagnosis(
-        facts=tuple(notes.facts),
+        facts=tuple(fact for part in parts for fact in part.facts),
         partitions=partitions,
-        troubles=tuple(sorted(notes.troubles, key=lambda trouble: not trouble.blocking)),
-        cluster="" if notes_value(notes, "cluster") == UNKNOWN else notes_value(notes, "cluster"),
+        troubles=tuple(sorted(troubles, key=lambda trouble: not trouble.blocking)),
+        cluster=_plain(cluster.value),
         gres=tuple(filter(None, configured.get("grestypes", "").split(","))),
         accounts=accounts,
         slurm=configured,
     )
-
-
-def notes_value(notes: _Notes, name: str) -> str:
-    """Return what was noted under a name."""
-    return next((fact.value for fact in notes.facts if fact.name == name), UNKNOWN)
 
 
 # -- Slurm --------------------------------------------------------------------------------
@@ -176,9 +173,11 @@ _CONFIGURED = (
 )
 
 
-def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
-    """Note version and configuration; return the configuration as far as it is known."""
-    version, how = _version(context.environ)
+def _slurm(
+    environ: Mapping[str, str], version: str, how: str, name: node_types.SourcedValue
+) -> tuple[_Notes, dict[str, str]]:
+    """Return version and configuration as facts, and the configuration as far as it is known."""
+    notes = _Notes()
     notes.add("Slurm", "version", version, how)
     number = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
     if version and number < _OLDEST:
@@ -187,10 +186,9 @@ def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
         notes.trouble(
             "there is no Slurm here", how, "load the module that provides sbatch, or use --cluster local", blocking=True
         )
-    name = node_types.cluster_name(context.environ, cache=context.cache)
     notes.add("Slurm", "cluster", name.value, name.how)
     try:
-        found = node_types.configuration(context.environ, seconds=_SECONDS)
+        found = node_types.configuration(environ, seconds=_SECONDS)
     except HpcenvError as error:
         for what, _, _ in _CONFIGURED:
             notes.add("Slurm", what, "", _reason(error))
@@ -198,7 +196,7 @@ def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
             why = _reason(error)
             remedy = error.hint or "`scontrol ping` tells whether it is up"
             notes.trouble("Slurm does not tell its configuration", why, remedy)
-        return {}
+        return notes, {}
     for what, key, unset in _CONFIGURED:
         if key.lower() in found:
             notes.add("Slurm", what, found[key.lower()] or unset, f"scontrol show config: {key}")
@@ -212,7 +210,7 @@ def _slurm(notes: _Notes, context: Context) -> dict[str, str]:
             "EnforcePartLimits is NO",
             "nothing: `hpcenv submit` compares with the partition itself, sbatch does not",
         )
-    return found
+    return notes, found
 
 
 def _version(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -260,13 +258,16 @@ def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
     return "credential lifetime", "120 s", "Slurm's default; AuthInfo sets no cred_expire"
 
 
-def _partitions(notes: _Notes, context: Context) -> tuple[tuple[node_types.Offer, ...], dict[str, dict[str, str]]]:
+def _partitions(
+    environ: Mapping[str, str],
+) -> tuple[_Notes, tuple[node_types.Offer, ...], dict[str, dict[str, str]]]:
     """Ask for partitions and their nodes, and for their rules."""
+    notes = _Notes()
     offers: tuple[node_types.Offer, ...] = ()
     rules: dict[str, dict[str, str]] = {}
     try:
-        offers = node_types.offers(context.environ, seconds=_SECONDS)
-        rules = node_types.partition_rules(context.environ, seconds=_SECONDS)
+        offers = node_types.offers(environ, seconds=_SECONDS)
+        rules = node_types.partition_rules(environ, seconds=_SECONDS)
     except HpcenvError as error:
         notes.add("Slurm", "partitions", "", _reason(error))
     else:
@@ -279,7 +280,7 @@ def _partitions(notes: _Notes, context: Context) -> tuple[tuple[node_types.Offer
     if down:
         some = "; ".join(f"{hosts} {state}" for hosts, state in list(down.items())[:5])
         notes.trouble(f"nodes are out of use: {some}", "sinfo", "nothing: jobs get other nodes, or wait")
-    return offers, rules
+    return notes, offers, rules
 
 
 def _merge(offers: tuple[node_types.Offer, ...], rules: Mapping[str, Mapping[str, str]]) -> tuple[PartitionFacts, ...]:
@@ -318,40 +319,42 @@ def _gpus_of(offer: node_types.Offer) -> str:
     return "+".join(f"{kind}:{count}" if kind else str(count) for kind, count in sorted(offer.gpus.items())) or "0"
 
 
-def _accounting(notes: _Notes, context: Context) -> tuple[str, ...]:
-    """Note whether sacct answers, and return the user's accounts."""
+def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tuple[str, ...]]:
+    """Return whether sacct answers, and the user's accounts; `there` says whether there is a Slurm."""
+    notes = _Notes()
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw", "--starttime=now-1minutes"]
     try:
-        _ask(argv, context.environ)
+        _ask(argv, environ)
     except HpcenvError as error:
         reason = _reason(error)
         # `no` only if sacct answered so; otherwise it is unknown.
         answered = isinstance(error, ToolFailed) and error.status is not None and "disabled" in reason
         notes.add("Slurm", "accounting", "no" if answered else "", reason)
-        if notes_value(notes, "version") != UNKNOWN:
+        if there:
             notes.trouble(
                 "sacct does not answer",
                 reason,
                 "nothing: states of ended jobs come from the run's own records; those before them are not known",
             )
-        return ()
+        return notes, ()
     notes.add("Slurm", "accounting", "yes", "sacct answers")
     me = filesystem.user_name(os.geteuid())
     try:
         said = _ask(
             ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={me}", "format=account"],
-            context.environ,
+            environ,
         )
     except HpcenvError as error:
         notes.add("Slurm", "your accounts", "", _reason(error))
-        return ()
+        return notes, ()
     accounts = tuple(dict.fromkeys(line.partition("|")[0].strip() for line in said.splitlines() if line.strip()))
     notes.add("Slurm", "your accounts", ", ".join(accounts[:20]), "sacctmgr" if accounts else "sacctmgr lists none")
-    return accounts
+    return notes, accounts
 
 
-def _gpus(notes: _Notes, configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -> None:
-    """Note in which form GPUs are asked for, and which types there are."""
+def _gpus(configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -> _Notes:
+    """Return in which form GPUs are asked for, and which types there are."""
+    notes = _Notes()
     if not configured:
         notes.add("Slurm", "GPU request", "", "the configuration is not known")
     elif "gpu" not in configured.get("grestypes", "").split(","):
@@ -363,15 +366,17 @@ def _gpus(notes: _Notes, configured: Mapping[str, str], offers: tuple[node_types
     types = sorted({kind for offer in offers for kind in offer.gpus if kind})
     if offers:
         notes.add("Slurm", "GPU types", ", ".join(types) or "none named", "sinfo: GRES of the nodes")
+    return notes
 
 
-def _preemption(notes: _Notes, configured: Mapping[str, str], partitions: tuple[PartitionFacts, ...]) -> None:
-    """Say where preempted jobs get too little warning."""
+def _preemption(configured: Mapping[str, str], partitions: tuple[PartitionFacts, ...]) -> _Notes:
+    """Return where preempted jobs get too little warning."""
+    notes = _Notes()
     hit = [part for part in partitions if part.preempt_mode.upper() in ("REQUEUE", "CANCEL")]
     if not hit or configured.get("preempttype", "") in ("", "preempt/none"):
-        return
+        return notes
     names = ", ".join(part.name for part in hit[:8])
-    if notes_value(notes, "signal before preemption") == "no":
+    if _user_signal(configured)[1] == "no":
         notes.trouble(
             f"jobs in {names} can be preempted without their signal: TERM comes at once",
             "send_user_signal is not set",
@@ -384,18 +389,19 @@ def _preemption(notes: _Notes, configured: Mapping[str, str], partitions: tuple[
             "GraceTime is 0: KILL follows TERM after KillWait",
             "save often, or ask for a GraceTime",
         )
+    return notes
 
 
 # -- this machine -------------------------------------------------------------------------
 
 
-def _containers(notes: _Notes, context: Context) -> None:
-    """Note what starts containers, and what it needs of the kernel; of this machine, nodes may differ."""
-    group = "Containers (of this machine)"
-    userns, userns_how = _user_namespaces(context.environ)
+def _containers(environ: Mapping[str, str]) -> _Notes:
+    """Return what starts containers, and what it needs of the kernel; of this machine, nodes may differ."""
+    notes, group = _Notes(), "Containers (of this machine)"
+    userns, userns_how = _user_namespaces(environ)
     try:
-        program = runtime.find(context.environ.get("PATH"))
-        found = runtime.identify(program, context.environ)
+        program = runtime.find(environ.get("PATH"))
+        found = runtime.identify(program, environ)
         notes.add(group, "runtime", f"{found} at {program}", f"{program} --version")
         if found.unusable:
             notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer one")
@@ -405,7 +411,7 @@ def _containers(notes: _Notes, context: Context) -> None:
         program = ""
     setuid = ""
     if program:
-        setuid, how = _setuid(program, context.environ)
+        setuid, how = _setuid(program, environ)
         notes.add(group, "runtime starts", setuid, how)
     notes.add(group, "user namespaces", userns, userns_how)
     if program and userns == "no" and setuid == "through user namespaces":
@@ -418,6 +424,7 @@ def _containers(notes: _Notes, context: Context) -> None:
     notes.add(group, "subordinate ids", ranges, ranges_how)
     version, how = _cgroup()
     notes.add(group, "cgroup", version, how)
+    return notes
 
 
 def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -479,8 +486,9 @@ def _cgroup() -> tuple[str, str]:
     return "", "/sys/fs/cgroup is of neither kind"
 
 
-def _places(notes: _Notes, context: Context, store: StorePlace) -> None:
-    """Note which folders compute nodes see."""
+def _places(context: Context, store: StorePlace) -> _Notes:
+    """Return which folders compute nodes see."""
+    notes = _Notes()
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = {"home": home, "this folder": context.cwd, "image store": store.root, "hpcenv's Python": Path(sys.prefix)}
     for what, place in places.items():
@@ -498,6 +506,7 @@ def _places(notes: _Notes, context: Context, store: StorePlace) -> None:
                 _TO_DO[what],
                 blocking=what == "hpcenv's Python",
             )
+    return notes
 
 
 _TO_DO = {
@@ -508,12 +517,13 @@ _TO_DO = {
 }
 
 
-def _python(notes: _Notes, context: Context) -> None:
-    group = "This hpcenv"
+def _python(environ: Mapping[str, str]) -> _Notes:
+    notes, group = _Notes(), "This hpcenv"
     notes.add(group, "Python", f"{sys.version.split()[0]} at {sys.executable}", "this process")
-    loader = next((name for name in ("LMOD_CMD", "MODULESHOME") if context.environ.get(name)), None)
+    loader = next((name for name in ("LMOD_CMD", "MODULESHOME") if environ.get(name)), None)
     modules = {"LMOD_CMD": "Lmod", "MODULESHOME": "Environment Modules"}.get(loader or "", "none")
     notes.add(group, "modules", modules, f"{loader} is set" if loader else "neither LMOD_CMD nor MODULESHOME is set")
+    return notes
 
 
 def _ask(argv: list[str], environ: Mapping[str, str]) -> str:

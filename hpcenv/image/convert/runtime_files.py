@@ -100,10 +100,11 @@ def runtime_files(
         ImageUnavailable: a part of the configuration has the wrong type, or it is too long.
     """
     settings = _settings(config)
-    notes: list[str] = []
-    scripts = _environment_scripts(_variables(settings, notes))
-    run = _runscript(_words(settings, "Entrypoint", notes), _words(settings, "Cmd", notes))
-    found = {**_image_labels(settings, notes), **_schema_labels(architecture, epoch), **labels}
+    variables, of_variables = _variables(settings)
+    (entrypoint, of_entrypoint), (command, of_command) = _words(settings, "Entrypoint"), _words(settings, "Cmd")
+    own, of_labels = _image_labels(settings)
+    scripts, run = _environment_scripts(variables), _runscript(entrypoint, command)
+    found = {**own, **_schema_labels(architecture, epoch), **labels}
     definition = _definition(labels.get("hpcenv.source.manifest-digest"))
     shown = {name: scripts[name] for name in ("10-docker2singularity.sh", "90-environment.sh")}
     return RuntimeFiles(
@@ -113,7 +114,7 @@ def runtime_files(
         inspection=_inspection(shown, run, found, definition),
         oci_config=_compact(settings),
         labels=found,
-        notes=tuple(notes),
+        notes=(*of_variables, *of_entrypoint, *of_command, *of_labels),
     )
 
 
@@ -243,8 +244,10 @@ _PATH_WORDS = "SING_USER_DEFINED_"
 _OWN = ("hpcenv.source.", "hpcenv.format")
 
 
-def _variables(settings: Mapping[str, Any], notes: list[str]) -> dict[str, str]:
+def _variables(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the image's variables, and which are omitted."""
     variables: dict[str, str] = {}
+    notes = []
     for item in settings.get("Env", ()):
         name, _, value = item.partition("=")
         why = None
@@ -259,23 +262,22 @@ def _variables(settings: Mapping[str, Any], notes: list[str]) -> dict[str, str]:
         else:
             variables.pop(name, None)
             variables[name] = value
-    return variables
+    return variables, notes
 
 
-def _words(settings: Mapping[str, Any], name: str, notes: list[str]) -> list[str]:
+def _words(settings: Mapping[str, Any], name: str) -> tuple[list[str], tuple[str, ...]]:
     words: list[str] = settings.get(name, [])
     if any("\0" in word for word in words):
-        notes.append(f"the image's {name} is omitted: it has a NUL byte")
-        return []
-    return words
+        return [], (f"the image's {name} is omitted: it has a NUL byte",)
+    return words, ()
 
 
-def _image_labels(settings: Mapping[str, Any], notes: list[str]) -> dict[str, str]:
-    """Return the image's labels without those that only hpcenv may set."""
+def _image_labels(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the image's labels without those that only hpcenv may set, and which these are."""
     labels: dict[str, str] = settings.get("Labels", {})
     forged = [name for name in labels if name.startswith(_OWN)]
-    notes += [f"the image's label {name[:100]!r} is omitted: hpcenv sets it" for name in forged]
-    return {name: text for name, text in labels.items() if name not in forged}
+    notes = [f"the image's label {name[:100]!r} is omitted: hpcenv sets it" for name in forged]
+    return {name: text for name, text in labels.items() if name not in forged}, notes
 
 
 def _schema_labels(architecture: str, epoch: int) -> dict[str, str]:

@@ -96,20 +96,23 @@ def find(registry: str, repository: str, environ: Mapping[str, str]) -> Search:
         environ: the user's environment; without HOME the home folder of the account is used.
     """
     notes: list[str] = []
-    for credential in _candidates(registry, repository, environ, notes):
-        if credential is not None:
-            return Search(credential=credential, notes=tuple(notes))
+    for found in _candidates(registry, repository, environ):
+        if isinstance(found, Credential):
+            return Search(credential=found, notes=tuple(notes))
+        if found is not None:
+            notes.append(found)
     return Search(credential=None, notes=tuple(notes))
 
 
-def _candidates(
-    registry: str, repository: str, environ: Mapping[str, str], notes: list[str]
-) -> Iterator[Credential | None]:
+def _candidates(registry: str, repository: str, environ: Mapping[str, str]) -> Iterator[Credential | str | None]:
+    """Yield credentials, and notes about what could not be used."""
     yield _from_variables(environ)
     for path in _files(environ):
-        config = _read(path, notes)
-        if config is not None:
-            yield _from_file(config, path, registry, repository, environ, notes)
+        config = _read(path)
+        if isinstance(config, Mapping):
+            yield from _from_file(config, path, registry, repository, environ)
+        else:
+            yield config
 
 
 def _from_variables(environ: Mapping[str, str]) -> Credential | None:
@@ -146,53 +149,41 @@ def _home(environ: Mapping[str, str]) -> Path:
         return Path("/nonexistent")
 
 
-def _read(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
-    """Return the content of a credentials file; None if the file is missing or invalid."""
+def _read(path: Path) -> Mapping[str, Any] | str | None:
+    """Return the content of a credentials file; None if the file is missing, or why it cannot be used."""
     try:
         # Non-blocking: the file may be a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        notes.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not a path'}")
-        return None
+        return f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not a path'}"
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            notes.append(f"{path} is not a file")
-            return None
+            return f"{path} is not a file"
         raw = os.read(fd, _FILE_LIMIT + 1)
         config = json.loads(raw) if len(raw) <= _FILE_LIMIT else None
     except (OSError, ValueError, RecursionError):
         config = None
     finally:
         os.close(fd)
-    if not isinstance(config, dict):
-        # Without the parser's message, which would quote the file.
-        notes.append(f"{path} is not a docker configuration (JSON)")
-        return None
-    return config
+    # Without the parser's message, which would quote the file.
+    return config if isinstance(config, dict) else f"{path} is not a docker configuration (JSON)"
 
 
 def _from_file(
-    config: Mapping[str, Any],
-    path: Path,
-    registry: str,
-    repository: str,
-    environ: Mapping[str, str],
-    notes: list[str],
-) -> Credential | None:
+    config: Mapping[str, Any], path: Path, registry: str, repository: str, environ: Mapping[str, str]
+) -> Iterator[Credential | str | None]:
     keys = _keys(registry, repository)
-    for helper in _helpers(config, registry, keys, path, notes):
-        credential = _ask_helper(helper, registry, path, environ, notes)
-        if credential is not None:
-            return credential
+    for helper in _helpers(config, keys):
+        if isinstance(helper, str) and _HELPER.fullmatch(helper):
+            yield _ask_helper(helper, registry, path, environ)
+        else:
+            yield f"{path} names a credential helper for {registry} that is not a valid name of a program"
     auths = config.get("auths")
     entries = {_plain(key): entry for key, entry in auths.items()} if isinstance(auths, dict) else {}
     for key in keys:
-        credential = _from_entry(entries.get(key), key, path, notes)
-        if credential is not None:
-            return credential
-    return None
+        yield _from_entry(entries.get(key), f"{path} ({key})")
 
 
 def _keys(registry: str, repository: str) -> list[str]:
@@ -207,23 +198,17 @@ def _plain(key: str) -> str:
     return re.sub(r"/v[12]/?$", "", re.sub(r"^https?://", "", key)).rstrip("/")
 
 
-def _helpers(config: Mapping[str, Any], registry: str, keys: list[str], path: Path, notes: list[str]) -> Iterator[str]:
+def _helpers(config: Mapping[str, Any], keys: list[str]) -> list[object]:
+    """Return the helpers that a file names for a registry, each once."""
     own = config.get("credHelpers")
     named = {_plain(key): helper for key, helper in own.items()} if isinstance(own, dict) else {}
-    done: set[str] = set()
+    found: list[object] = []
     for helper in (*(named.get(key) for key in keys), config.get("credsStore")):
-        if not helper or (isinstance(helper, str) and helper in done):
-            continue
-        if isinstance(helper, str) and _HELPER.fullmatch(helper):
-            done.add(helper)
-            yield helper
-        else:
-            notes.append(f"{path} names a credential helper for {registry} that is not a valid name of a program")
+        found += [helper] if helper and helper not in found else []
+    return found
 
 
-def _ask_helper(
-    helper: str, registry: str, path: Path, environ: Mapping[str, str], notes: list[str]
-) -> Credential | None:
+def _ask_helper(helper: str, registry: str, path: Path, environ: Mapping[str, str]) -> Credential | str | None:
     """Run `docker-credential-HELPER get`; the registry and the secret pass through pipes."""
     name = f"docker-credential-{helper}"
     server = _HUB_KEY if registry in _HUB_NAMES else registry
@@ -238,21 +223,18 @@ def _ask_helper(
             accept=tuple(range(-64, 256)),
         )
     except (ToolMissing, ToolFailed) as error:
-        notes.append(f"{path} names `{name}`: {error.what}")
-        return None
+        return f"{path} names `{name}`: {error.what}"
     if answer.status != 0:
         # Helpers print this if they have no credentials; it is no failure.
-        if "credentials not found" not in answer.stdout + answer.stderr:
-            notes.append(f"`{name}` (named in {path}) ended with status {answer.status}")
-        return None
+        without = "credentials not found" in answer.stdout + answer.stderr
+        return None if without else f"`{name}` (named in {path}) ended with status {answer.status}"
     try:
         fields = json.loads(answer.stdout)
         user, secret = fields["Username"], fields["Secret"]
     except (ValueError, KeyError, TypeError, RecursionError):
         user = secret = None
     if not isinstance(user, str) or not isinstance(secret, str) or not secret:
-        notes.append(f"`{name}` (named in {path}) did not answer with a credential")
-        return None
+        return f"`{name}` (named in {path}) did not answer with a credential"
     return Credential(
         user="" if user == _TOKEN_USER else user,
         secret=secret,
@@ -261,10 +243,9 @@ def _ask_helper(
     )
 
 
-def _from_entry(entry: object, key: str, path: Path, notes: list[str]) -> Credential | None:
+def _from_entry(entry: object, origin: str) -> Credential | str | None:
     if not isinstance(entry, dict):
         return None
-    origin = f"{path} ({key})"
     for name, kind in (("identitytoken", "identity"), ("registrytoken", "bearer")):
         token = entry.get(name)
         if isinstance(token, str) and token:
@@ -275,8 +256,7 @@ def _from_entry(entry: object, key: str, path: Path, notes: list[str]) -> Creden
         try:
             text = base64.b64decode(auth, validate=True).decode("utf-8").rstrip("\0")
         except (ValueError, binascii.Error):
-            notes.append(f"{origin}: `auth` is not base64 of USER:PASSWORD")
-            return None
+            return f"{origin}: `auth` is not base64 of USER:PASSWORD"
         user, _, secret = text.partition(":")
     if isinstance(user, str) and isinstance(secret, str) and user and secret:
         kind_: Literal["password", "identity"] = "identity" if user == _TOKEN_USER else "password"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,14 @@ from hpcenv.submission import credentials
 # A value that is shorter stands in files by chance.
 _SHORTEST_CREDENTIAL = 8
 _LONGEST_RECORD = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LeftOut:
+    """A file that is not taken, and why."""
+
+    name: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +66,14 @@ def collect(run: RunFolder, *, log: bool = False) -> Content:
         UsageError: the value of a credential stands in one of the files.
     """
     manifest = load_record(Manifest, run.manifest)
-    left_out: dict[str, str] = {}
     try:
-        members = [*_records(run, manifest, left_out), *_code(run, manifest, left_out)]
-        members = _without_private_diff(members, run, left_out)
+        found = [*_records(run, manifest), *_code(run, manifest)]
+        members = [one for one in found if isinstance(one, BundleMember)]
+        left_out = {one.name: one.why for one in found if isinstance(one, _LeftOut)}
+        private = _private_in_diff(members, run, left_out)
+        if private:
+            left_out[run.source_diff.name] = f"it has the content of {private}"
+            members = [member for member in members if member.name != run.source_diff.name]
         if log and run.log.is_file():
             members.append(BundleMember(name=run.log.name, source=run.log))
         elif run.log.is_file():
@@ -77,23 +89,23 @@ def collect(run: RunFolder, *, log: bool = False) -> Content:
 # -- records ------------------------------------------------------------------------------
 
 
-def _records(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Iterator[BundleMember]:
+def _records(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOut]:
     yield _member(run.manifest.name, _clean_manifest(manifest))
     if run.request.is_file():
         yield _member(run.request.name, _clean_request(load_record(RequestRecord, run.request)))
     for path in (run.lockfile, run.submission, run.script, run.listing_after, run.source_diff):
         if _is_regular(path):
             yield BundleMember(name=path.name, source=path)
-    yield from _of_attempt(run, "", left_out)
+    yield from _of_attempt(run, "")
     if run.attempts.is_dir():
         for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name):
             if folder.is_dir() and not folder.is_symlink():
-                yield from _of_attempt(RunFolder(folder), f"{run.attempts.name}/{folder.name}/", left_out)
+                yield from _of_attempt(RunFolder(folder), f"{run.attempts.name}/{folder.name}/")
     for folder in (run.metrics, run.determinism, run.trace):
         yield from _files_below(run.path, folder)
 
 
-def _of_attempt(run: RunFolder, prefix: str, left_out: dict[str, str]) -> Iterator[BundleMember]:
+def _of_attempt(run: RunFolder, prefix: str) -> Iterator[BundleMember | _LeftOut]:
     """Yield the records of one attempt: those of the newest lie in the run folder itself."""
     for path in (run.verdict, run.started, run.finished):
         if _is_regular(path):
@@ -104,7 +116,7 @@ def _of_attempt(run: RunFolder, prefix: str, left_out: dict[str, str]) -> Iterat
             try:
                 yield _member(name, _clean_facts(load_record(Facts, path)))
             except RecordInvalid as error:
-                left_out[name] = error.what
+                yield _LeftOut(name=name, why=error.what)
     for folder in (run.exits, run.preflight):
         for member in _files_below(run.path, folder):
             yield replace(member, name=f"{prefix}{member.name}")
@@ -184,7 +196,7 @@ def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None
 # -- code ---------------------------------------------------------------------------------
 
 
-def _code(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Iterator[BundleMember]:
+def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOut]:
     """Yield the copy of the code as it was at submission; what the run changed in it is left out and named."""
     source = manifest.source
     if source is None:
@@ -197,25 +209,22 @@ def _code(run: RunFolder, manifest: Manifest, left_out: dict[str, str]) -> Itera
         if content.startswith(LINK):
             yield BundleMember(name=path, link=content.removeprefix(LINK))
         elif content_of(str(place)) != content:
-            left_out[path] = "it was changed after the submission"
+            yield _LeftOut(name=path, why="it was changed after the submission")
         elif why := _private(listing, path, place):
-            left_out[path] = why
+            yield _LeftOut(name=path, why=why)
         else:
             yield BundleMember(name=path, source=place, executable=bool(place.stat().st_mode & 0o100))
     for path in listing.live:
-        left_out[path] = _LINKED.get((listing.untracked or {}).get(path, "other"), "the copy only links to it")
+        why = _LINKED.get((listing.untracked or {}).get(path, "other"), "the copy only links to it")
+        yield _LeftOut(name=path, why=why)
 
 
-def _without_private_diff(members: list[BundleMember], run: RunFolder, left_out: dict[str, str]) -> list[BundleMember]:
-    """Leave out the difference from the commit where it has a file that is left out: a new script."""
+def _private_in_diff(members: Sequence[BundleMember], run: RunFolder, left_out: Collection[str]) -> str | None:
+    """Return a file that is left out, a new script, whose content is in the difference from the commit."""
     if not any(member.name == run.source_diff.name for member in members):
-        return members
+        return None
     diff = read_file(run.source_diff, most=_LONGEST_RECORD)
-    private = [path for path in left_out if b"+++ b/" + os.fsencode(path.partition("/")[2]) in diff]
-    if not private:
-        return members
-    left_out[run.source_diff.name] = f"it has the content of {private[0]}"
-    return [member for member in members if member.name != run.source_diff.name]
+    return next((path for path in left_out if b"+++ b/" + os.fsencode(path.partition("/")[2]) in diff), None)
 
 
 _LINKED: dict[Untracked, str] = {
