@@ -6,6 +6,7 @@ import os
 import time
 
 from hpcenv.cli import _render
+from hpcenv.cli._pending import PendingLine
 from hpcenv.cli._wait import Wait
 from hpcenv.cli.logs import LogPrinter
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
@@ -24,11 +25,12 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
         WaitTimeout: the run has not ended in time. It continues.
     """
     run = open_run(result.run_folder)
-    tail, show = LogTail(run.folder.log), LogPrinter(run)
+    tail, show, line = LogTail(run.folder.log), LogPrinter(run), PendingLine(os.environ)
 
     def print_new() -> bool:
         text = tail.read()
         if not as_json:
+            line.renew() if not text else line.clear()
             show(text)
         return bool(text)
 
@@ -39,10 +41,11 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
             time.sleep(min(0.5, left))
 
     def on_status(status: RunStatus) -> None:
-        if not as_json:
+        if not as_json and not line.see(status):
             tell_state(status)
 
-    status = wait_for([run], environ=os.environ, pause=pause, on_status=on_status, timeout=wait.timeout)[0]
+    with line:
+        status = wait_for([run], environ=os.environ, pause=pause, on_status=on_status, timeout=wait.timeout)[0]
     while print_new():
         pass
     if not as_json:

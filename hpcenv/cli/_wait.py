@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,11 +50,12 @@ def wait_of(wait: bool, timeout: float | None) -> Wait | None:
 
 
 @contextmanager
-def interruptible(continues: str, *words: str) -> Iterator[None]:
-    """Answer ^C during a wait: say what continues, and how to cancel it.
+def interruptible(continues: str, *words: str, again: Sequence[str] = ("wait",)) -> Iterator[None]:
+    """Answer ^C during a wait: say what continues, how to look again, and how to cancel it.
 
     Args:
         words: what the user types to name it.
+        again: the command of hpcenv that waits again.
 
     Raises:
         Interrupted: the user stopped the wait.
@@ -62,4 +63,6 @@ def interruptible(continues: str, *words: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; {continues}", hint=Command("hpcenv", "cancel", *words)) from stop
+        look, cancel = Command("hpcenv", *again, *words), Command("hpcenv", "cancel", *words)
+        hint = ("to look again: ", look, "; to cancel it: ", cancel)
+        raise Interrupted(f"interrupted; {continues}", hint=hint) from stop

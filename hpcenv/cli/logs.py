@@ -10,10 +10,13 @@ from collections.abc import Callable
 import click
 
 from hpcenv.cli import _render, _terminal
+from hpcenv.cli._pending import PendingLine
+from hpcenv.cli._wait import interruptible
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
-from hpcenv.runs.state import read_states
+from hpcenv.runs.state import read_states, resolve_states
+from hpcenv.runs.status import read_details
 
 
 @click.command("logs")
@@ -36,6 +39,10 @@ def command(
     """
     opened = find_run(_render.cwd(), run, runs=runs)
     selection = Selection(ranks=ranks, node=node, err=err)
+    if follow and not as_json:
+        with interruptible("the run continues", run or str(opened.folder.path), again=("logs", "-f")):
+            _follow(opened, selection)
+        return
     if follow:
         pieces = follow_selected(
             opened, selection, ended=lambda: read_states([opened], os.environ)[0].quiet, pause=time.sleep
@@ -50,6 +57,23 @@ def command(
     show = LogPrinter(opened)
     for piece in pieces:
         show(piece)
+    show.end()
+
+
+def _follow(run: Run, selection: Selection) -> None:
+    """Print the log of a run while it grows; while the run waits, say why."""
+    show = LogPrinter(run)
+    with PendingLine(os.environ) as line:
+
+        def ended() -> bool:
+            resolved = resolve_states([run], os.environ)[0]
+            if line.waits or resolved.state.state in ("pending", "requeued"):
+                line.see(read_details(run, resolved))
+            return resolved.state.quiet
+
+        for piece in follow_selected(run, selection, ended=ended, pause=time.sleep):
+            line.clear()
+            show(piece)
     show.end()
 
 

@@ -15,7 +15,7 @@ from hpcenv.runs.find import find_any
 from hpcenv.runs.listing import lines_of
 from hpcenv.runs.lost import LostRun, find_lost
 from hpcenv.runs.report_text import state_lines
-from hpcenv.runs.status import RunStatus, read_status
+from hpcenv.runs.status import RunStatus, read_status, with_queue
 
 
 @click.command("status")
@@ -41,7 +41,7 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
     if isinstance(entry, Unrecorded):
         _show_unrecorded(entry, as_json=as_json)
         return
-    status = read_status(entry, os.environ)
+    status = with_queue(read_status(entry, os.environ), os.environ)
     if as_json:
         _render.success("status", status)
         return

@@ -121,7 +121,7 @@ def carry_out(
     if not as_json:
         show_submitted(result, word)
 
-    with interruptible(f"{result.run} continues", word):
+    with interruptible(f"{result.run} continues", word, again=("logs", "-f")):
         return _follow.follow(result, word, wait, as_json=as_json, verb=verb)
 
 

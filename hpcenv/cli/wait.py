@@ -10,6 +10,7 @@ import click
 
 from hpcenv.cli import _duration, _render
 from hpcenv.cli._complete import run_names
+from hpcenv.cli._pending import PendingLine
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli._wait import interruptible
 from hpcenv.errors import RunEndUnknown
@@ -60,12 +61,18 @@ def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: b
     Raises:
         WaitTimeout: a run has not ended within `timeout` seconds. It continues.
     """
+    line = PendingLine(os.environ)
 
     def on_status(status: RunStatus) -> None:
-        if not as_json:
+        if not as_json and not line.see(status):
             tell_state(status)
 
-    return wait_for(runs, environ=os.environ, pause=time.sleep, on_status=on_status, timeout=timeout)
+    def pause(seconds: float) -> None:
+        line.renew()
+        time.sleep(seconds)
+
+    with line:
+        return wait_for(runs, environ=os.environ, pause=pause, on_status=on_status, timeout=timeout)
 
 
 def decisive_status(statuses: Sequence[RunStatus]) -> RunStatus:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcenv import size
+from hpcenv.cluster.queue import in_words
 from hpcenv.judge import first_failure
 from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.machine.network import port_errors
+from hpcenv.project import duration
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.runs import determinism, rank_gpus
@@ -19,7 +21,7 @@ from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
-from hpcenv.text import plural, visible
+from hpcenv.text import plural, visible, wrap
 
 # Characters of one line of the log. `hpcenv logs` prints lines in full.
 _MAX_LINE = 400
@@ -95,10 +97,14 @@ def render(report: RunReport) -> str:
 
 def state_lines(status: RunStatus) -> Iterator[str]:
     """Yield the state of a run with its reason and exit status, and its jobs."""
-    detail = f" ({visible(status.detail)})" if status.detail else ""
+    words = in_words(status.detail) if status.waits_on_slurm else status.detail
+    detail = f" ({visible(words)})" if words else ""
     exit_status = f", exit status {status.exit_status}" if status.exit_status is not None else ""
     yield f"{status.run}: {status.state}{detail}{exit_status}"
     yield f"  job       {status.job_id}" + (f", attempt {status.attempt}" if status.attempt else "")
+    if status.queue is not None:
+        waited = "" if status.queue.waited is None else f"for {duration.clock(status.queue.waited)}; "
+        yield wrap(f"  queue     {waited}{visible(str(status.queue))}", indent=12)
     if status.chain:
         link = f"link {status.chain.index(status.job_id) + 1} of " if status.job_id in status.chain else ""
         yield f"  chain     {link}{len(status.chain)} jobs: {', '.join(status.chain)}"

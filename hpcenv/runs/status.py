@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcenv.cluster.queue import QueuePlace, find_place
 from hpcenv.errors import RecordInvalid
 from hpcenv.judge import first_failure as failure
 from hpcenv.judge.first_failure import FirstFailure
@@ -44,7 +45,7 @@ def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: s
     Raises:
         RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
     """
-    return read_status(find_run(start, word, runs=runs), environ)
+    return with_queue(read_status(find_run(start, word, runs=runs), environ), environ)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class RunStatus(RunState):
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
+        queue: its place in the queue, where it waits and `with_queue` has asked Slurm.
     """
 
     run: str
@@ -68,6 +70,12 @@ class RunStatus(RunState):
     earlier: tuple[str, ...] = ()
     chain: tuple[str, ...] = ()
     failure: FirstFailure | None = None
+    queue: QueuePlace | None = None
+
+    @property
+    def waits_on_slurm(self) -> bool:
+        """Whether the run is in the queue of Slurm."""
+        return self.cluster == "slurm" and self.state in ("pending", "requeued")
 
     @property
     def has_succeeded(self) -> bool:
@@ -85,12 +93,18 @@ def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
     return read_statuses([run], environ)[0]
 
 
+def with_queue(status: RunStatus, environ: Mapping[str, str]) -> RunStatus:
+    """Return the status of a run that waits with its place in the queue; any other one unchanged."""
+    return replace(status, queue=find_place(status.job_id, environ)) if status.waits_on_slurm else status
+
+
 def read_statuses(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunStatus]:
     """Return all that is known of some runs, with one call of squeue and sacct for all."""
-    return [_read_details(run, resolved) for run, resolved in zip(runs, resolve_states(runs, environ), strict=True)]
+    return [read_details(run, resolved) for run, resolved in zip(runs, resolve_states(runs, environ), strict=True)]
 
 
-def _read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
+def read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
+    """Return all that is known of a run whose state is known, from its folder."""
     state = resolved.state
     verdict, problem = read_verdict(run.folder)
     exits = read_exits(run.folder)

@@ -1,0 +1,120 @@
+"""Why a job waits: Slurm's reason in words, its place in the queue, and when Slurm expects it to start.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcenv import process
+from hpcenv.cluster import slurm_command
+from hpcenv.errors import HpcenvError
+from hpcenv.text import plural
+
+_SECONDS = 30.0
+
+# squeue(1), section JOB REASON CODES (Slurm 24.11); the first pattern that matches counts.
+_REASONS = (
+    ("Resources", "the nodes that it needs are not free yet"),
+    ("Priority", "jobs with a higher priority go first"),
+    ("DependencyNeverSatisfied", "the job that it depends on did not end as asked: it will never start"),
+    ("Dependency", "it waits for the end of another job"),
+    ("BeginTime", "the time of --begin has not come, or Slurm waits before it starts a requeued job again"),
+    ("JobHeldUser|job requeued in held state", "it is held; `scontrol release JOB` lets it go"),
+    ("JobHeldAdmin|launch failed requeued held", "Slurm or an administrator holds it: ask the site"),
+    ("JobArrayTaskLimit", "as many elements of its array run as --array allows"),
+    ("ReqNodeNotAvail.*", "a node that it needs is down, drained or reserved"),
+    ("Reservation.*", "its reservation has not begun"),
+    ("Licenses", "the licences that it needs are in use"),
+    ("NodeDown", "a node that it needs is down"),
+    ("Partition(NodeLimit|TimeLimit)", "it asks for more than the partition allows"),
+    ("Partition(Down|Inactive|Config)", "its partition starts no jobs now"),
+    ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
+)
+
+# Jobs that wait for something else than nodes do not go first.
+_NO_NODES = re.compile(r"Dependency|JobHeld|BeginTime|JobArrayTaskLimit|.*held")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePlace:
+    """Where a job stands in the queue.
+
+    Attributes:
+        before: jobs in the queue of its partition that go first; None if that is unknown.
+        start: when Slurm expects to start it, as Slurm writes it in local time; empty while Slurm does not know.
+        waited: seconds since it was submitted or queued again; None if that is unknown.
+        hidden: Slurm hides the jobs of other users.
+    """
+
+    partition: str
+    waited: int | None = None
+    before: int | None = None
+    start: str = ""
+    hidden: bool = False
+
+    def __str__(self) -> str:
+        if self.hidden:
+            place = "its place in the queue is unknown: this cluster hides other users' jobs (PrivateData)"
+        elif self.before is None:
+            place = "its place in the queue is unknown"
+        else:
+            place = f"{plural(self.before, 'job')} before it in the queue of partition {self.partition}"
+        start = f"Slurm expects to start it at {self.start.replace('T', ' ')}" if self.start else ""
+        return f"{place}; {start or 'Slurm does not expect a start yet'}"
+
+
+def in_words(reason: str) -> str:
+    """Return why a job waits with the meaning of Slurm's word, the last of the reasons, where that is known."""
+    word = reason.rpartition("; ")[2]
+    meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
+    return f"{reason}: {meaning}" if meaning else reason
+
+
+def find_place(job_id: str, environ: Mapping[str, str]) -> QueuePlace | None:
+    """Return where a job stands in the queue; None if it does not wait, or Slurm does not answer."""
+    env = slurm_command.clean_environment(environ)
+    try:
+        squeue = process.find_tool("squeue", needed_for="ask for the queue", path=environ.get("PATH"))
+        ask = [squeue, "--noheader", "--states=PENDING"]
+        text = slurm_command.run([*ask, f"--jobs={job_id}", "--format=%P|%Q|%S|%u|%V"], env, timeout=_SECONDS).stdout
+        own = text.strip().split("\n")[0].split("|")
+        if len(own) != 5 or not own[1].isdecimal():
+            return None
+        partition, priority, start, user, since = own
+        queue = [*ask, f"--partition={partition}", "--sort=-p,i", "--format=%i|%Q|%u|%r"]
+        lines = slurm_command.run(queue, env, timeout=_SECONDS).stdout.splitlines()
+        rows = [row for line in lines if len(row := line.strip().split("|", 3)) == 4 and row[1].isdecimal()]
+        hidden = all(row[2] == user for row in rows) and _hides_jobs(env)
+    except HpcenvError:
+        return None
+    first = [row for row in rows if _goes_first(row, job_id, int(priority)) and not _NO_NODES.match(row[3])]
+    known = "" if start in ("N/A", "Unknown") else start
+    before = None if hidden else len(first)
+    return QueuePlace(partition=partition, before=before, start=known, waited=_seconds_since(since), hidden=hidden)
+
+
+def _seconds_since(moment: str) -> int | None:
+    """Return the seconds since a time as Slurm writes it, in local time."""
+    try:
+        return max(0, int(time.time() - time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S"))))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _goes_first(row: list[str], job_id: str, priority: int) -> bool:
+    """Whether a job has a higher priority than ours, or the same and was submitted before."""
+    number, own = (int(re.match(r"[0-9]*", one)[0] or 0) for one in (row[0], job_id))  # type: ignore[index]
+    return int(row[1]) > priority or (int(row[1]) == priority and number < own)
+
+
+def _hides_jobs(env: Mapping[str, str]) -> bool:
+    """Whether Slurm shows a user only the user's own jobs: PrivateData in slurm.conf(5)."""
+    scontrol = process.find_tool("scontrol", needed_for="ask for the cluster's settings", path=env.get("PATH"))
+    text = process.run([scontrol, "show", "config"], timeout=_SECONDS, env=env).stdout
+    found = re.search(r"^PrivateData\s*=\s*(.*)$", text, re.MULTILINE)
+    return found is not None and "jobs" in found[1].split(",")
