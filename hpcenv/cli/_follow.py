@@ -10,6 +10,8 @@ from hpcenv.cli._pending import PendingLine
 from hpcenv.cli._wait import Wait
 from hpcenv.cli.logs import LogPrinter
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
+from hpcenv.judge import verdict_table
+from hpcenv.runs.attempts import read_verdict
 from hpcenv.runs.entries import Run, open_run
 from hpcenv.runs.logs import LogTail
 from hpcenv.runs.rank_gpus import cpu_lines, report_gpus
@@ -25,13 +27,16 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
         WaitTimeout: the run has not ended in time. It continues.
     """
     run = open_run(result.run_folder)
-    tail, show, line = LogTail(run.folder.log), LogPrinter(run), PendingLine(os.environ)
+    tail, show, waiting = LogTail(run.folder.log), LogPrinter(run), PendingLine(os.environ)
 
     def print_new() -> bool:
         text = tail.read()
         if not as_json:
-            line.renew() if not text else line.clear()
+            waiting.renew() if not text else waiting.clear()
             show(text)
+            if wait.verbose and "hpcenv verdict" in text and (verdict := read_verdict(run.folder)[0]) is not None:
+                lockfile = run.manifest.lockfile if isinstance(run, Run) else ""
+                _render.tell(verdict_table.render(verdict, lockfile=lockfile))
         return bool(text)
 
     def pause(seconds: float) -> None:
@@ -41,10 +46,10 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
             time.sleep(min(0.5, left))
 
     def on_status(status: RunStatus) -> None:
-        if not as_json and not line.see(status):
+        if not as_json and not waiting.see(status):
             tell_state(status)
 
-    with line:
+    with waiting:
         status = wait_for([run], environ=os.environ, pause=pause, on_status=on_status, timeout=wait.timeout)[0]
     while print_new():
         pass

@@ -226,7 +226,7 @@ def open_project(start: Path | None = None, *, script: str | None = None) -> Wor
 
 
 # What makes no other run of a submission.
-_ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--json")
+_ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--verbose", "-v", "--json")
 
 
 def command_line() -> tuple[str, ...]:

@@ -14,13 +14,21 @@ from hpcenv.errors import Command, Interrupted, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Follow a run until it ends, for at most `timeout` seconds; None is without a limit."""
+    """Follow a run until it ends, for at most `timeout` seconds; None is without a limit.
+
+    Attributes:
+        verbose: print the whole verdict and the settings, too.
+    """
 
     timeout: float | None = None
+    verbose: bool = False
 
 
 def wait_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add `--wait` and `--timeout` to a command."""
+    """Add `--wait`, `--timeout` and `--verbose` to a command."""
+    verbose = click.option(
+        "-v", "--verbose", is_flag=True, help="With --wait: print the whole verdict, with the settings of the ranks."
+    )
     timeout = click.option(
         "--timeout",
         metavar="TIME",
@@ -31,14 +39,14 @@ def wait_options(command: Callable[..., int]) -> Callable[..., int]:
     wait = click.option(
         "--wait", is_flag=True, help="Print the log of the run until it ends, and end with its exit status."
     )
-    return wait(timeout(command))
+    return wait(timeout(verbose(command)))
 
 
-def wait_of(wait: bool, timeout: float | None) -> Wait | None:
-    """Return what `--wait` and `--timeout` say together; None is "do not wait".
+def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
+    """Return what `--wait`, `--timeout` and `--verbose` say together; None is "do not wait".
 
     Raises:
-        UsageError: `--timeout` without `--wait`.
+        UsageError: one of the others without `--wait`.
     """
     if timeout is not None and not wait:
         raise UsageError(
@@ -46,7 +54,10 @@ def wait_of(wait: bool, timeout: float | None) -> Wait | None:
             why="it limits how long hpcenv waits, not how long the run takes",
             hint="add --wait, or set the time limit of the job: --time",
         )
-    return Wait(timeout=timeout) if wait else None
+    if verbose and not wait:
+        hint = ("add --wait; of a run that was submitted: ", Command("hpcenv", "report", "RUN"))
+        raise UsageError("`--verbose` needs --wait", why="the verdict is made by the job", hint=hint)
+    return Wait(timeout=timeout, verbose=verbose) if wait else None
 
 
 @contextmanager

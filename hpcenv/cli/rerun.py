@@ -62,6 +62,7 @@ def command(
     accept: str | None,
     wait: bool,
     timeout: float | None,
+    verbose: bool,
     as_json: bool,
     **params: Any,
 ) -> int:
@@ -71,7 +72,7 @@ def command(
     run, and so do arguments after --. What changes is printed first. If the script, the code
     or the SIF has changed, --allow-changed is needed.
     """
-    waiting = wait_of(wait, timeout)
+    waiting = wait_of(wait, timeout, verbose)
     # --runs-dir says where the run is; the new run goes to the same folder.
     found = find(_render.cwd(), run, runs=params["runs_dir"])
     typed = {

@@ -43,6 +43,7 @@ def command(
     dry_run: bool,
     wait: bool,
     timeout: float | None,
+    verbose: bool,
     export: str | None,
     accept: str | None,
     as_json: bool,
@@ -56,7 +57,7 @@ def command(
         hpcenv submit train.py --nodes 2 --gpus 8 -- --lr 3e-4
         hpcenv submit -m package.train --nodes 2 --gpus 8 -- --lr 3e-4
     """  # noqa: D301  (click's mark for "do not wrap")
-    waiting = wait_of(wait, timeout)
+    waiting = wait_of(wait, timeout, verbose)
     stray = _before_dashes(params["args"])
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
     workspace = _render.open_project(script=params["script"])

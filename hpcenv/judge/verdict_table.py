@@ -21,6 +21,29 @@ from hpcenv.text import WIDTH, columns, plural, visible_ascii, wrap
 _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
 
+def brief(verdict: Verdict, *, lockfile: str) -> str:
+    """Return the verdict in one line and its notes, where all is well; else the table without the settings."""
+    checks = verdict.preflight
+    differs = (
+        verdict.findings
+        or verdict.result != "match"
+        or (verdict.launched and len(verdict.launched) < len(verdict.nodes))
+        or (checks is not None and (checks.failed or checks.unknown or checks.skipped))
+        or (verdict.network is not None and (verdict.network.warnings or verdict.network.step_options))
+    )
+    if differs:
+        return render(verdict, lockfile=lockfile, settings=False)
+    fields = sorted({node.compared for node in verdict.nodes})
+    span = f"{fields[0]} to " if len(fields) > 1 else ""
+    parts = [plural(len(verdict.nodes), "node"), f"{span}{plural(fields[-1], 'field')}"]
+    parts += [] if checks is None else [plural(len(checks.fine), "check")]
+    variables = {one.name for settings in verdict.settings.values() for one in settings}
+    attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
+    chosen = plural(len(variables), "setting")
+    lines = [f"hpcenv verdict{attempt}: match: {', '.join(parts)}; {chosen}"]
+    return "\n".join([*lines, *(wrap(shorten(note)) for note in verdict.notes)]) + "\n"
+
+
 def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     """Return the verdict as lines of at most 80 columns.
 

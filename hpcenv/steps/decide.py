@@ -47,7 +47,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
         _write_settings(run, manifest.run, place, verdict, choice)
     # The verdict last: who sees it may rely on the settings being there.
     save_record(verdict, run.verdict)
-    print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+    print(verdict_table.brief(verdict, lockfile=manifest.lockfile), flush=True)
     if verdict.result == "match":
         _use_image(manifest.environment.sif)
     if manifest.smoke is not None and verdict.result == "match":

@@ -43,5 +43,5 @@ def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict
         print(line, flush=True)
     verdict = concluded.verdict or concluded.before
     if verdict.result != concluded.before.result:
-        print(verdict_table.render(verdict, lockfile=manifest.lockfile), flush=True)
+        print(verdict_table.brief(verdict, lockfile=manifest.lockfile), flush=True)
     return verdict

@@ -1,8 +1,10 @@
 """The table of a verdict, as it stands in the job's log and in `hpcenv report`."""
 
 import dataclasses
+import functools
 
 from hpcenv.judge import verdict_table
+from hpcenv.records.checks import PreflightSummary
 from hpcenv.records.manifest import Setting
 from hpcenv.records.network import NetworkDecision, NetworkWarning, StepOption
 from hpcenv.records.verdict import Finding, NodeVerdict, Rendezvous, Verdict
@@ -204,3 +206,44 @@ def test_names_that_make_no_range_are_cut_with_their_number():
     (line,) = [line for line in render(verdict(nodes=odd, result="match")).splitlines() if " match " in line]
     assert line.startswith("  n[0,2,4,")
     assert "... (100 nodes)  match " in line
+
+
+def _well(**changes):
+    same = Setting(name="NCCL_DEBUG", value="WARN", origin="detected")
+    own = Setting(name="GLOO_SOCKET_IFNAME", value="eth0", origin="detected")
+    preflight = PreflightSummary(
+        level="quick", fine=("sys.nofile", "net.reach"), not_run={"ib.rate": "no RDMA adapter"}
+    )
+    values = {"nodes": {"n1": "match", "n2": "match"}, "result": "match", "preflight": preflight}
+    return verdict(**{**values, "settings": {"n1": (same, own), "n2": (same,)}, **changes})
+
+
+def test_where_all_is_well_the_log_has_one_line():
+    brief = functools.partial(verdict_table.brief, lockfile="l.toml")
+    assert brief(_well()) == "hpcenv verdict: match: 2 nodes, 21 fields, 2 checks; 2 settings\n"
+    assert (
+        brief(_well(preflight=None, attempt=3)) == "hpcenv verdict, attempt 3: match: 2 nodes, 21 fields; 2 settings\n"
+    )
+    other = (NodeVerdict(node="n1", result="match", compared=1), NodeVerdict(node="n2", result="match", compared=20))
+    assert "match: 2 nodes, 1 to 20 fields, 2 checks;" in brief(dataclasses.replace(_well(), nodes=other))
+    noted = brief(_well(notes=("GPUs: not tried",)))
+    assert noted == "hpcenv verdict: match: 2 nodes, 21 fields, 2 checks; 2 settings\nGPUs: not tried\n"
+
+
+def test_where_something_differs_the_log_has_the_table_without_settings():
+    warned = finding("host.kernel", "5", "6", severity="info", result="mismatch")
+    network = NetworkDecision(
+        profile="ethernet",
+        why="no RDMA",
+        warnings=(NetworkWarning(rule="r", what="two routes", todo="name one", nodes=("n1",)),),
+    )
+    skipped = PreflightSummary(level="quick", skipped=("net.reach",))
+    for given, says in (
+        (_well(findings=(warned,)), "host.kernel"),
+        (_well(network=network), "two routes"),
+        (_well(preflight=skipped), "skipped (--skip-check): net.reach"),
+        (_well(launched=("n1",)), "1 of 2 nodes train"),
+    ):
+        text = verdict_table.brief(given, lockfile="l.toml")
+        assert text == verdict_table.render(given, lockfile="l.toml", settings=False)
+        assert says in text

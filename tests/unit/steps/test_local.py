@@ -62,7 +62,7 @@ def test_all_nodes_are_checked_before_all_nodes_train(local_run):
     local_run.torchrun(WHO + 'echo "training on $who"')
     done = go(local_run)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("hpcenv verdict: match: 2 nodes as lockfiles/default.lock.toml says\n")
+    assert done.stdout.startswith("hpcenv verdict: match: 2 nodes, ")
     assert sorted(done.stdout.splitlines()[-2:]) == ["training on local0", "training on local1"]
     assert [node.node for node in load_record(Verdict, local_run.folder.verdict).nodes] == ["local0", "local1"]
     assert load_record(NodeSettings, local_run.folder.env_of("local1")).rendezvous.host == "127.0.0.1"
