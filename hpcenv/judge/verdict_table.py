@@ -41,7 +41,7 @@ def brief(verdict: Verdict, *, lockfile: str) -> str:
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     chosen = plural(len(variables), "setting")
     lines = [f"hpcenv verdict{attempt}: match: {', '.join(parts)}; {chosen}"]
-    return "\n".join([*lines, *(wrap(shorten(note)) for note in verdict.notes)]) + "\n"
+    return "\n".join([*lines, *(wrap(shorten(note)) for note in verdict.notes)])
 
 
 def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
