@@ -83,14 +83,13 @@ def find_builder(path: str | None = None) -> str:
     return process.find_tool("apptainer", needed_for="build images", path=path)
 
 
-def identify(program: str, environ: Mapping[str, str] | None = None) -> Runtime:
+def identify(program: str, environ: Mapping[str, str]) -> Runtime:
     """Return what a program is, from what it prints.
 
     Raises:
         ToolMissing, ToolFailed: it cannot be run, or it is none of the programs that hpcenv knows.
     """
-    env = host_environment(os.environ if environ is None else environ)
-    done = process.run([program, "--version"], timeout=60, env=env)
+    done = process.run([program, "--version"], timeout=60, env=host_environment(environ))
     found = parse_version(done.stdout.strip())
     if found is None:
         raise ToolFailed(

@@ -95,7 +95,7 @@ class _Answer:
 
 def read(
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     proc: Path = Path("/proc"),
     dev: Path = Path("/dev"),
     root: Path = Path("/"),
@@ -110,22 +110,21 @@ def read(
     capability is the target (`gfx90a`), and CUDA's versions are absent.
 
     Args:
-        environ: environment of the child processes; None for that of this process.
+        environ: environment of the child processes.
         proc, dev: where /proc and /dev are.
         root: the folder that has the `sys` with AMD's GPUs.
         seconds: time limit for each source.
     """
     if not any(path.exists() for path in (proc / "driver/nvidia/version", dev / "nvidiactl", dev / "dxg")):
         if (dev / "kfd").exists():  # the device of AMD's driver (amdgpu, ROCm)
-            return _of_amd(_ask_amd(os.environ if environ is None else environ, root, seconds))
+            return _of_amd(_ask_amd(environ, root, seconds))
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
-    env = os.environ if environ is None else environ
-    nvml = _ask_nvml(env, seconds)
+    nvml = _ask_nvml(environ, seconds)
     # What hangs in the driver once would hang again.
     if nvml.gpus is not None or nvml.problem or nvml.hangs:
         return _facts(nvml)
-    return _facts(_merged(nvml, _ask_nvidia_smi(env, seconds)))
+    return _facts(_merged(nvml, _ask_nvidia_smi(environ, seconds)))
 
 
 def _of_amd(found: amd_gpus.AmdGpus) -> GpuFacts:

@@ -133,7 +133,7 @@ def build_layout(
     destination: Path,
     temporary: Path,
     on_line: Callable[[str], None] = _ignore_line,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     timeout: float = 7200.0,
 ) -> Built:
     """Convert an image whose blobs are on disk.
@@ -156,7 +156,7 @@ def build_layout(
         destination: the SIF's path; an existing file is replaced, and removed after a failure.
         temporary: where to unpack, from `temporary_folder.choose_temporary`.
         on_line: called with each line of Apptainer's output.
-        environ: the caller's environment; None uses that of this process.
+        environ: the caller's environment.
         timeout: seconds.
 
     Raises:
@@ -166,7 +166,7 @@ def build_layout(
         SpecError: a label cannot be written into a definition file.
     """
     _refuse_links(files, entries)
-    made_by = _supported_version(apptainer)
+    made_by = _supported_version(apptainer, environ)
     with _scratch(temporary, destination, on_line) as scratch:
         write_layout(scratch / "layout", manifest_digest, blobs)
         # A relative path: Apptainer stores the path in the SIF, which must not contain our folder's name.
@@ -246,7 +246,7 @@ def build_definition(
     epoch: int | None = None,
     labels: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = _ignore_line,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     timeout: float = 7200.0,
 ) -> BuiltDefinition:
     """Build a user's definition file whose sources are pinned.
@@ -270,7 +270,7 @@ def build_definition(
             would get an older time. None uses the clock.
         labels: more labels, in addition to `hpcenv.definition.digest`.
         on_line: called with each line of Apptainer's output.
-        environ: the caller's environment; None uses that of this process.
+        environ: the caller's environment.
         timeout: seconds.
 
     Raises:
@@ -285,7 +285,7 @@ def build_definition(
     added = {"hpcenv.definition.digest": identity, **(labels or {})}
     if epoch is not None:
         added["org.label-schema.build-date"] = _rfc3339(epoch)
-    made_by = _supported_version(apptainer)
+    made_by = _supported_version(apptainer, environ)
     with _scratch(temporary, destination, on_line) as scratch:
         recipe = f"{pinned.rstrip()}\n\n{_label_section(added)}"
         options = [*(["--no-https"] if plain_http else []), *_mounts(binds)]
@@ -405,8 +405,8 @@ def _rfc3339(epoch: int) -> str:
     return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _supported_version(apptainer: str) -> str:
-    version = runtime.identify(apptainer).version
+def _supported_version(apptainer: str, environ: Mapping[str, str]) -> str:
+    version = runtime.identify(apptainer, environ).version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST:
         raise ToolMissing(
             f"apptainer {version} is too old to build images",
@@ -425,7 +425,7 @@ class _ApptainerBuild(NamedTuple):
     scratch: Path
     architecture: str
     epoch: int | None
-    environ: Mapping[str, str] | None
+    environ: Mapping[str, str]
     on_line: Callable[[str], None]
     timeout: float
 
@@ -436,7 +436,7 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     # --force: without it, %labels cannot replace the build date (seen).
     argv = [job.apptainer, "build", "--force", "--disable-cache", "--arch", job.architecture, *options]
     argv += ["--mksquashfs-args", " ".join(_MKSQUASHFS), os.path.abspath(job.destination), str(written)]
-    env = _build_environment(os.environ if job.environ is None else job.environ, job.scratch, job.epoch)
+    env = _build_environment(job.environ, job.scratch, job.epoch)
     lines: list[str] = []
     place = f"temporary files are in {temporary_folder.describe(job.scratch.parent)}"
     job.on_line(f"hpcenv: {place}")

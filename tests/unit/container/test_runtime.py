@@ -39,7 +39,7 @@ def test_apptainer_is_found_before_singularity_and_singularity_alone(tmp_path):
     ],
 )
 def test_programs_are_told_apart_by_what_they_print_not_by_their_name(tmp_path, name, said, kind, text, usable):
-    found = runtime.identify(program(tmp_path, name, said))
+    found = runtime.identify(program(tmp_path, name, said), {})
     assert (found.kind, str(found).startswith(text), found.unusable == "") == (kind, True, usable)
     if not usable:
         assert "SingularityCE 4.0" in found.unusable
@@ -48,6 +48,6 @@ def test_programs_are_told_apart_by_what_they_print_not_by_their_name(tmp_path, 
 @pytest.mark.parametrize("said", ["hello", "", "apptainer", "docker version 27.1.1", "apptainer version x"])
 def test_another_program_is_refused(tmp_path, said):
     with pytest.raises(ToolFailed, match="does not name a version"):
-        runtime.identify(program(tmp_path, "apptainer", said))
+        runtime.identify(program(tmp_path, "apptainer", said), {})
     with pytest.raises(ToolMissing):
-        runtime.identify(str(tmp_path / "none"))
+        runtime.identify(str(tmp_path / "none"), {})

@@ -104,7 +104,7 @@ def test_a_driver_that_hangs_is_a_lost_gpu(node):
     """The file of a sick GPU keeps its reader: here a FIFO does."""
     (node.root / f"sys/bus/pci/devices/{BUSES[1]}/unique_id").unlink()
     os.mkfifo(node.root / f"sys/bus/pci/devices/{BUSES[1]}/unique_id")
-    found = gpus.read(proc=node.root / "proc", dev=node.root / "dev", root=node.root, seconds=3)
+    found = gpus.read(environ={}, proc=node.root / "proc", dev=node.root / "dev", root=node.root, seconds=3)
     asked = gpu_checks.GpuNode(found=found, wanted=2, environ={}, kmsg=node.root / "kmsg")
     (one,) = [one for one in gpu_checks.check_gpus(asked) if one.id == "gpu.lost"]
     assert (one.state, "could not be read" in one.found) == ("failed", True)
@@ -113,7 +113,7 @@ def test_a_driver_that_hangs_is_a_lost_gpu(node):
 def test_gpus_that_cannot_be_listed_are_unknown_not_absent(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    facts = gpus.read(proc=tmp_path / "proc", dev=tmp_path / "dev", root=tmp_path)
+    facts = gpus.read(environ={}, proc=tmp_path / "proc", dev=tmp_path / "dev", root=tmp_path)
     assert "host.gpu-count" not in facts.values
     assert "AMD GPUs" in facts.unknown["host.gpu-count"]
 
