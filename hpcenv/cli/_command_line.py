@@ -33,10 +33,17 @@ class _Hpcenv(LazyGroup):
     package="hpcenv.cli",
     modules={"list": "listing"},
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
+    invoke_without_command=True,
 )
 @click.version_option(VERSION, prog_name="hpcenv")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run one of the commands; `_help.page` is what `--help` prints."""
+    if context.invoked_subcommand is None:
+        from hpcenv.cli import _here  # loads the whole of a project and its runs
+
+        print(_help.page())
+        _here.show()
 
 
 def run(argv: list[str]) -> int:
