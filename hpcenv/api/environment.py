@@ -53,6 +53,8 @@ def lock(
     upgrade: bool = False,
     deep: bool = False,
     pins: str | Path | None = None,
+    extras: Sequence[str] = (),
+    groups: Sequence[str] = (),
     wheels: bool = True,
     allow_floating: bool = False,
     plain_http: Sequence[str] = (),
@@ -64,8 +66,9 @@ def lock(
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
         upgrade: ask the registry again what the tag means.
         deep: import torch too, and lock the libraries that really load.
-        pins: pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the environment must agree with,
-            with `#NAME` as for `--from`; relative to `project`.
+        pins: uv.lock, pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the environment must agree
+            with, with `#NAME` as for `--from`; relative to `project`.
+        extras, groups: of the project in `pins`, that were installed.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
         plain_http: registries without TLS, each as HOST:PORT. They get your saved password; those of hpcenv.toml do
@@ -86,19 +89,27 @@ def lock(
         upgrade=upgrade,
         level="deep" if deep else "full",
         pins=pins,
+        extras=tuple(extras),
+        groups=tuple(groups),
         wheels=wheels,
     )
     return locking.lock(workspace, options, context)
 
 
 def check_lock(
-    project: str | Path = ".", *, lock: str = DEFAULT_LOCK, pins: str | Path | None = None, accept: str | None = None
+    project: str | Path = ".",
+    *,
+    lock: str = DEFAULT_LOCK,
+    pins: str | Path | None = None,
+    extras: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    accept: str | None = None,
 ) -> CheckResult:
     """Return whether a lockfile is stale, and why: `hpcenv lock --check`. It asks no registry and no index.
 
     Args:
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
-        pins: as for `lock`.
+        pins, extras, groups: as for `lock`.
         accept: as for `lock`; the Python of `image = "host"` is started.
 
     Raises:
@@ -109,7 +120,9 @@ def check_lock(
     """
     workspace, context = open_here(project, ("hpcenv.check_lock",))
     require_accepted(workspace, accept)
-    return locking.check_lock(workspace, LockOptions(name=lock, pins=pins), context)
+    return locking.check_lock(
+        workspace, LockOptions(name=lock, pins=pins, extras=tuple(extras), groups=tuple(groups)), context
+    )
 
 
 def verify(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _accept, _progress, _render
+from hpcenv.cli import _accept, _pins, _progress, _render
 from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli.image import _conversion
 from hpcenv.cli.submit import context_of
@@ -35,9 +35,10 @@ from hpcenv.project.workspace import Workspace
     "--from",
     "pins",
     metavar="FILE",
-    help="A pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the installed packages must agree"
-    " with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
+    help="A uv.lock, pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the installed packages must"
+    " agree with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
 )
+@_pins.options("--from")
 @click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")
 @click.option(
     "--all", "every", is_flag=True, help="With --check: also the lockfile of each [environment.NAME] in hpcenv.toml."

@@ -61,7 +61,7 @@ from hpcenv.locking.overlay import FoundOverlay, Origin
 from hpcenv.locking.pins.cross_check import PinDifference, cross_check
 from hpcenv.locking.pins.formats import PinFile, open_pins, pins_of
 from hpcenv.locking.pins.install_report import known_files, parse_report
-from hpcenv.locking.pins.pin import Pin, marker_environment
+from hpcenv.locking.pins.pin import Pin, marker_environment, pin_source
 from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
 from hpcenv.locking.wheels.find import find_wheels
@@ -99,6 +99,7 @@ class LockOptions:
             stays locked, as `uv lock` keeps versions.
         level: `full`, or `deep` to import torch and record what the loader really maps.
         pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may stand behind it.
+        extras, groups, package: what of `pins` was installed, as for `uv sync`.
         wheels: look for the wheels of the packages; their proofs are kept in the cache folder, and without one none
             is looked for.
         require_hashes: the wheel of every package must be proved.
@@ -110,6 +111,9 @@ class LockOptions:
     upgrade: bool = False
     level: FieldLevel = "full"
     pins: str | Path | None = None
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    package: str = ""
     wheels: bool = True
     require_hashes: bool = False
 
@@ -377,7 +381,9 @@ def _tell(on_event: OnEvent, line: str) -> None:
 
 
 def _pin_file(options: LockOptions, context: Context) -> PinFile | None:
-    return None if options.pins is None else open_pins(Path(os.path.abspath(context.cwd / options.pins)))
+    choice = {"extras": options.extras, "groups": options.groups}
+    source = pin_source(options.pins, context.cwd, **choice, package=options.package)
+    return None if source is None else open_pins(source)
 
 
 def _with_overlay(
@@ -618,7 +624,7 @@ def _require_as_pinned(
         dists, proofs = [dist for dist, _ in left], [proof for _, proof in left]
         differences = compare_conda(pinned, conda)
     by_pip = [pin for pin in pinned if pin.manager == "pypi"]
-    differences += cross_check(by_pip, dists, proofs, ignore=_INSTALLERS)
+    differences += cross_check(by_pip, dists, proofs, ignore=(*_INSTALLERS, *file.project))
     certain = [difference for difference in differences if difference.kind != "unknown"]
     if certain:
         more = [f"and {len(certain) - _DIFFERENCES_SHOWN} more"] if len(certain) > _DIFFERENCES_SHOWN else []
@@ -1111,7 +1117,7 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
     with the lockfile.
 
     Args:
-        options: of them `name`, `pins` and `require_hashes` count.
+        options: of them `name`, `pins` with its choice, and `require_hashes` count.
         spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
 
     Raises:

@@ -24,7 +24,7 @@ from hpcenv.errors import SpecError
 from hpcenv.project.template import fill
 from hpcenv.recipes.combination import CPU, Combination
 from hpcenv.recipes.compiled_packages import PackageBuild, wheel_folder
-from hpcenv.recipes.pinned_packages import PinnedPackage, pinned_lines, requirements, unusable
+from hpcenv.recipes.pinned_packages import PinnedPackage, other_index, pinned_lines, requirements, unusable
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -293,5 +293,7 @@ def _definition(recipe: ImageRecipe) -> str:
 
 def _readme(recipe: ImageRecipe) -> str:
     """Return the README: how to build the image, and where the site's files go."""
-    values = {"image": recipe.image, "sif": recipe.sif}
-    return fill(_template("README.md"), values, parts=("sif",) if recipe.base.is_sif else ("registry",))
+    index = other_index(recipe.pins)
+    values = {"image": recipe.image, "sif": recipe.sif} | ({"index": index} if index else {})
+    parts = ("sif" if recipe.base.is_sif else "registry", *["index"] * bool(index))
+    return fill(_template("README.md"), values, parts=parts)

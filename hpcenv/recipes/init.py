@@ -24,7 +24,7 @@ from hpcenv.image.registry.source import Access
 from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
-from hpcenv.locking.pins.pin import marker_environment
+from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
 from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda
@@ -97,7 +97,7 @@ def init(
     cuda: str | None = None,
     python: str | None = None,
     distribution: str = DEFAULT_DISTRIBUTION,
-    pylock: Path | None = None,
+    pylock: PinSource | None = None,
     base: str | None = None,
     build: BuildRequest | None = None,
     plain_http: Sequence[str] = (),
@@ -113,7 +113,7 @@ def init(
         cuda: `12.6`, `cpu`, or None for that of the locked packages, or of the default index.
         python: `3.11`, or None for the distribution's Python.
         distribution: its name.
-        pylock: pylock.toml or requirements with hashes; None to ask pip's index now.
+        pylock: uv.lock, pylock.toml or requirements with hashes; None to ask pip's index now.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
             contain the Python if it is not the distribution's; the build checks that.
         build: packages to compile in the image; None for none.
@@ -278,11 +278,11 @@ def find_base(
 # -- the packages ---------------------------------------------------------------------------------------------------
 
 
-def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
-    """Return the packages of a pylock.toml or requirements file, for Linux on x86_64.
+def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
+    """Return the packages of a uv.lock, pylock.toml or requirements file, for Linux on x86_64.
 
     Args:
-        lock: the file.
+        source: the file, and what of it is wanted.
         python: `3.11`; packages for other Python versions are left out.
 
     Raises:
@@ -291,7 +291,8 @@ def pins_of(lock: Path, python: str) -> tuple[PinnedPackage, ...]:
     """
     facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
     pins = []
-    for pin in read_pins(lock, environment=marker_environment(facts)):
+    lock = source.path
+    for pin in read_pins(source, environment=marker_environment(facts)):
         if pin.manager == "conda":
             raise LockfileInvalid(
                 f"`{lock}` pins packages of conda, and the image installs with pip",

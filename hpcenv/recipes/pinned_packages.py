@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from hpcenv.errors import Command, SpecError
+from hpcenv.errors import Command, Hint, SpecError
 from hpcenv.recipes.combination import CPU, Combination, wheel_tags
 
 if TYPE_CHECKING:
@@ -51,17 +51,22 @@ def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple
         SpecError: torch is missing or has another version, a package has no hash, or no file of a package is a wheel
             for this Python and C library.
     """
-    problems = [*unusable(pins), *_without_wheel(pins, combination)]
-    if problems:
-        more = len(problems) - _MOST_PROBLEMS
-        raise SpecError(
-            "the locked packages cannot be installed by hash",
-            why="\n".join(problems[:_MOST_PROBLEMS]) + (f"\nand {more} more" if more > 0 else ""),
-            hint=(
-                "lock them again for this Python, with hashes: `pip lock`, `uv export`, ",
-                Command("hpcenv", "export", "pylock"),
-            ),
-        )
+    with_hashes: Hint = (
+        "lock them again, with hashes: `pip lock`, `uv export`, ",
+        Command("hpcenv", "export", "pylock"),
+    )
+    for problems, hint in (
+        (unusable(pins), with_hashes),
+        (_source_only(pins), _TO_BUILD),
+        (_without_wheel(pins, combination), _OTHER_PYTHON),
+    ):
+        if problems:
+            more = len(problems) - _MOST_PROBLEMS
+            raise SpecError(
+                "the locked packages cannot be installed by hash",
+                why="\n".join(problems[:_MOST_PROBLEMS]) + (f"\nand {more} more" if more > 0 else ""),
+                hint=hint,
+            )
     torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
     if torch is None:
         # The virtual environment of the image does not see the packages of the base.
@@ -76,7 +81,30 @@ def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple
             f"the lock has torch {torch.version}, and torch {combination.torch} is required",
             hint=f"--torch {locked}, or lock again",
         )
-    return (*_check_build(local, pins, combination), *_check_numpy(pins, combination))
+    return (*_check_build(local, pins, combination), *_index_notes(pins), *_check_numpy(pins, combination))
+
+
+_TO_BUILD = (
+    "make a wheel of it (`pip wheel --no-deps NAME==VERSION`), and lock the wheel;\n"
+    "or leave the package out of the lock, and let the image compile it: --build NAME==VERSION"
+)
+_OTHER_PYTHON = "take a Python that has wheels (--python 3.12, or --os ubuntu24.04), or lock again for this one"
+
+
+def other_index(pins: Sequence[PinnedPackage]) -> str:
+    """Return the name of PyTorch's index that has the locked torch, `cu128`; empty for the default index.
+
+    The default index takes no version with a local label (PEP 440), so the label names the index.
+    """
+    torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+    return "" if torch is None else torch.version.partition("+")[2]
+
+
+def _index_notes(pins: Sequence[PinnedPackage]) -> tuple[str, ...]:
+    index = other_index(pins)
+    if not index:
+        return ()
+    return (f"the locked torch is on PyTorch's index {index}, not on the default one: site/pip.conf must name it",)
 
 
 def _check_numpy(pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
@@ -92,6 +120,8 @@ def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combina
     if local == combination.requirement.partition("+")[2]:
         return ()
     cuda = cuda_of_pins(pins)
+    if cuda == combination.cuda and local:
+        return ()
     if cuda is None or cuda == combination.cuda:
         return (f"the name of the locked torch {combination.torch} does not say which CUDA it was built for",)
     built_for = cuda if cuda == CPU else f"CUDA {cuda}"
@@ -145,6 +175,15 @@ def unusable(pins: Sequence[PinnedPackage]) -> list[str]:
         elif not pin.hashes or not all(_SHA256.fullmatch(one) for one in pin.hashes):
             problems.append(f"{pin.name} {pin.version} has no sha256")
     return problems
+
+
+def _source_only(pins: Sequence[PinnedPackage]) -> list[str]:
+    """Return a problem for each package that is locked without any wheel."""
+    return [
+        f"{pin.name} {pin.version} is locked as a source archive only: {pin.files[0][:80]}"
+        for pin in pins
+        if pin.files and not any(file.endswith(".whl") for file in pin.files)
+    ]
 
 
 def _without_wheel(pins: Sequence[PinnedPackage], combination: Combination) -> list[str]:

@@ -37,7 +37,7 @@ from hpcenv.locking import difference as diff_model
 from hpcenv.locking.conda_packages import InstalledConda, compare_conda
 from hpcenv.locking.pins import cross_check as pin_check
 from hpcenv.locking.pins import formats, install_report
-from hpcenv.locking.pins.pin import marker_environment
+from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.locking.wheels import proof as wheels
 from hpcenv.locking.wheels import record
 from hpcenv.project import document, lockfile, toml_files
@@ -161,7 +161,7 @@ def read_pinned(name: str) -> Callable[[bytes], None]:
     environment = marker_environment({"python.version": "3.12.3", "system.machine": "x86_64"})
 
     def run(data: bytes) -> None:
-        found = formats.read_pins(_file(name, data), environment=environment)
+        found = formats.read_pins(PinSource(path=_file(name, data)), environment=environment)
         dists = [wheels.InstalledDist(name="torch", version="2.13.0+cpu")]
         proofs = [wheels.WheelProof(name="torch", proof="none", reason="r")]
         pin_check.cross_check([pin for pin in found if pin.manager == "pypi"], dists, proofs)

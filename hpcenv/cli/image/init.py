@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _render
+from hpcenv.cli import _pins, _render
 from hpcenv.errors import UsageError
+from hpcenv.locking.pins.pin import pin_source
 from hpcenv.project.context import Context
 from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
@@ -30,7 +31,8 @@ from hpcenv.submission.choose_site import by_name
 @click.option(
     "--os", "distribution", metavar="NAME", default="bookworm", show_default=True, help=f"{', '.join(DISTRIBUTIONS)}."
 )
-@click.option("--pylock", metavar="FILE", help="Locked packages: pylock.toml or requirements with hashes.")
+@click.option("--pylock", metavar="FILE", help="Locked packages: uv.lock, pylock.toml or requirements with hashes.")
+@_pins.options("--pylock")
 @click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
 @click.option(
     "--build", "packages", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."
@@ -47,6 +49,9 @@ from hpcenv.submission.choose_site import by_name
 def command(
     output: str,
     pylock: str | None,
+    extras: tuple[str, ...],
+    groups: tuple[str, ...],
+    package: str,
     base: str | None,
     packages: tuple[str, ...],
     tools: tuple[str, ...],
@@ -79,7 +84,7 @@ def command(
         Path(os.path.abspath(here / output)),
         environ=os.environ,
         tag=tag,
-        pylock=None if pylock is None else Path(os.path.abspath(here / pylock)),
+        pylock=pin_source(pylock, here, extras=extras, groups=groups, package=package),
         base=base,
         force=force,
         build=BuildRequest(packages=packages, tools=tools, base=build_base, gpu=gpu or host_gpu),

@@ -2,12 +2,12 @@
 
 Runs on: LOGIN NODE.
 
-    pins = read_pins(Path("pixi.lock#gpu"), environment=marker_environment(facts))
+    pins = read_pins(PinSource(path=Path("pixi.lock#gpu")), environment=marker_environment(facts))
 
 Each format lists what *may* be installed, for several platforms at a time. A pin counts only if its marker is true, or
 its platform is that of the environment that is examined, which is not the one that runs hpcenv. A package that only an
 extra, a dependency group or a category needs, and that was not selected, may be absent; if it is installed, it must
-agree.
+agree. In a uv.lock such a package does not count at all, as for `uv sync`.
 
 What stands behind `#` is a choice in a file that has one: an environment of pixi.lock, categories of conda-lock.yml.
 """
@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
-from hpcenv.errors import Command, LockfileInvalid
-from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements
-from hpcenv.locking.pins.pin import Pin, PinSelection
+from hpcenv.errors import LockfileInvalid
+from hpcenv.locking.pins import conda_lock, pixi, pylock, requirements, uv_export
+from hpcenv.locking.pins.pin import Pin, PinSelection, PinSource
 from hpcenv.locking.pins.text_file import read_text
-from hpcenv.locking.pins.toml_text import parse_toml
+from hpcenv.locking.pins.toml_text import parse_toml, project_name
 from hpcenv.locking.pins.yaml_text import parse_yaml
 
 Syntax = Literal["toml", "yaml", "text"]
-_UV_LOCK = "uv.lock"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +47,7 @@ class Format:
         require_known: refuses another version, or a choice that is not in the file, before the environment is read.
         others: what else could be chosen, if the file has several and only one of them can be installed.
         conda: whether it pins what conda installs, beside what pip does.
+        extras: whether extras and groups of the project can be named.
     """
 
     name: str
@@ -59,15 +59,25 @@ class Format:
     require_known: Callable[[Path, Any, str], None] = lambda *_: None
     others: Callable[[Any], Sequence[str]] = lambda _: ()
     conda: bool = False
+    extras: bool = False
 
 
 FORMATS = (
+    Format(
+        name=uv_export.NAME,
+        syntax="toml",
+        fits=lambda name, _: name == uv_export.NAME,
+        select_pins=pylock.select_pins,
+        reinstall="uv sync --locked CHOSEN",
+        extras=True,
+    ),
     Format(
         name="pylock.toml",
         syntax="toml",
         fits=lambda *_: True,
         select_pins=pylock.select_pins,
         reinstall="pip install -r FILE",
+        extras=True,
     ),
     Format(
         name="pixi.lock",
@@ -107,12 +117,14 @@ class PinFile:
     Attributes:
         path: the file.
         chosen: what stood behind `#`.
+        source: as the user named it.
         format: its format.
-        data: its content.
+        data: its content; of a uv.lock what uv chose from it.
     """
 
     path: Path
     chosen: str
+    source: PinSource
     format: Format
     data: Any
 
@@ -120,6 +132,12 @@ class PinFile:
     def named(self) -> str:
         """The file as it is named on the command line."""
         return f"{self.path}#{self.chosen}" if self.chosen else str(self.path)
+
+    @property
+    def project(self) -> tuple[str, ...]:
+        """The project in the folder of the file. It may be installed or not: a run has its own copy of the code."""
+        name = project_name(self.path.parent)
+        return () if name is None else (name,)
 
     @property
     def or_choose(self) -> str:
@@ -134,41 +152,39 @@ class PinFile:
     def reinstall(self) -> str:
         """The command that installs from it again."""
         chosen = self.chosen.partition("@")[0] or pixi.DEFAULT
-        return self.format.reinstall.replace("CHOSEN", quote(chosen)).replace("FILE", quote(str(self.path)))
+        words = join(self.source.options) if self.format.extras else quote(chosen)
+        return self.format.reinstall.replace("CHOSEN", words).replace("FILE", quote(str(self.path))).rstrip()
 
 
-def read_pins(
-    path: Path, *, environment: Mapping[str, str], extras: Sequence[str] = (), groups: Sequence[str] = ()
-) -> tuple[Pin, ...]:
+def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin, ...]:
     """Return the pins of a file that count in an environment, sorted by name.
 
     Args:
-        path: the file, with `#CHOSEN` where one of its environments or categories is meant.
+        source: the file, and what of it was installed.
         environment: values for markers, see `marker_environment`.
-        extras: extras of the project that were installed.
-        groups: dependency groups that were installed.
 
     Raises:
         FileUnusable: it cannot be read.
         LockfileInvalid: it has none of the formats, or contains something that is not supported.
     """
-    return pins_of(open_pins(path), environment=environment, extras=extras, groups=groups)
+    return pins_of(open_pins(source), environment=environment)
 
 
-def open_pins(path: Path) -> PinFile:
+def open_pins(source: PinSource) -> PinFile:
     """Read a file of pins, and find out its format.
 
     The environment is read between this and `pins_of`, which takes long.
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
-        LockfileInvalid: it is not text, is a uv.lock, does not have the format of its name, or has no such choice.
+        LockfileInvalid: it is not text, does not have the format of its name, has no such choice, or uv refuses it.
     """
-    path, chosen = _split_choice(path)
+    path, chosen = _split_choice(source.path)
+    _require_reader(path)
     text = read_text(path)
-    if path.name == _UV_LOCK:
-        raise _no_reader(path)
     syntax = _syntax(path)
+    if path.name == uv_export.NAME:
+        text = uv_export.export(path, source.options)
     data: Any = text if syntax == "text" else (parse_toml if syntax == "toml" else parse_yaml)(path, text)
     found = next(row for row in FORMATS if row.syntax == syntax and row.fits(path.name, data))
     if chosen and not found.choice:
@@ -178,25 +194,26 @@ def open_pins(path: Path) -> PinFile:
             why=f"it is read as a {found.name}; only {names} have environments or categories",
             hint=f"name the file alone: --from {quote(path.name)}",
         )
+    _require_choice(source, path, found)
     found.require_known(path, data, chosen)
-    return PinFile(path=path, chosen=chosen, format=found, data=data)
+    return PinFile(path=path, chosen=chosen, source=source, format=found, data=data)
 
 
-def pins_of(
-    file: PinFile, *, environment: Mapping[str, str], extras: Sequence[str] = (), groups: Sequence[str] = ()
-) -> tuple[Pin, ...]:
+def pins_of(file: PinFile, *, environment: Mapping[str, str]) -> tuple[Pin, ...]:
     """Return the pins of an open file that count in an environment, sorted by name.
 
     Raises:
         LockfileInvalid: it contains something that is not supported.
     """
-    selection = PinSelection(
-        environment=environment,
-        extras=tuple(map(canonicalize_name, extras)),
-        groups=tuple(map(canonicalize_name, groups)),
-        chosen=file.chosen,
+    selection = PinSelection(environment=environment, chosen=file.chosen)
+    if file.format.name != uv_export.NAME:  # uv has chosen already
+        extras, groups = (tuple(map(canonicalize_name, some)) for some in (file.source.extras, file.source.groups))
+        selection = replace(selection, extras=extras, groups=groups)
+    own = file.project
+    pins = (
+        replace(pin, required=pin.required and pin.name not in own)
+        for pin in file.format.select_pins(file.path, file.data, selection)
     )
-    pins = file.format.select_pins(file.path, file.data, selection)
     return tuple(sorted(dict.fromkeys(pins), key=lambda pin: (pin.name, pin.version or "", not pin.required)))
 
 
@@ -206,20 +223,49 @@ def _split_choice(path: Path) -> tuple[Path, str]:
     return (path.with_name(name), chosen) if mark and name and not os.path.lexists(path) else (path, "")
 
 
-def _no_reader(path: Path) -> LockfileInvalid:
-    """The error for a uv.lock: uv knows its workspaces, conflicting extras and groups best, and exports them."""
-    return LockfileInvalid(
-        f"hpcenv does not read `{path}`",
-        why="the format belongs to uv alone; pylock.toml is the standard one (PEP 751), and uv writes it",
-        hint=(
-            "in the folder of the file: ",
-            Command("uv", "export", "--frozen", "--format", "pylock.toml", "-o", "pylock.toml"),
-            "\nthen name pylock.toml instead",
-        ),
-    )
+# Formats of other tools that hpcenv does not read, and what writes one that it reads.
+_EXPORTS = {
+    "poetry.lock": "poetry export --output requirements.txt",  # poetry-plugin-export 1.9
+    "pdm.lock": "pdm export --format pylock --output pylock.toml",  # PDM 2.24 and newer
+    "Pipfile.lock": "pipenv requirements --hash > requirements.txt",
+    "environment.yml": "conda-lock lock --file environment.yml",
+    "environment.yaml": "conda-lock lock --file environment.yaml",
+    "pyproject.toml": "pip lock --output pylock.toml .",  # pip 25.1 and newer; `uv export` for projects of uv
+}
+
+
+def _require_reader(path: Path) -> None:
+    """Refuse a file of a tool that can write a format which hpcenv reads.
+
+    Raises:
+        LockfileInvalid: with the command that does.
+    """
+    command = _EXPORTS.get(path.name)
+    if command is not None:
+        raise LockfileInvalid(
+            f"hpcenv does not read `{path}`",
+            why="it reads " + ", ".join(row.name for row in FORMATS),
+            hint=f"in its folder: `{command}`\nthen name the file that it writes",
+        )
+
+
+def _require_choice(source: PinSource, path: Path, found: Format) -> None:
+    """Refuse extras, groups and a package for a file that knows none.
+
+    Raises:
+        LockfileInvalid: likewise.
+    """
+    options = source.options if not found.extras else ("--package",) * bool(source.package)
+    if options and found.name != uv_export.NAME:
+        names = " and ".join(row.name for row in FORMATS if row.extras and options[0] != "--package")
+        raise LockfileInvalid(
+            f"`{options[0]}` does not go with `{path}`",
+            why=f"it is read as a {found.name}; only {names or uv_export.NAME} can be asked for that",
+            hint="leave the option out, or name another file",
+        )
 
 
 def _syntax(path: Path) -> Syntax:
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" or path.name == uv_export.NAME:
         return "toml"
     return "yaml" if path.suffix in (".yml", ".yaml") or path.name.endswith("pixi.lock") else "text"

@@ -5,15 +5,17 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Environment, Marker
 
-from hpcenv.errors import EnvironmentUnreadable
+from hpcenv.errors import EnvironmentUnreadable, UsageError
 
 # Of the names in conda's `subdir` (rattler_conda_types, Platform, 2026-08).
 _CONDA_MACHINES = {"x86_64": "64", "i686": "32"}
@@ -50,6 +52,49 @@ class Pin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PinSource:
+    """A file of pins as the user names it, and what of it was installed.
+
+    Attributes:
+        path: the file; `#CHOSEN` behind it is an environment of pixi.lock, or categories of conda-lock.yml.
+        extras, groups: of the project.
+        package: the member of the workspace that was installed (uv.lock); empty for the project itself.
+    """
+
+    path: Path
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    package: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The choice as `uv sync` and `hpcenv lock` take it."""
+        given = [("--extra", one) for one in self.extras] + [("--group", one) for one in self.groups]
+        given += [("--package", self.package)] * bool(self.package)
+        return tuple(word for pair in given for word in pair)
+
+
+def pin_source(
+    file: str | Path | None, folder: Path, *, extras: Sequence[str], groups: Sequence[str], package: str
+) -> PinSource | None:
+    """Return a file of pins and the choice from it; None where no file is named.
+
+    Args:
+        file: relative to `folder`.
+
+    Raises:
+        UsageError: there is a choice, and no file.
+    """
+    if file is not None:
+        path = Path(os.path.abspath(folder / file))
+        return PinSource(path=path, extras=tuple(extras), groups=tuple(groups), package=package)
+    if extras or groups or package:
+        option = "--extra" if extras else "--group" if groups else "--package"
+        raise UsageError(f"`{option}` chooses from a file of pins, and none is named", hint="name it, or leave it out")
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PinSelection:
     """What of a file counts.
 
@@ -60,8 +105,8 @@ class PinSelection:
     """
 
     environment: Mapping[str, str]
-    extras: tuple[str, ...]
-    groups: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     chosen: str = ""
 
     @property

@@ -33,6 +33,8 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
             f"`{path}` is not for this environment",
             why="none of its `environments` is true here: " + "; ".join(map(str, lock.environments)),
         )
+    _require_python(path, lock, selection)
+    _require_known(path, lock, selection)
     for number, package in enumerate(lock.packages):
         required = _in_lock(selection, package.marker, lock)
         if not required and not _in_lock(selection, package.marker, lock, everything=True):
@@ -49,6 +51,38 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
             source=f"{path.name} packages[{number}]",
             required=required,
         )
+
+
+def _require_python(path: Path, lock: Pylock, selection: PinSelection) -> None:
+    """Refuse a lock for another Python, as the standard wants it (PEP 751, requires-python).
+
+    Raises:
+        LockfileInvalid: likewise.
+    """
+    version = selection.environment["python_full_version"]
+    if lock.requires_python is not None and not lock.requires_python.contains(version, prereleases=True):
+        raise LockfileInvalid(
+            f"`{path}` is not for Python {version}",
+            why=f"its `requires-python` is `{lock.requires_python}`",
+            hint="take a Python that it allows, or lock the packages for this one",
+        )
+
+
+def _require_known(path: Path, lock: Pylock, selection: PinSelection) -> None:
+    """Refuse extras and groups that the lock does not have.
+
+    Raises:
+        LockfileInvalid: with those that it has.
+    """
+    groups = (*(lock.dependency_groups or ()), *(lock.default_groups or ()))
+    for option, asked, known in (
+        ("--extra", selection.extras, lock.extras or ()),
+        ("--group", selection.groups, groups),
+    ):
+        for one in asked:
+            if one not in known:
+                has = ", ".join(known) or "none"
+                raise LockfileInvalid(f"`{path}` has no `{option} {one}`", why=f"it has {has}", hint="name one of them")
 
 
 def _in_lock(selection: PinSelection, marker: Marker | None, lock: Any, *, everything: bool = False) -> bool:

@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE.
 
 `NAME[EXTRA]==VERSION ; MARKER --hash=...`, comments, lines continued with a backslash, `-r` and `-c` relative to the
-file that names them. Options that configure pip (--index-url and so on) have no effect. Refused: editable installs,
-paths, bare URLs and environment variables. A line without `==` pins no version: the result for that package is
-"unknown".
+file that names them. Options that configure pip (--index-url and so on) have no effect. `-e FOLDER` pins no version of
+the project in the folder. Refused: other paths, bare URLs and environment variables. A line without `==` pins no
+version: the result for that package is "unknown".
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from packaging.utils import canonicalize_name
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.pin import Pin, PinSelection, basename, describe_error, sorted_hashes
 from hpcenv.locking.pins.text_file import read_text
+from hpcenv.locking.pins.toml_text import project_name
 
+_EXPLICIT = "@EXPLICIT"  # conda list --explicit
 _NESTED = 20  # how deep requirements files may include each other
 _NESTING = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s+|=|(?<=-[rc]))(.+)")
 _HASH = re.compile(r"--hash(?:=|\s+)(\S+)")
-_EDITABLE = re.compile(r"(-e|--editable)\b")
+_IN_URL = re.compile(r"#sha256=([0-9a-f]{64})")
+_EDITABLE = re.compile(r"(-e|--editable)(?:\s+|=|(?<=-e))(.+)")
 
 
 def select_pins(path: Path, text: str, selection: PinSelection, *, seen: tuple[Path, ...] = ()) -> Iterator[Pin]:
@@ -37,6 +40,12 @@ def select_pins(path: Path, text: str, selection: PinSelection, *, seen: tuple[P
     """
     if path.resolve() in seen or len(seen) > _NESTED:
         return
+    if _EXPLICIT in text:
+        raise LockfileInvalid(
+            f"`{path}` is a list of conda's packages, not of pip's",
+            why=f"it has a line `{_EXPLICIT}`",
+            hint="lock the environment for conda: `conda-lock lock --file environment.yml`, and name conda-lock.yml",
+        )
     for number, line in _logical_lines(text):
         source = f"{path.name} line {number}"
         nested = _NESTING.fullmatch(line)
@@ -44,8 +53,8 @@ def select_pins(path: Path, text: str, selection: PinSelection, *, seen: tuple[P
             below = path.parent / nested[2].strip().strip("\"'")
             for pin in select_pins(below, read_text(below), selection, seen=(*seen, path.resolve())):
                 yield replace(pin, required=pin.required and nested[1] in ("-r", "--requirement"))
-        elif _EDITABLE.match(line):
-            raise LockfileInvalid(f"{source}: `{line}` is not supported", why="an editable install has no hash")
+        elif _EDITABLE.fullmatch(line):
+            yield _editable(line, source, path.parent)
         elif not line.startswith("-"):
             pin_here = _requirement(line, source, selection)
             if pin_here is not None:
@@ -70,7 +79,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _requirement(line: str, source: str, selection: PinSelection) -> Pin | None:
-    hashes = _HASH.findall(line)
+    hashes = [*_HASH.findall(line), *(f"sha256:{one}" for one in _IN_URL.findall(line))]
     text = re.split(r"\s--\w", line, maxsplit=1)[0].strip()
     try:
         requirement = Requirement(text)
@@ -88,6 +97,19 @@ def _requirement(line: str, source: str, selection: PinSelection) -> Pin | None:
         files=((filename, sha256[0]),) if filename and len(sha256) == 1 else (),
         source=source,
     )
+
+
+def _editable(line: str, source: str, folder: Path) -> Pin:
+    found = _EDITABLE.fullmatch(line)
+    assert found is not None
+    name = project_name(folder / found[2].strip().strip("\"'"))
+    if name is None:
+        raise LockfileInvalid(
+            f"{source}: `{line}` is not supported",
+            why="the folder has no pyproject.toml with a name under [project]",
+            hint="leave the line out; `uv export --no-emit-local` writes none",
+        )
+    return Pin(name=name, version=None, source=source)
 
 
 def _pinned_version(requirement: Requirement) -> str | None:

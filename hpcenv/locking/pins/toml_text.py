@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcenv.errors import LockfileInvalid
+from packaging.utils import canonicalize_name
+
+from hpcenv.errors import HpcenvError, LockfileInvalid
 from hpcenv.locking.pins.pin import describe_error
-from hpcenv.locking.pins.text_file import LONGEST_FILE
+from hpcenv.locking.pins.text_file import read_text
 from hpcenv.project import toml_files
 
 if sys.version_info >= (3, 11):
@@ -27,4 +29,14 @@ def parse_toml(path: Path, text: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise LockfileInvalid(f"`{path}` is not TOML", why=describe_error(error)) from error
     else:
-        return toml_files.read(path, error=LockfileInvalid, most=LONGEST_FILE)
+        return toml_files.loads(text.encode(), path, error=LockfileInvalid)
+
+
+def project_name(folder: Path) -> str | None:
+    """Return the name under [project] in the pyproject.toml of a folder, in normal form (PEP 503); None for none."""
+    path = folder / "pyproject.toml"
+    try:
+        name = parse_toml(path, read_text(path))["project"]["name"]
+    except (HpcenvError, KeyError, TypeError):
+        return None
+    return canonicalize_name(name) if isinstance(name, str) else None

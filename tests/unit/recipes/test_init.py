@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
+from hpcenv.locking.pins.pin import PinSource
 from hpcenv.recipes.init import init, pins_of
 
 DIGEST = "sha256:" + "a" * 64
@@ -37,9 +38,14 @@ def pylock(folder, wheels=WHEELS, python=">=3.10"):
     return path
 
 
+ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default one: site/pip.conf must name it"
+
+
 def make(tmp_path, **words):
     options = {"environ": {}, "tag": "train", "pylock": pylock(tmp_path), "base": BASE}
-    return init(tmp_path / "out", **options | words)
+    options |= words
+    source = options["pylock"] and PinSource(path=options["pylock"])
+    return init(tmp_path / "out", **options | {"pylock": source})
 
 
 def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
@@ -126,8 +132,8 @@ def test_markers_are_judged_for_the_image(tmp_path):
     path = tmp_path / "requirements.txt"
     sha = "--hash=sha256:" + "0" * 64
     path.write_text(f'a==1 ; python_version < "3.12" {sha}\nb==1 ; sys_platform == "win32" {sha}\nc==1 {sha}\n')
-    assert [pin.name for pin in pins_of(path, "3.11")] == ["a", "c"]
-    assert [pin.name for pin in pins_of(path, "3.12")] == ["c"]
+    assert [pin.name for pin in pins_of(PinSource(path=path), "3.11")] == ["a", "c"]
+    assert [pin.name for pin in pins_of(PinSource(path=path), "3.12")] == ["c"]
 
 
 # -- without a lock: pip's own index -------------------------------------------------------
@@ -190,7 +196,7 @@ def test_a_lock_without_numpy_is_noted(tmp_path):
     assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
     with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
     (tmp_path / "with").mkdir()
-    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True).notes == ()
+    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True).notes == (ON_CPU,)
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -205,6 +211,9 @@ def test_the_command_shows_its_options_and_no_former_ones():
         "--python",
         "--os",
         "--pylock",
+        "--extra",
+        "--group",
+        "--package",
         "--base",
         "--tag",
         "--output",

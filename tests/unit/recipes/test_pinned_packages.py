@@ -17,7 +17,26 @@ def check(*pins, chosen=None):
 def test_pins_that_fit():
     wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     others = (pin("filelock", file="filelock-1.0-py3-none-any.whl"), pin("numpy", "2.3.0"))
-    assert check(pin("torch", "2.13.0+cpu", file=wheel), *others) == ()
+    assert check(pin("torch", "2.13.0+cpu", file=wheel), *others) == (ON_CPU,)
+
+
+ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default one: site/pip.conf must name it"
+
+
+def test_the_index_of_a_torch_with_a_label_is_noted_and_its_cuda_is_known():
+    of_cuda = choose(cuda="12.6")
+    found = check(pin("torch", "2.13.0+cu126"), pin("numpy", "2.3.0"), chosen=of_cuda)
+    assert found == (ON_CPU.replace("index cpu", "index cu126"),)
+
+
+def test_each_cause_has_its_own_hint():
+    for file, hint in (
+        ("x-1.0.tar.gz", "pip wheel --no-deps"),
+        ("x-1.0-cp312-cp312-manylinux_2_28_x86_64.whl", "--os"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            check(pin("x", file=file))
+        assert hint in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +49,7 @@ def test_pins_that_fit():
         ((pin("torch", "2.13.0"), pin("nvidia-cuda-runtime", "13.0.96")), "--cuda 13.0"),
         ((pin("x", file="x-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"),), "no wheel for Python 3.11"),
         ((pin("x", file="x-1.0-cp311-cp311-manylinux_2_39_x86_64.whl"),), "no wheel for Python 3.11 on bookworm"),
-        ((pin("x", file="x-1.0.tar.gz"),), "no wheel"),
+        ((pin("x", file="x-1.0.tar.gz"),), "is locked as a source archive only"),
         ((pin("x\n--index-url=http://evil"),), "is not a package name"),
         ((pin("x", "1.0 --hash=sha256:0"),), "is not one version"),
         ((pin("x", hashes=("sha256:short",)),), "has no sha256"),

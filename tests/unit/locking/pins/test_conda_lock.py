@@ -8,14 +8,14 @@ import pytest
 
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.formats import read_pins
-from hpcenv.locking.pins.pin import marker_environment
+from hpcenv.locking.pins.pin import PinSource, marker_environment
 
 FILES = Path(__file__).parents[3] / "pin_files"
 
 
 def read(path, machine="x86_64"):
     environment = marker_environment({"python.version": "3.10.1", "system.machine": machine})
-    return read_pins(Path(path), environment=environment)
+    return read_pins(PinSource(path=Path(path)), environment=environment)
 
 
 def test_a_real_file_with_pip():

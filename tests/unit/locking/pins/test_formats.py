@@ -12,7 +12,7 @@ from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileInvalid
 from hpcenv.locking.pins.cross_check import PinDifference, cross_check
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.install_report import known_files, parse_report
-from hpcenv.locking.pins.pin import Pin, marker_environment
+from hpcenv.locking.pins.pin import Pin, PinSource, marker_environment
 from hpcenv.locking.wheels.proof import InstalledDist, WheelProof
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
@@ -22,7 +22,7 @@ LINUX = marker_environment({"python.version": "3.12.3", "python.implementation":
 def read(tmp_path, name, text, **asked):
     path = tmp_path / name
     path.write_text(text)
-    return read_pins(path, environment=LINUX, **asked)
+    return read_pins(PinSource(path=path, **asked), environment=LINUX)
 
 
 def brief(pins):
@@ -172,13 +172,107 @@ def test_files_that_are_no_lock(tmp_path, text, message):
         read(tmp_path, "pylock.toml", text)
 
 
-# ---- uv.lock -----------------------------------------------------------------------------------------------------
+# ---- files of other tools ------------------------------------------------------------------------------------------
 
 
-def test_a_uv_lock_is_refused_with_the_command_that_exports_it(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("poetry.lock", "poetry export --output requirements.txt"),
+        ("pdm.lock", "pdm export --format pylock --output pylock.toml"),
+        ("Pipfile.lock", "pipenv requirements --hash > requirements.txt"),
+        ("pyproject.toml", "pip lock"),
+    ],
+)
+def test_a_file_that_is_not_read_is_refused_with_the_command_that_exports_it(tmp_path, name, command):
     with pytest.raises(LockfileInvalid, match="hpcenv does not read") as caught:
-        read(tmp_path, "uv.lock", "version = 1\nrevision = 3\n")
-    assert "uv export --frozen --format pylock.toml -o pylock.toml" in caught.value.hint
+        read(tmp_path, name, "[[package]]\nname = 'a'\n")
+    assert command in caught.value.hint
+
+
+def test_a_conda_explicit_file_is_refused_with_the_way_to_a_lock(tmp_path):
+    with pytest.raises(LockfileInvalid, match="conda") as caught:
+        read(
+            tmp_path, "explicit.txt", "# platform: linux-64\n@EXPLICIT\nhttps://host.invalid/linux-64/a-1-0.conda#ab\n"
+        )
+    assert "conda-lock" in caught.value.hint
+
+
+def test_a_uv_lock_without_uv_is_refused_with_the_line_to_type(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LockfileInvalid, match="cannot be read without uv") as caught:
+        read(tmp_path, "uv.lock", "version = 1\n", extras=("cpu",))
+    assert "uv export --frozen --offline --format pylock.toml --extra cpu -o pylock.toml" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "conda-lock.yml"])
+def test_an_extra_for_a_file_that_has_none_is_refused(tmp_path, name):
+    text = "a==1\n" if name == "requirements.txt" else "version: 1\npackage: []\nmetadata: {}\n"
+    with pytest.raises(LockfileInvalid, match="`--extra` does not go with") as caught:
+        read(tmp_path, name, text, extras=("cpu",))
+    assert "uv.lock and pylock.toml" in caught.value.why
+
+
+def test_the_hash_of_a_url_stands_in_the_url(tmp_path):
+    [pin] = read(tmp_path, "requirements.txt", f"tqdm @ https://host.invalid/tqdm-4.67.1-py3-none-any.whl#sha256={A}\n")
+    assert (pin.version, pin.hashes) == ("4.67.1", (f"sha256:{A}",))
+
+
+# ---- the project itself ----------------------------------------------------------------------------------------------
+
+
+def test_the_project_itself_may_be_installed_or_not(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'My.Trainer'\n")
+    pins = read(tmp_path, "requirements.txt", f"-e .\na==1 --hash=sha256:{A}\n")
+    assert brief(pins) == [("a", "1", True), ("my-trainer", None, False)]
+
+
+def test_another_folder_that_is_installed_as_editable_has_no_version(tmp_path):
+    (tmp_path / "libs" / "eval").mkdir(parents=True)
+    (tmp_path / "libs" / "eval" / "pyproject.toml").write_text("[project]\nname = 'eval'\n")
+    assert brief(read(tmp_path, "requirements.txt", "-e ./libs/eval\n")) == [("eval", None, True)]
+
+
+def test_a_folder_without_a_name_is_refused_with_a_way(tmp_path):
+    with pytest.raises(LockfileInvalid, match="is not supported") as caught:
+        read(tmp_path, "requirements.txt", "-e ./old\n")
+    assert "leave the line out" in caught.value.hint
+
+
+# ---- which Python, extras and groups a pylock.toml is for --------------------------------------------------------------
+
+WITH_EXTRAS = f"""lock-version = "1.0"
+created-by = "test"
+extras = ["cpu"]
+dependency-groups = ["dev"]
+requires-python = ">=3.10"
+
+[[packages]]
+name = "tqdm"
+version = "4.67.1"
+marker = "'cpu' in extras or 'dev' in dependency_groups"
+wheels = [{{ url = "https://host.invalid/tqdm-4.67.1-py3-none-any.whl", hashes = {{ sha256 = "{A}" }} }}]
+"""
+
+
+def test_a_pylock_for_another_python_is_refused(tmp_path):
+    with pytest.raises(LockfileInvalid, match=r"is not for Python 3\.12\.3") as caught:
+        read(tmp_path, "pylock.toml", WITH_EXTRAS.replace(">=3.10", ">=3.99"))
+    assert "requires-python" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "required"), [({}, False), ({"extras": ("CPU",)}, True), ({"groups": ("dev",)}, True)]
+)
+def test_what_an_extra_or_group_needs(tmp_path, asked, required):
+    assert brief(read(tmp_path, "pylock.toml", WITH_EXTRAS, **asked)) == [("tqdm", "4.67.1", required)]
+
+
+@pytest.mark.parametrize(("asked", "has"), [({"extras": ("gpu",)}, "cpu"), ({"groups": ("test",)}, "dev")])
+def test_an_extra_that_a_pylock_does_not_have_is_refused(tmp_path, asked, has):
+    with pytest.raises(LockfileInvalid, match="has no `--") as caught:
+        read(tmp_path, "pylock.toml", WITH_EXTRAS, **asked)
+    assert has in caught.value.why
 
 
 # ---- markers -----------------------------------------------------------------------------------------------------
@@ -191,7 +285,9 @@ numpy==2.1.0 ; python_full_version >= "3.12" --hash=sha256:{B}
 """
     assert brief(read(tmp_path, "requirements.txt", text)) == [("numpy", "2.1.0", True)]
     older = marker_environment({"python.version": "3.11.2", "system.machine": "x86_64"})
-    assert brief(read_pins(tmp_path / "requirements.txt", environment=older)) == [("numpy", "1.26.4", True)]
+    assert brief(read_pins(PinSource(path=tmp_path / "requirements.txt"), environment=older)) == [
+        ("numpy", "1.26.4", True)
+    ]
 
 
 def test_markers_need_a_python_version():

@@ -9,7 +9,7 @@ import pytest
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins import pixi
 from hpcenv.locking.pins.formats import read_pins
-from hpcenv.locking.pins.pin import Pin, marker_environment
+from hpcenv.locking.pins.pin import Pin, PinSource, marker_environment
 
 FILES = Path(__file__).parents[3] / "pin_files"
 A, B = "a" * 64, "b" * 64
@@ -20,7 +20,7 @@ def environment(machine="x86_64"):
 
 
 def read(path, machine="x86_64"):
-    return read_pins(Path(path), environment=environment(machine))
+    return read_pins(PinSource(path=Path(path)), environment=environment(machine))
 
 
 @pytest.mark.parametrize(("name", "conda", "pypi"), [("pixi-4", 24, 12), ("pixi-6", 100, 0)])

@@ -12,6 +12,7 @@ import pytest
 
 from hpcenv.errors import FileUnusable, LockfileInvalid
 from hpcenv.locking.pins.formats import open_pins
+from hpcenv.locking.pins.pin import PinSource
 from hpcenv.locking.pins.yaml_text import parse_yaml
 
 HERE = Path("some.yml")
@@ -97,5 +98,5 @@ def test_a_file_may_have_16_mib(tmp_path):
     with (tmp_path / "pixi.lock").open("wb") as file:
         file.truncate((16 << 20) + 1)
     with pytest.raises(FileUnusable, match="cannot read") as caught:
-        open_pins(tmp_path / "pixi.lock")
+        open_pins(PinSource(path=tmp_path / "pixi.lock"))
     assert "more than 16 MiB" in str(caught.value.why)
