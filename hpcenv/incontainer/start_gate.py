@@ -34,8 +34,11 @@ def may_start(folder: str) -> bool:
     """
     with open(os.path.join(folder, "load.json"), encoding="utf-8") as file:
         wanted = json.load(file)
-    with open(os.path.join(folder, "reports"), "w", encoding="utf-8") as reports:
-        reports.write(json.dumps(_load(wanted)) + "\n")
+    try:
+        with open(os.path.join(folder, "reports"), "w", encoding="utf-8") as reports:
+            reports.write(json.dumps(_load(wanted)) + "\n")
+    except BrokenPipeError:  # the launch step has ended: the start was refused
+        return False
     # The launch step has this FIFO open for writing as long as it runs.
     with open(os.path.join(folder, "answers"), encoding="utf-8") as answers:
         return answers.readline() == "start\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.judge import first_failure as failure
@@ -149,17 +149,21 @@ def describe_unfinished(finished: Mapping[str, Any]) -> str:
 _LONGEST_REASON = 160
 
 
-def describe_unknown(folder: RunFolder) -> str:
-    """Return that a node could not be checked, with what the verdict says first about it."""
-    text = "a node could not be checked in full, or did not start"
+def describe_rejection(folder: RunFolder, result: Literal["mismatch", "unknown"]) -> str:
+    """Return why the gate stopped a run, with what the verdict says first where it is no difference to the lockfile."""
     verdict, _ = read_verdict(folder)
     rows = () if verdict is None else verdict.findings
-    row = next((row for row in rows if row.severity == "must" and row.result == "unknown"), None)
-    if row is None:
+    blocking = [row for row in rows if row.severity == "must" and row.result == result]
+    # Checks have an owner: network, files, GPUs. Fields of the lockfile have none.
+    checks = bool(blocking) and all(row.owner for row in blocking)
+    text = "a node could not be checked in full, or did not start"
+    if result == "mismatch":
+        text = "a check failed" if checks else "a node differs from the lockfile"
+    if not blocking or (result == "mismatch" and not checks):
         return text
-    found = visible_ascii(row.found)
+    found = visible_ascii(blocking[0].found)
     found = found if len(found) <= _LONGEST_REASON else f"{found[:_LONGEST_REASON]}..."
-    return f"{text}: {visible_ascii(row.node)}, {visible_ascii(row.field)}: {found}"
+    return f"{text}: {visible_ascii(blocking[0].node)}, {visible_ascii(blocking[0].field)}: {found}"
 
 
 def read_verdict_result(folder: RunFolder) -> str | None:

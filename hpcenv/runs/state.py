@@ -20,9 +20,9 @@ from hpcenv.records.files import read_end
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.attempts import (
     attempt_number,
+    describe_rejection,
     describe_stop,
     describe_unfinished,
-    describe_unknown,
     nodes_started,
     read_record,
     read_verdict_result,
@@ -281,7 +281,7 @@ def _explain(
     if status == 91 and job.state == "completing":
         return job.state, job.reason
     if status in (90, 91) and not by_slurm and read_verdict_result(run.folder) not in (None, "match"):
-        reason = "a node differs from the lockfile" if status == 90 else describe_unknown(run.folder)
+        reason = describe_rejection(run.folder, "mismatch" if status == 90 else "unknown")
         return "rejected", f"before training: {reason}"
     if status == SetupFailed.exit_status and not by_slurm:
         return "failed", _first_error(run.folder, f"error[{SetupFailed.code}]") or job.reason

@@ -2,7 +2,8 @@
 
 After the first failure, nearly every rank writes something. What a pattern of kind `cascade` finds is never the cause.
 Of the rest, the rank that failed first goes before the others, and then the order in the log. A line of kind `maybe` is
-the cause only where no line of kind `root` is found.
+the cause only where no line of kind `root` is found. A line after which its rank went on is the cause only where
+nothing else is found in a run that failed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ _FAILED = frozenset(
 _HUNG = "node-no-facts"
 # HUP, INT, USR1, USR2 and TERM, as a shell and as torchrun write them.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
-# A program may handle an exception, print it and go on. It ended the program if no more lines than these follow.
-_AT_END = 50
 # Lines of one rank within which a message and its parts stand.
 _ONE_MESSAGE = 100
 
@@ -38,7 +37,6 @@ class Seen:
         file: number of the log, in the order in which they were given.
         rank, node: where it happened, as far as line, log or records say.
         moment: sort key of its time, with the clock of the node corrected; None if it is unknown.
-        last_line: number of lines of the log.
     """
 
     file: int
@@ -46,7 +44,6 @@ class Seen:
     rank: int | None
     node: str
     moment: float | None
-    last_line: int
 
     @property
     def pattern(self) -> Pattern:
@@ -62,28 +59,31 @@ def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool 
         first_rank: the rank that failed first, if records of the run say so.
         failed: whether the run is known to have failed.
     """
-    failed = failed or any(one.pattern.id in _FAILED for one in seen)
+    failed = failed or any(one.pattern.id in _FAILED and not one.found.went_on for one in seen)
     if first_rank is None:
         first_rank = next((one.rank for one in _sorted(seen) if one.pattern.id == FIRST_FAILURE), None)
-    causes = [one for one in seen if one.pattern.kind != "cascade" and _ended_it(one, failed)]
+    causes = [one for one in seen if one.pattern.kind != "cascade" and (failed or not one.found.went_on)]
     causes = [one for one in causes if not (one.pattern.before_ranks and _ranks_ran(seen, one))]
     causes = [one for one in causes if not (one.pattern.after_failure and _failed_before(seen, one))]
     causes = [one for one in causes if not _is_explained(one, causes)]
-    for kind in ("root", "maybe"):
-        of_kind = [one for one in causes if one.pattern.kind == kind]
-        if of_kind:
-            rest = [one for one in causes if one.pattern.kind != kind]
-            own = [one for one in of_kind if one.rank is not None and one.rank == first_rank]
-            others = [one for one in of_kind if one not in own]
-            return (*_sorted(own), *_sorted(others), *_sorted(rest))
-    return ()
+    likely = [_likelihood(seen, one) for one in causes]
+    best = [one for one, rank in zip(causes, likely, strict=True) if rank == min(likely)]
+    own = [one for one in best if one.rank is not None and one.rank == first_rank]
+    return (
+        *_sorted(own),
+        *_sorted([one for one in best if one not in own]),
+        *_sorted([one for one in causes if one not in best]),
+    )
 
 
-def _ended_it(one: Seen, failed: bool) -> bool:
-    """Whether an exception ended the program, as far as the log shows; other lines always count."""
-    if not one.found.traced or one.found.uncaught or failed:
-        return True
-    return one.last_line - one.found.line <= _AT_END
+def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
+    """Return 0 for what can be the cause, 1 for what may be it, 2 for what the rank or the job survived."""
+    ends = [other.found.line for other in seen if other.pattern.ends_attempt and other.file == one.file]
+    later = (other.found.line for other in seen if other.pattern.kind != "cascade" and other.file == one.file)
+    last = max(later, default=0)
+    if one.found.went_on or any(one.found.line <= end < last for end in ends):
+        return 2
+    return 0 if one.pattern.kind == "root" else 1
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
@@ -94,18 +94,15 @@ def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
 
 
 def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether the log says before this line that a rank or a task had failed, and not because it was asked to end."""
-    return any(
-        other.file == one.file
-        and (
-            other.pattern.id == _HUNG
-            or (
-                other.pattern.id in _FAILED
-                and other.found.line < one.found.line
-                and not _ASKED_TO_END.search(other.found.text)
-            )
-        )
-        for other in seen
+    """Whether the log says before this line that something had failed, and not because it was asked to end."""
+    before = [other for other in seen if other.file == one.file and other.found.line < one.found.line]
+    return any(other.pattern.id == _HUNG and other.file == one.file for other in seen) or any(
+        not other.found.went_on
+        and not other.pattern.after_failure
+        and not other.pattern.ends_attempt
+        and (other.pattern.id in _FAILED or (one.pattern.kind == "root" and other.pattern.kind != "cascade"))
+        and not _ASKED_TO_END.search(other.found.text)
+        for other in before
     )
 
 

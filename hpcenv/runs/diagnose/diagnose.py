@@ -63,6 +63,7 @@ _BY_SIGNAL: dict[str, tuple[str, ...]] = {
     "SIGSEGV": ("rank-segfault",),
     "SIGBUS": ("rank-bus-error", "dataloader-bus-error"),
     "SIGABRT": ("rank-aborted",),
+    "SIGILL": ("rank-illegal-instruction",),
 }
 
 
@@ -376,7 +377,7 @@ def _seen(
         if moment is not None:
             moment += offsets.get(node, 0.0)
         whole = _with_code(found, codes.get(found.rank, ()))
-        seen.append(Seen(file=position, found=whole, rank=rank, node=node, moment=moment, last_line=scanned.lines))
+        seen.append(Seen(file=position, found=whole, rank=rank, node=node, moment=moment))
     return seen
 
 

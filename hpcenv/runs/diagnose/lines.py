@@ -18,12 +18,29 @@ MOST_BETWEEN = 32
 
 # `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
 # for exceptions that end a rank). Every repetition below is bounded: a log is hostile input.
-_PREFIX = re.compile(r"\[(?:(rank)|default)?(\d{1,6})\](?::\s?| )")
+_PREFIX = re.compile(r"\[(?:rank|default)?(\d{1,6})\](?::\s?| )")
 # `0: ` and `12: ` of `srun --label`: the task, right-aligned (srun.1, Slurm 24.11). `grep -n` writes no blank.
 _TASK = re.compile(r" {0,5}(\d{1,6}): ")
 # `n1:1234:5678 [0] NCCL WARN` and the same after a time (NCCL, debug.cc).
 _NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{1,10} \[\d{1,4}\]")
-_SLURM = re.compile(r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT |srun: error: (?P<other>[\w.-]{1,64}): tasks? ")
+# A line that says that a node failed names the node of the batch script, not the one that failed.
+_SLURM = re.compile(
+    r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT (?!\S{1,40} DUE TO NODE)|srun: error: (?P<other>[\w.-]{1,64}): tasks? "
+)
+# The line is a remark or a warning of its program: what follows these words is no failure.
+_REMARK = re.compile(
+    r"NCCL (?:INFO|TRACE)\b|\[(?:INFO|WARNING|DEBUG)\]|(?:^|[\s:|])(?:INFO|WARNING|DEBUG)\b|[A-Za-z]{0,40}Warning: "
+    r"|^\[?[WI](?:\d{3,4}| )[^\]]{0,80}\]| [WI] \S{1,200}\.cc:\d{1,6}\] "
+)
+# Lines that a program writes when it ends, and those of launchers and libraries: none of them says that it went on.
+_NO_PROGRESS = re.compile(
+    r"^(?!\s*\d{1,3}%)\s|^(?:Traceback|During handling|The above exception|frame #|srun:|slurmstepd|sbatch:|wandb:"
+    r"|hpcenv|what\(\)|\[?[EWF]\d{3,4} |\[[EWIF] |[\w.]{0,200}(?:Error|Exception|Interrupt)\b)|NCCL (?:INFO|WARN)"
+    r"|(?i:fail|abort|kill|terminat|error|fatal|exit(?:ed|s|code| code)|closing signal)"
+)
+_PROGRESS = re.compile(r"[A-Za-z]{2}|\d%")
+# So many lines say that a rank went on.
+_MANY = 10
 _TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
 # 2026-11-22T10:11:12, also with a blank; and glog's `E1122 10:11:12.345678` (torch), without the year.
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
@@ -41,13 +58,11 @@ class Line:
     """A line without its prefixes.
 
     Attributes:
-        uncaught: torch marked it as part of an exception that ended the rank.
         task: number that `srun --label` put before it; None without one.
     """
 
     text: str
     rank: int | None
-    uncaught: bool
     task: int | None = None
 
     @property
@@ -62,12 +77,10 @@ class Around:
 
     Attributes:
         where: the last frame of the user's code in the traceback that the line ends, `train.py:12`.
-        traced: there is such a traceback.
         time: the last time that one of the lines before names.
     """
 
     where: str = ""
-    traced: bool = False
     time: str = ""
 
 
@@ -76,12 +89,12 @@ def parse(raw: bytes, at: int, *, around: int) -> Line:
     begin = raw.rfind(b"\r", 0, at) + 1
     if at - begin > around:
         begin = at - around
-    text, rank, uncaught, task = _strip(raw[begin : at + around].decode("utf-8", errors="replace").rstrip("\r\n"))
+    text, rank, task = _strip(raw[begin : at + around].decode("utf-8", errors="replace").rstrip("\r\n"))
     if begin and rank is None:
-        _, rank, uncaught, task = _strip(raw[:64].decode("utf-8", errors="replace"))
+        _, rank, task = _strip(raw[:64].decode("utf-8", errors="replace"))
     if rank is None and (match := _TORCH_RANK.search(text[:400])):
         rank = int(match[1])
-    return Line(text=text, rank=rank, uncaught=uncaught, task=task)
+    return Line(text=text, rank=rank, task=task)
 
 
 def time_of(text: str) -> str:
@@ -94,6 +107,24 @@ def node_of(text: str) -> str:
     """Return the node that a line of NCCL or Slurm names; empty without one."""
     match = _NCCL.match(text) or _SLURM.search(text[:400])
     return next((name for name in match.groups() if name), "") if match else ""
+
+
+def is_remark(text: str) -> bool:
+    """Return whether these words at the beginning of a line say that it is a remark or a warning."""
+    return _REMARK.search(text[:400]) is not None
+
+
+def goes_on(after: bytes, writer: tuple[int | None, int | None] | None) -> bool:
+    """Return whether this writer, or anyone if None, wrote so many ordinary lines that its program went on."""
+    count = 0
+    for raw in re.split(rb"[\r\n]", after):
+        line = _strip(raw[:400].decode("utf-8", errors="replace"))
+        if writer not in (None, line.writer) or _NO_PROGRESS.search(line.text) or not _PROGRESS.search(line.text):
+            continue
+        count += 1
+        if count == _MANY:
+            return True
+    return False
 
 
 def follows_code(before: Sequence[bytes], line: Line) -> bool:
@@ -110,7 +141,6 @@ class _Stripped(NamedTuple):
 
     text: str
     rank: int | None
-    uncaught: bool
     task: int | None
 
     @property
@@ -119,16 +149,16 @@ class _Stripped(NamedTuple):
 
 
 def _strip(text: str) -> _Stripped:
-    rank, uncaught, task = None, False, None
+    rank, task = None, None
     if (match := _TASK.match(text)) is not None:
         task, text = int(match[1]), text[match.end() :]
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(text)
         if match is None:
             break
-        rank, uncaught = int(match[2]), uncaught or match[1] is not None
+        rank = int(match[1])
         text = text[match.end() :]
-    return _Stripped(text, rank, uncaught, task)
+    return _Stripped(text, rank, task)
 
 
 def look_back(before: Sequence[bytes], line: Line) -> Around:
@@ -146,7 +176,7 @@ def look_back(before: Sequence[bytes], line: Line) -> Around:
         if earlier is None:
             break
         where, begin = _last_frame(own[earlier:begin]), earlier
-    return Around(where=where, traced=True, time=next(times, ""))
+    return Around(where=where, time=next(times, ""))
 
 
 def _last_traceback(texts: Sequence[str]) -> int | None:

@@ -17,7 +17,7 @@ from hpcenv.project import toml_files
 TABLE = Path(__file__).with_name("patterns.toml")
 
 PatternKind = Literal["root", "maybe", "cascade"]
-CauseOwner = Literal["user", "node", "site"]
+CauseOwner = Literal["user", "node", "site", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class Pattern:
         torch: versions of torch that write it; empty for all.
         before_ranks: it is a consequence, if a rank of the job wrote something before.
         after_failure: it is a consequence, if the log says before it that a rank or a task failed.
+        warns: it counts although its line is a warning.
+        ends_attempt: what stands before it is of an earlier attempt of the job, if a failure follows.
         source, retrieved: where text or hint are from, and when that was read.
     """
 
@@ -42,10 +44,17 @@ class Pattern:
     last: bool
     before_ranks: bool
     after_failure: bool
+    warns: bool
+    ends_attempt: bool
     cause: str
     hint: str
     source: str
     retrieved: str
+
+    @property
+    def of_launcher(self) -> bool:
+        """Whether srun, slurmstepd or torchrun write it: then the ranks' lines say whether the job went on."""
+        return self.id.startswith(("slurm-", "torchrun-", "rank-"))
 
     def applies_to(self, torch: str) -> bool:
         """Return whether this version of torch writes the text; True if the version is unknown."""
@@ -80,6 +89,8 @@ def _pattern(row: dict[str, Any], retrieved: str) -> Pattern:
         last=row.get("last", False),
         before_ranks=row.get("before_ranks", False),
         after_failure=row.get("after_failure", False),
+        warns=row.get("warns", False),
+        ends_attempt=row.get("ends_attempt", False),
         cause=row["cause"],
         hint=row["hint"],
         source=row["source"],

@@ -26,6 +26,9 @@ _BEFORE = 64 * 1024
 _SEEN_BYTES = 4 * 1024 * 1024
 _SEEN_WORDS = 50_000
 _MOST_FOUND = 5000
+# Bytes after a line in which lines are searched that say that its writer went on, and how often.
+_AFTER = 128 * 1024
+_MOST_AFTER = 500
 # How often in one block the lines before a line are searched for its traceback.
 _MOST_LOOKS = 50
 _MOST_PEERS = 200
@@ -57,8 +60,7 @@ class PatternFound:
         task: number of the task of srun that wrote the line, if it was labelled.
         where, where_line: the last line of the user's code in its traceback, `train.py:12`, and the line of the log at
             which that traceback ends.
-        traced: the line ends a Python traceback.
-        uncaught: torch marked the line as an exception that ended the rank.
+        went_on: its writer wrote many ordinary lines after it; for lines of launchers, anyone did.
         count: how many lines match.
         peers: peer that the lines name -> how often.
     """
@@ -71,12 +73,11 @@ class PatternFound:
     node: str
     time: str
     where: str
-    traced: bool
-    uncaught: bool
     where_line: int = 0
     task: int | None = None
     count: int = 1
     peers: dict[str, int] = field(default_factory=dict)
+    went_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ class Scanned:
     """What one log holds.
 
     Attributes:
-        found: for each pattern and rank its first line, or its last one where the pattern says so.
+        found: for each pattern and rank its first line; its last one where the pattern says so, or where the rank went
+            on after the first one.
         size, lines: bytes and lines of the log.
     """
 
@@ -105,6 +107,7 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
     file.seek(start)
     for block in _blocks(file):
         search.feed(block)
+    search.look_after(file, start)
     return Scanned(found=tuple(search.found.values()), size=search.offset, lines=search.lines)
 
 
@@ -131,11 +134,13 @@ class _LogBlock:
     Attributes:
         texts: its lines.
         late: pattern and writer -> the last line of a pattern of which the last line counts, its place, and how many.
+        again: pattern and writer -> a later line of a pattern that was found before.
         looked: how often the lines before a line were searched.
     """
 
     texts: list[bytes]
     late: dict[_HitKey, tuple[Pattern, lines.Line, int, int, int]] = field(default_factory=dict)
+    again: dict[_HitKey, tuple[Pattern, lines.Line, int, int]] = field(default_factory=dict)
     looked: int = 0
 
 
@@ -161,6 +166,7 @@ class _LogSearch:
         self._before = b""
         self._earlier: list[bytes] | None = None
         self.found: dict[_HitKey, PatternFound] = {}
+        self._again: dict[_HitKey, PatternFound] = {}
         self.offset = 0
         self.lines = 0
 
@@ -229,14 +235,32 @@ class _LogSearch:
         for pattern, line, number, position, count in block.late.values():
             if (pattern.id, *line.writer) in self.found or len(self.found) < _MOST_FOUND:
                 self._add(pattern, line, block, number, position, count)
+        for key, place in block.again.items():
+            self._again[key] = self._make(*place[:2], block, *place[2:])
+
+    def look_after(self, file: BinaryIO, start: int) -> None:
+        """Note after which lines their writers went on, and take a later line of the same pattern then."""
+
+        def went_on(found: PatternFound) -> bool:
+            file.seek(start + found.offset)
+            _, _, after = file.read(_AFTER).partition(b"\n")
+            return lines.goes_on(after, None if found.pattern.of_launcher else (found.rank, found.task))
+
+        for key, found in list(self.found.items())[:_MOST_AFTER]:
+            found.went_on = went_on(found)
+            later = self._again.get(key)
+            if found.went_on and later is not None and not went_on(later):
+                self.found[key] = replace(later, count=found.count, peers=found.peers)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
         """Return whether a line matches a pattern, and keep what it says."""
         raw, pattern = block.texts[number], self._patterns[candidate]
-        at = next((at for anchor in self._anchors[candidate] if (at := raw.find(anchor)) >= 0), -1)
+        at, anchor = next(((at, one) for one in self._anchors[candidate] if (at := raw.find(one)) >= 0), (-1, b""))
         if at < 0:
             return False
         line = lines.parse(raw, at, around=_AROUND)
+        if pattern.kind != "cascade" and not pattern.warns and lines.is_remark(line.text.partition(anchor.decode())[0]):
+            return False
         match = pattern.match.search(line.text) if pattern.match is not None else None
         if pattern.match is not None and match is None:
             return False
@@ -253,6 +277,7 @@ class _LogSearch:
         known = self.found.get(key)
         if known is not None:
             known.count += 1
+            block.again[key] = (pattern, line, number, position)
             self._add_code(known, line, block, number)
         elif len(self.found) < _MOST_FOUND:
             known = self._add(pattern, line, block, number, position)
@@ -282,6 +307,13 @@ class _LogSearch:
     def _add(
         self, pattern: Pattern, line: lines.Line, block: _LogBlock, number: int, position: int, count: int = 1
     ) -> PatternFound:
+        found = self._make(pattern, line, block, number, position)
+        known = self.found.get((pattern.id, found.rank, found.task))
+        found.count = count if known is None else known.count + count
+        self.found[pattern.id, found.rank, found.task] = found
+        return found
+
+    def _make(self, pattern: Pattern, line: lines.Line, block: _LogBlock, number: int, position: int) -> PatternFound:
         block.looked += 1
         around = lines.Around()
         if block.looked <= _MOST_LOOKS:
@@ -289,15 +321,10 @@ class _LogSearch:
         rank, node, time = line.rank, lines.node_of(line.text), lines.time_of(line.text) or around.time
         if pattern.id == FIRST_FAILURE:
             rank, node, time = lines.first_in_table(block.texts[number + 1 : number + 1 + _TABLE_LINES], line.task)
-        known = self.found.get((pattern.id, rank, line.task))
-        found = PatternFound(
+        return PatternFound(
             pattern=pattern, line=self.lines + number + 1, offset=self.offset + position, text=line.text, rank=rank,
-            node=node, time=time, where=around.where, traced=around.traced, uncaught=line.uncaught, task=line.task,
-            where_line=self.lines + number + 1,
-            count=count if known is None else known.count + count,
+            node=node, time=time, where=around.where, task=line.task, where_line=self.lines + number + 1,
         )  # fmt: skip
-        self.found[pattern.id, rank, line.task] = found
-        return found
 
 
 def _count_peer(found: PatternFound, peer: str | None) -> None:

@@ -9,12 +9,17 @@ from hpcenv.runs.diagnose.choose import ANY_EXCEPTION
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 from hpcenv.text import plural, wrap
 
-_OWNERS = {"user": "you can remove it", "node": "a fault of the node", "site": "a limit or service of the cluster"}
+_OWNERS = {
+    "user": "you can remove it",
+    "node": "a fault of the node",
+    "site": "a limit or service of the cluster",
+    "unknown": "the line above and the traceback say more",
+}
 # Findings of other patterns that are printed; --json has all.
 _MOST_OTHERS = 6
 _MOST_TEXT = 200
 # Of these, the first failure or the verdict says all.
-_SAID = frozenset({ANY_EXCEPTION, "gate-mismatch", "gate-unknown", "slurm-cancelled"})
+_SAID = frozenset({ANY_EXCEPTION, "gate-check-failed", "gate-mismatch", "gate-unknown", "slurm-cancelled"})
 
 
 def render(diagnosis: FailureDiagnosis) -> str:

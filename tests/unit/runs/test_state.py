@@ -157,6 +157,28 @@ def test_the_gates_own_statuses_are_called_rejected(
     assert words in found.detail
 
 
+def test_a_network_that_failed_its_check_is_no_difference_to_the_lockfile(
+    make: Make, tmp_path: Path, fake_slurm: Any
+) -> None:
+    folder = make("a")
+    folders.write(folder.finished, status=90, time=1.0)
+    row = Finding(
+        node="n1", field="net.reach", locked="", found="10.0.0.2: ENETUNREACH", result="mismatch", severity="must",
+        owner="node",
+    )  # fmt: skip
+    nodes = (NodeVerdict(node="n1", result="mismatch", compared=3),)
+    made = Verdict(
+        schema=1, run="a", attempt=0, result="mismatch", nodes=nodes, findings=(row,), rendezvous=None, settings={}
+    )
+    save_record(made, folder.verdict)
+    fake_slurm.answers("squeue", "7|FAILED|NonZeroExitCode|n1|0:01\n")
+    found = status(tmp_path, "a", environ=fake_slurm.environ, runs="runs")
+    assert (found.state, found.detail) == (
+        "rejected",
+        "before training: a check failed: n1, net.reach: 10.0.0.2: ENETUNREACH",
+    )
+
+
 def test_a_script_that_ends_with_90_itself_is_not_called_rejected(make: Make, tmp_path: Path, fake_slurm: Any) -> None:
     folder = make("a")
     folders.write(folder.finished, status=90, time=1.0)

@@ -31,6 +31,8 @@ def test_rows_have_known_keys_only() -> None:
         "last",
         "before_ranks",
         "after_failure",
+        "warns",
+        "ends_attempt",
         "cause",
         "hint",
         "source",
@@ -39,7 +41,7 @@ def test_rows_have_known_keys_only() -> None:
     for row in tomllib.loads(TABLE.read_text())["pattern"]:
         assert set(row) <= keys, row["id"]
         assert row["kind"] in ("root", "maybe", "cascade"), row["id"]
-        assert row["owner"] in ("user", "node", "site"), row["id"]
+        assert row["owner"] in ("user", "node", "site", "unknown"), row["id"]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=IDS)

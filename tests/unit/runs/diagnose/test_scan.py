@@ -97,7 +97,7 @@ def test_tracebacks_of_labelled_tasks_are_told_apart() -> None:
         for task in (0, 1)
     )
     found = found_in(data.replace("0:   File", "0:  File").replace("LINE", "4").encode())
-    assert [(one.task, one.where, one.traced) for one in found] == [(0, "train.py:4", True), (1, "train.py:4", True)]
+    assert [(one.task, one.where) for one in found] == [(0, "train.py:4"), (1, "train.py:4")]
 
 
 def test_the_node_and_time_in_a_line_of_nccl() -> None:
