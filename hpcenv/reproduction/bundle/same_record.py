@@ -44,7 +44,7 @@ def record_again(archive: Archive, without: Iterable[str]) -> RunRecord | str:
 def differences(text: bytes, again: RunRecord) -> tuple[tuple[str, ...], int]:
     """Return where record.json differs from the record that was made again, and how many metrics cannot be made again.
 
-    A metric that the training wrote into a file of its own cannot: a bundle has no such file.
+    A metric that the training wrote into another file cannot: a bundle has no such file.
     """
     made = json.loads(encode_record(again))
     try:
