@@ -496,6 +496,19 @@ _SIGNS = (
 )
 
 
+def known_cause(
+    output: str, why: str, *, argv: Sequence[str], status: int | None, place: str = ""
+) -> HpcenvError | None:
+    """Return the error for an output whose cause is known; arguments as for `explain`."""
+    sign = next((one for one in _SIGNS if re.search(one.text, output, re.IGNORECASE)), None)
+    if sign is None:
+        return None
+    why = f"{why}\n{place}" if place and sign.names_place else why
+    if sign.error is ToolFailed:
+        return ToolFailed(sign.what, argv=tuple(argv), status=status, stderr=output, why=why, hint=sign.hint)
+    return sign.error(sign.what, why=why, hint=sign.hint)
+
+
 def explain(output: str, *, argv: Sequence[str], status: int | None, place: str = "") -> HpcenvError:
     """Return the error for a failed apptainer, from its output.
 
@@ -515,13 +528,7 @@ def explain(output: str, *, argv: Sequence[str], status: int | None, place: str 
             why=why,
             hint="check the file systems and the network that it uses",
         )
-    for sign in _SIGNS:
-        if re.search(sign.text, output, re.IGNORECASE):
-            why = f"{why}\n{place}" if place and sign.names_place else why
-            if sign.error is ToolFailed:
-                return ToolFailed(sign.what, argv=tuple(argv), status=status, stderr=output, why=why, hint=sign.hint)
-            return sign.error(sign.what, why=why, hint=sign.hint)
-    return ToolFailed(
+    return known_cause(output, why, argv=argv, status=status, place=place) or ToolFailed(
         f"apptainer ended with status {status}",
         argv=tuple(argv),
         status=status,

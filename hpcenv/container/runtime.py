@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcenv import process
-from hpcenv.container.apptainer import host_environment
+from hpcenv.container.apptainer import host_environment, known_cause
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 
 # In the order in which they are searched.
@@ -100,6 +100,28 @@ def identify(program: str, environ: Mapping[str, str]) -> Runtime:
             hint="check which program this is",
         )
     return Runtime(kind=found[0], version=found[1], program=program)
+
+
+def too_old(program: str, environ: Mapping[str, str]) -> str:
+    """Return why hpcenv cannot start containers with a program; empty where it can, or that is unknown."""
+    try:
+        return identify(program or find(environ.get("PATH")), environ).unusable
+    except ToolFailed as error:
+        return f"{error.what}: {error.why}" if error.status == 0 else ""
+    except HpcenvError:
+        return ""
+
+
+def why_not_started(error: ToolFailed, program: str, environ: Mapping[str, str]) -> HpcenvError:
+    """Return the error of a container that did not start, with its cause where that is known."""
+    if error.status is None:
+        return error
+    why = "\n".join(filter(None, (error.what, error.why)))
+    old = too_old(program, environ)
+    if old:
+        hint = "load the module of a newer one, or name its program: --runtime, or `runtime` in hpcenv.toml"
+        return ToolFailed(old, argv=error.argv, status=error.status, stderr=error.stderr, why=why, hint=hint)
+    return known_cause(error.stderr, why, argv=error.argv, status=error.status) or error
 
 
 def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["zstd", "gzip"]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcenv import process
+from hpcenv.container import runtime
 from hpcenv.container.start_command import build_start_command, opened
+from hpcenv.errors import ToolFailed
 from hpcenv.records.facts import CudaCompat, Look
 from hpcenv.records.manifest import Bind, Environment, Value
 from hpcenv.records.network import ImageNetwork
@@ -197,9 +199,14 @@ def run_probe(
             data=data,
         )
         with opened(entry) as (argv, files):
-            done = process.run(
-                argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
-            )
+            try:
+                done = process.run(
+                    argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
+                )
+            except ToolFailed as error:
+                if environment.kind == "host":
+                    raise
+                raise runtime.why_not_started(error, environment.apptainer, environ) from error
     return parse_probe(done.stdout, level=level)
 
 

@@ -517,8 +517,9 @@ def probe(
         )
     except (HpcenvError, ValueError, OSError) as error:
         reason = f"{error.what}\n{error.why or ''}" if isinstance(error, HpcenvError) else str(error)
+        hint = error.hint if isinstance(error, HpcenvError) else None
         raise EnvironmentUnreadable(
-            f"cannot look inside {environment.sif or environment.python}", why=reason.strip()
+            f"cannot look inside {environment.sif or environment.python}", why=reason.strip(), hint=hint
         ) from error
 
 

@@ -183,13 +183,16 @@ def _identify_overlay(
 
 
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where what starts containers here does not read the compression of the SIF.
+    """Return a note where what starts containers here is too old, or does not read the compression of the SIF.
 
     It may start that program to learn what it is. A plan does not: the project may name the program, and the user
     accepts it before something is submitted.
     """
     if environment.kind != "sif":
         return ()
+    old = runtime.too_old(environment.apptainer, environ)
+    if old:
+        return (f"{old}: the check of the nodes would fail",)
     path = Path(environment.sif)
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression

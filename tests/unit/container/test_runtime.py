@@ -3,7 +3,10 @@
 import pytest
 
 from hpcenv.container import runtime
-from hpcenv.errors import ToolFailed, ToolMissing
+from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
+from hpcenv.facts.probe import run_probe
+from hpcenv.records.manifest import Environment
+from hpcenv.submission.locked_container import notes_on_sif
 
 
 def program(folder, name, said):
@@ -51,3 +54,48 @@ def test_another_program_is_refused(tmp_path, said):
         runtime.identify(program(tmp_path, "apptainer", said), {})
     with pytest.raises(ToolMissing):
         runtime.identify(str(tmp_path / "none"), {})
+
+
+def starter(folder, version, says):
+    """What fails to start a container: the version that it prints, and its words then."""
+    path = folder / "apptainer"
+    path.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{version}'; exit 0; }}\n{says} >&2; exit 255\n")
+    path.chmod(0o755)
+    return Environment(kind="sif", python="python3", sif="/a.sif", apptainer=str(path))
+
+
+NO_NAMESPACES = "echo 'FATAL:   while running: Failed to create user namespace: not allowed to create user namespace'"
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "what", "why"),
+    [
+        (
+            "apptainer version 1.0.3",
+            "echo 'Error: unknown flag: --no-eval'",
+            "is apptainer 1.0.3; hpcenv needs",
+            "no-eval",
+        ),
+        ("singularity version 3.5.2", "echo unknown flag", "is singularity 3.5.2; hpcenv needs", "unknown flag"),
+        ("garbage", "echo unknown flag", "does not name a version: it prints 'garbage", "unknown flag"),
+        ("apptainer version 1.4.5", NO_NAMESPACES, "does not let you create user namespaces", "FATAL"),
+        (
+            "apptainer version 1.4.5",
+            "echo 'FATAL: something else'",
+            "`apptainer` ended with status 255",
+            "something else",
+        ),
+    ],
+)
+def test_a_container_that_does_not_start_says_why_on_login_node_and_nodes(tmp_path, version, says, what, why):
+    environment = starter(tmp_path, version, says)
+    with pytest.raises(HpcenvError) as error:
+        run_probe(environment, {}, probe="", level="full", seconds=30)
+    assert what in error.value.what and why in error.value.why
+
+
+def test_a_submission_names_a_program_that_is_too_old(tmp_path):
+    old = starter(tmp_path, "apptainer version 1.1.9", "true")
+    (note,) = notes_on_sif(old, {})
+    assert note.endswith("or later: the check of the nodes would fail") and "apptainer 1.1.9" in note
+    assert notes_on_sif(starter(tmp_path, "apptainer version 1.2.0", "true"), {}) == ()
