@@ -214,7 +214,7 @@ def env_file(settings: Mapping[str, str]) -> str:
 
     Names with a special meaning (seen):
       PATH                        replaces the image's PATH
-      PREPEND_PATH, APPEND_PATH   extend the image's PATH
+      PREPEND_PATH, APPEND_PATH   extend the image's PATH; from Apptainer 1.5 on, so do those of LD_LIBRARY_PATH
       LD_LIBRARY_PATH             replaces the image's; the runtime adds /.singularity.d/libs
 
     Args:

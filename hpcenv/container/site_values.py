@@ -50,7 +50,7 @@ def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping
         manifest,
         settings=tuple(settings[name] for name in sorted(settings)),
         environment=replace(manifest.environment, binds=binds),
-        expectations=_lightened(manifest.expectations, settings.get(_LIBRARY_PATH)),
+        expectations=_lightened(manifest.expectations, settings),
         unlocked_binds=_unlocked(manifest, binds),
         imported=(*imported, *lost, *notes),
     )
@@ -145,11 +145,13 @@ def _with_job(text: str, environ: Mapping[str, str]) -> str:
     return text.replace("${jobid}", environ.get("SLURM_JOB_ID", ""))
 
 
-def _lightened(expectations: Sequence[Expectation], library_path: Setting | None) -> tuple[Expectation, ...]:
+def _lightened(expectations: Sequence[Expectation], settings: Mapping[str, Setting]) -> tuple[Expectation, ...]:
     """Let a library path of the site differ from the locked one; which libraries are found is compared all the same."""
-    if library_path is None or not library_path.origin.startswith(("site profile ", "module ")):
+    of_site = (settings.get(f"{how}{_LIBRARY_PATH}") for how in ("", "PREPEND_", "APPEND_"))
+    found = next((one for one in of_site if one and one.origin.startswith(("site profile ", "module "))), None)
+    if found is None:
         return tuple(expectations)
-    note = f"{library_path.origin} sets LD_LIBRARY_PATH; the libraries that are found by it are compared"
+    note = f"{found.origin} sets {found.name}; the libraries that are found by it are compared"
     return tuple(
         replace(one, severity="warn", note=note) if one.field == _LIBRARY_FIELD and one.severity == "must" else one
         for one in expectations

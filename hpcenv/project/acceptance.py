@@ -38,7 +38,9 @@ _DIGITS = 32
 _SHOWN = 200
 
 # Variables that make every program load other code. Those of Python are in the lockfile's fields.
-_LOADS_CODE = re.compile(r"LD_\w+|GLIBC_TUNABLES|BASH_ENV|ENV|PATH|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP")
+_LOADS_CODE = re.compile(
+    r"((PRE|AP)PEND_)?(LD_\w+|PATH)|GLIBC_TUNABLES|BASH_ENV|ENV|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP"
+)
 
 # Key, value, and digest of the file.
 _AcceptanceRow: TypeAlias = tuple[str, str, str]

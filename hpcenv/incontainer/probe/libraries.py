@@ -11,7 +11,7 @@ import time
 from hpcenv.incontainer.probe.children import start_child, wait_for_child
 from hpcenv.incontainer.probe.paths import is_below
 from hpcenv.incontainer.probe.hashing import CONTENT_SECONDS, hash_files
-from hpcenv.incontainer.probe.loader import split_path
+from hpcenv.incontainer.probe.loader import split_path, without_own_list
 from hpcenv.incontainer.probe.system import glibc_version
 from hpcenv.incontainer.probe.table import HASHING, Probe
 from hpcenv.incontainer.probe.values import Unknown
@@ -131,10 +131,9 @@ def _ask_libraries(env: ProbedEnvironment, questions: list[list[Any]]) -> None:
 def probe_libraries(env: ProbedEnvironment) -> Facts:
     """Return version, origin and build-id of each library, and the variables that affect the loader."""
     env.answers = _library_answers(env)
+    folders = without_own_list(env, split_path(_variable("LD_LIBRARY_PATH")))
     facts: Facts = {
-        "libs.ld-library-path": [
-            printable(env.shown(p)) if p else "" for p in split_path(_variable("LD_LIBRARY_PATH"))
-        ],
+        "libs.ld-library-path": [printable(env.shown(p)) if p else "" for p in folders],
         "libs.ld-preload": [printable(env.shown(p)) for p in _variable("LD_PRELOAD").replace(":", " ").split()],
     }
     for field in LIBRARY_FIELDS:

@@ -146,6 +146,39 @@ def default_folders() -> list[str]:
     return ["/lib/" + triple, "/usr/lib/" + triple, "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
 
 
+def without_own_list(env: ProbedEnvironment, folders: list[str]) -> list[str]:
+    """Leave out what Apptainer 1.5 puts into LD_LIBRARY_PATH: all folders that the loader searches by itself.
+
+    With --nv, where the image sets none, its action_script.sh takes those of `ldconfig -Nv`, and the folder of the node's
+    libraries after them (1.5.3). Apptainer 1.4 has that folder alone. Which libraries are then found is compared.
+    """
+    own = {os.path.realpath(folder) for folder in folders[:-1]}
+    listed = {os.path.realpath(folder) for folder in _configured(env, "/etc/ld.so.conf") if os.path.isdir(folder)}
+    defaults = {os.path.realpath(folder) for folder in default_folders()}
+    trusted = {os.path.realpath(folder) for folder in ("/lib", "/usr/lib", "/lib64", "/usr/lib64")}
+    if folders[-1:] == ["/.singularity.d/libs"] and listed <= own <= listed | defaults and own & trusted:
+        return folders[-1:]
+    return folders
+
+
+def _configured(env: ProbedEnvironment, path: str, depth: int = 0) -> Iterator[str]:
+    """Yield the folders of ld.so.conf and of the files that it includes."""
+    import glob
+
+    try:
+        text = os.fsdecode(read_small(env, path)[0])
+    except (OSError, ValueError):
+        return
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] == ["include"] and depth < 4:
+            for pattern in words[1:]:
+                for name in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
+                    yield from _configured(env, name, depth + 1)
+        elif words and words[0] != "hwcap":
+            yield words[0].partition("=")[0]
+
+
 class LoaderCache:
     """/etc/ld.so.cache in the format glibc-ld.so.cache1.1, the only one since glibc 2.32."""
 

@@ -38,7 +38,7 @@ def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat
 def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
     """Return whether hpcenv may set the loader's path: in a container, and where nothing else sets it for this run."""
     given = {one.name for one in (*manifest.settings, *facts.network.variables)}
-    return manifest.environment.kind == "sif" and PATH_VARIABLE not in given
+    return manifest.environment.kind == "sif" and given.isdisjoint((PATH_VARIABLE, f"PREPEND_{PATH_VARIABLE}"))
 
 
 def judge_driver(

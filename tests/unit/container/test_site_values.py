@@ -65,6 +65,16 @@ def test_values_are_expanded_on_the_node(make_manifest: Any) -> None:
     assert values(complete(on_host, None, {"EMPTY": "of the job"})) == {"EMPTY": "of the job:/end"}
 
 
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "PREPEND_LD_LIBRARY_PATH", "APPEND_LD_LIBRARY_PATH"])
+def test_a_library_path_of_the_site_may_differ_and_says_so(make_manifest: Any, name: str) -> None:
+    """The last two are Apptainer 1.5's."""
+    path = Expectation(field=PATH_FIELD, value=(), severity="must")
+    (found,) = complete(
+        make_manifest(settings=(setting(name, "/site"), setting("A", "${jobid}")), expectations=(path,)), None, {}
+    ).expectations
+    assert (found.severity, found.note.split(";")[0]) == ("warn", f"{SITE} sets {name}")
+
+
 def test_the_users_own_library_path_is_compared_as_before(make_manifest: Any) -> None:
     path = Expectation(field=PATH_FIELD, value=(), severity="must")
     manifest = make_manifest(

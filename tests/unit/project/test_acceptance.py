@@ -44,6 +44,10 @@ def keys(workspace: Workspace) -> list[str]:
         (IMAGE + '[secrets]\nTOKEN = "file:~/token"\n', ["[secrets] TOKEN"]),
         (IMAGE + '[env]\nLD_PRELOAD = "x.so"\nOMP_NUM_THREADS = "2"\n', ["[env] LD_PRELOAD"]),
         (IMAGE + '[env]\nGLIBC_TUNABLES = "a=1"\nPATH = "/x"\n', ["[env] GLIBC_TUNABLES", "[env] PATH"]),
+        (
+            IMAGE + '[env]\nPREPEND_LD_LIBRARY_PATH = "/x"\nAPPEND_PATH = "/x"\nPREPEND_X = "1"\n',
+            ["[env] PREPEND_LD_LIBRARY_PATH", "[env] APPEND_PATH"],
+        ),
         (IMAGE + '[submit]\npass-env = ["AWS_*"]\nnodes = 2\n', ["[submit] pass-env"]),
         (IMAGE + '[sbatch]\nmail-user = "a@b.example"\n', ["[sbatch] mail-user"]),
         (IMAGE + '[srun]\nmpi = "none"\n', ["[srun] mpi"]),

@@ -54,3 +54,25 @@ def test_ld_preload_is_noted_and_wins(env: Venv, tmp_path: Path) -> None:
     found = env.probe(LD_PRELOAD=str(shadow))["values"]
     assert found["libs.nccl.origin"] == f"other:{shadow}" and found["libs.ld-preload"] == [str(shadow)]
     assert really_mapped(env, "libnccl", LD_PRELOAD=str(shadow)) == [str(shadow)]
+
+
+LDCONFIG = "/sbin/ldconfig"
+
+
+@pytest.mark.skipif(not os.path.exists(LDCONFIG), reason="NOT TESTED: no ldconfig here")
+def test_the_folders_that_apptainer_1_5_lists_say_nothing_about_the_environment(env: Venv) -> None:
+    """With --nv: `ldconfig -Nv` of the image, then the node's libraries. Apptainer 1.4 has the latter alone."""
+    said = subprocess.run([LDCONFIG, "-Nv"], capture_output=True, text=True, check=True).stdout
+    listed = [line.partition(":")[0] for line in said.splitlines() if line.startswith("/")]
+    own = "/.singularity.d/libs"
+    folders = {
+        "1.5": [*listed, own],
+        "1.4": [own],
+        "of the image": ["/usr/local/lib", own],
+        "of the user": ["/mine", *listed, own],
+        "of the host": listed,
+    }
+    found = {who: env.probe(LD_LIBRARY_PATH=":".join(some))["values"] for who, some in folders.items()}
+    assert found["1.5"]["libs.ld-library-path"] == found["1.4"]["libs.ld-library-path"] == [own]
+    for who in ("of the image", "of the user", "of the host"):
+        assert found[who]["libs.ld-library-path"] == folders[who], who
