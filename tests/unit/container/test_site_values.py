@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpcenv.container.site_values import complete
 from hpcenv.records.manifest import Bind, Environment, Expectation, Setting
 from hpcenv.records.modules import ModuleEffects
