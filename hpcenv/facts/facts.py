@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv.container import bare_image
-from hpcenv.container.start_command import needed_binds, own_folders, record_variables
+from hpcenv.container.start_command import let_through, needed_binds, own_folders, record_variables
 from hpcenv.container.start_gate import is_unchanged, leads_to
 from hpcenv.errors import EnvironmentUnreadable, HpcenvError, ToolFailed
 from hpcenv.facts import host_checks, places
 from hpcenv.facts.probe import read_answer, read_cuda_compat, read_image_network, read_look, run_probe
 from hpcenv.identity import bind_content, code, data, mounts, overlay_check, sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
-from hpcenv.judge.job_variables import is_compared_as_variable
+from hpcenv.judge.job_variables import is_compared_as_variable, set_by_others
 from hpcenv.machine import gpus, host, rank_cpus
 from hpcenv.machine.gpus import GpuFacts
 from hpcenv.machine.network import reach
@@ -83,6 +83,8 @@ class _Gathered:
         self.overlay: CheckedSif | None = None
         self.image_network: ImageNetwork | None = None
         self.cuda_compat: CudaCompat | None = None
+        self.others: dict[str, str] = {}
+        self.of_image: tuple[str, ...] = ()
 
 
 def gather(
@@ -123,6 +125,8 @@ def gather(
     outside.join()
     variables = record_variables(manifest, environ)
     found.values |= _read_variables(manifest, variables, outside.network)
+    # A node's own name, for example in the path of a scratch folder, is no difference.
+    found.values |= {f"env.{name}": value.replace(place.node, "NODE") for name, value in found.others.items()}
     return Facts(
         schema=SCHEMA,
         run=manifest.run,
@@ -138,7 +142,7 @@ def gather(
         overlay=found.overlay,
         look=found.look,
         not_staged=staged.problems,
-        variables=variables,
+        variables=(*variables, *_of_others(found)),
         fabric=outside.fabric,
         image_network=found.image_network,
         cuda_compat=found.cuda_compat,
@@ -280,6 +284,13 @@ def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Netw
     return locked | {f"env.{name}": value for name, value in (inherited | chosen).items()}
 
 
+def _of_others(found: _Gathered) -> tuple[Setting, ...]:
+    """Return the variables in the environment that neither hpcenv nor the image has set, for the verdict."""
+    origin = "seen in the environment; hpcenv did not set it"
+    others = {name: value for name, value in sorted(found.others.items()) if name not in found.of_image}
+    return tuple(Setting(name=name, value=value, origin=origin) for name, value in others.items())
+
+
 def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.FolderLook) -> None:
     """Read the run's copy of the code, and the data that it names."""
     source = manifest.source
@@ -397,17 +408,16 @@ def _probe(
     *,
     image_fd: int | None,
 ) -> None:
+    # The ranks get the job's tuning too (judge/network/decision.py).
+    variables = {name: value for name, value in environ.items() if is_tuning(name)}
+    variables |= {setting.name: setting.value for setting in manifest.settings}
     answer = run_probe(
         manifest.environment,
         environ,
         probe=probe,
         level=manifest.probe_level,
         seconds=manifest.check_seconds,
-        # The ranks get the job's tuning too (judge/network/decision.py).
-        variables={
-            **{name: value for name, value in environ.items() if is_tuning(name)},
-            **{setting.name: setting.value for setting in manifest.settings},
-        },
+        variables=variables,
         passed=manifest.pass_env,
         image=None if image_fd is None else f"/proc/self/fd/{image_fd}",
         pass_fds=() if image_fd is None else (image_fd,),
@@ -427,6 +437,11 @@ def _probe(
         raise EnvironmentUnreadable("nothing inside could be read", why=reason)
     found.values = inside.values | found.values
     found.unknown.update(inside.unknown)
+    given = let_through(environ, manifest.pass_env, on_host=image_fd is None) | variables
+    seen, of_image = answer.get("environ"), answer.get("image-variables")
+    all_seen = {str(name): str(value) for name, value in seen.items()} if isinstance(seen, dict) else {}
+    found.others = {name: recorded_value(name, value) for name, value in set_by_others(all_seen, given).items()}
+    found.of_image = tuple(str(name) for name in of_image) if isinstance(of_image, list) else ()
     found.unlisted = inside.unlisted
     found.look = read_look(answer)
     found.image_network = read_image_network(answer)

@@ -6,6 +6,7 @@ Runs on: COMPUTE NODE, and on the login node while locking. Standard library onl
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # Variables of the job that the ranks get.
 FROM_THE_JOB = (
@@ -47,6 +48,27 @@ _HAS_FIELD = re.compile(
     r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
     r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
 )
+
+
+# What the container runtime, a shell in a wrapper around it, and an overlay set for themselves.
+_OF_RUNTIME = re.compile(
+    r"((APPTAINER|SINGULARITY)\w*|(PREPEND|APPEND|USER)_PATH|VIRTUAL_ENV|PWD|OLDPWD|SHLVL|_|PS1|PROMPT_COMMAND)\Z"
+)
+
+
+def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in a started environment that differ from those that hpcenv gave it. Pure.
+
+    Args:
+        inside: all that a program in it sees.
+        given: what hpcenv set there, or let through; a value with `$` is not literal.
+    """
+    return {
+        name: value
+        for name, value in inside.items()
+        if is_compared_as_variable(name) and not _OF_RUNTIME.match(name)
+        if name not in given or (value != given[name] and "$" not in given[name])
+    }
 
 
 def changes_results(name: str) -> bool:

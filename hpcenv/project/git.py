@@ -8,10 +8,8 @@ submodule's own configuration. So each submodule is asked here, in the same way 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +94,6 @@ _STATUS = (
 )
 _FILES = ("ls-files", "-z", "-v", "--stage")
 _GITLINK = "160000"
-_SHA1_DIGITS = 40
-_SECONDS_OF_A_WRITE = 1.0
 
 
 class _Repository:
@@ -188,11 +184,11 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
         links, blobs, tracked = _parse_files(Path(root), repository.ask(*_FILES) if files else b"")
         unfiltered = list(_unfiltered(repository, found.changed))
         same = {path: blob for path, blob in blobs.items() if path not in found.changed}
-        filters = {file.path: file for file in _with_filter(repository, same)}
-        filtered = [
-            file for path, file in filters.items() if file.filter != "lfs" and _is_other(root, path, same[path])
-        ]
-        unseen = _unseen(repository, {path: blob for path, blob in same.items() if path not in filters})
+        filters = list(_with_filter(repository, same))
+        # Git LFS keeps a digest of the bytes in the commit.
+        own = [file for file in filters if file.filter != "lfs"]
+        filtered = [file for file in own if git_folder.is_other(root, file.path, same[file.path])]
+        unseen = git_folder.unseen(repository.ask, root, same)
     changed = [*found.changed, *unseen]
     names, unwatched, left_out = list(tracked.files), list(tracked.unwatched), list(tracked.left_out)
     submodules = []
@@ -236,47 +232,9 @@ def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[F
     yield from (file for file in _with_filter(repository, changed) if file.filter in repository.filters - known)
 
 
-def _unseen(repository: _Repository, blobs: Mapping[str, str]) -> list[str]:
-    """Return the files that differ from the index although size and time are those of it: somebody set the time.
-
-    Args:
-        blobs: path -> the id of its blob in the index.
-    """
-    odd = [
-        path for path, blob in blobs.items() if "\n" not in path and _is_other(repository.tree, path, blob, odd=True)
-    ]
-    names = b"".join(os.fsencode(path) + b"\n" for path in odd)
-    # As git converts line ends and encodings.
-    ids = repository.ask("hash-object", "--stdin-paths", stdin=names).decode().split() if odd else []
-    return [path for path, found in zip(odd, ids, strict=True) if found != blobs[path]]
-
-
-def _is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
-    """Return whether a file holds other bytes than a blob.
-
-    Args:
-        odd: look only into a file that was not written when its time says so: git sees the others by their time.
-    """
-    digest = hashlib.new("sha1" if len(blob) == _SHA1_DIGITS else "sha256", usedforsecurity=False)
-    with contextlib.suppress(OSError):
-        status = os.lstat(os.path.join(tree, path))
-        if not stat.S_ISREG(status.st_mode) or (odd and abs(status.st_ctime - status.st_mtime) < _SECONDS_OF_A_WRITE):
-            return False
-        digest.update(b"blob %d\0" % status.st_size)
-        with open(os.path.join(tree, path), "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest() != blob
-    return False
-
-
 def _with_filter(repository: _Repository, paths: Iterable[str]) -> Iterator[FilteredFile]:
-    names = b"".join(os.fsencode(path) + b"\0" for path in paths)
-    answer = repository.ask("check-attr", "-z", "--stdin", "filter", stdin=names) if names else b""
-    words = [os.fsdecode(word) for word in answer.split(b"\0")]
-    for path, name in zip(words[::3], words[2::3], strict=False):
-        if name not in ("unspecified", "unset", "set"):
-            yield FilteredFile(path=path, filter=name)
+    found = git_folder.filtered(repository.ask, paths)
+    return (FilteredFile(path=path, filter=name) for path, name in found.items())
 
 
 def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:

@@ -237,11 +237,11 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 
 
 def _only_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a note about files that hold other bytes than the commit, and that a filter of the user calls equal."""
+    """Yield a note about files that hold other bytes than the commit, and that a filter calls equal."""
     names = sorted({found.filter for found in tree.filtered})
     if names:
         files = _some([found.path for found in tree.filtered])
-        yield f"equal to the commit only through filter {_some(names)} of your git configuration: {files}"
+        yield f"not the bytes of the commit, filter {_some(names)} of git stands between them: {files}"
 
 
 # -- what is copied -----------------------------------------------------------------------

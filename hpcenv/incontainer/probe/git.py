@@ -84,10 +84,15 @@ def _ask(top: str, deadline: float) -> tuple[bytes, bytes]:
         git_folder.make(folder, common, listing)
         variables = git_folder.placed(variables, git, folder, top)
         status = ("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=all")
-        return (
-            _run_git(variables, deadline, *status, cwd=top),
-            _run_git(variables, deadline, "ls-files", "-z", "-v", cwd=top),
-        )
+
+        def ask(*words: str, stdin: bytes = b"") -> bytes:
+            return _run_git(variables, deadline, *words, cwd=top, stdin=stdin)
+
+        changed, listed = ask(*status), ask("ls-files", "-z", "-v", "--stage")
+        seen = set(changed_files(changed))
+        blobs = {path: blob for path, _, blob in _entries(listed) if blob and path not in seen}
+        changed += b"".join(b" M " + os.fsencode(path) + b"\0" for path in git_folder.unseen(ask, top, blobs))
+        return changed, listed
 
 
 def _run_git(variables: dict[str, str], deadline: float, *arguments: str, cwd: str, stdin: bytes = b"") -> bytes:
@@ -118,10 +123,17 @@ def tracked_files(listed: bytes) -> tuple[set[str], set[str]]:
     """Return the tracked files, and those whose changes git was configured not to check."""
     known = set()
     unwatched = set()
-    for entry in listed.split(b"\0"):
-        tag, _, name = entry.partition(b" ")
-        path = os.fsdecode(name)
+    for path, tag, _ in _entries(listed):
         known.add(path)
-        if tag.islower() or tag == b"S":  # assume-unchanged, skip-worktree
+        if tag.islower() or tag == "S":  # assume-unchanged, skip-worktree
             unwatched.add(path)
     return known - unwatched, unwatched
+
+
+def _entries(listed: bytes) -> Iterator[tuple[str, str, str]]:
+    """Yield path, tag and blob of each tracked file; no blob for what is no file."""
+    for entry in listed.split(b"\0"):
+        words, _, name = entry.partition(b"\t")
+        if name:
+            tag, mode, blob = words.decode().split(" ")[:3]
+            yield os.fsdecode(name), tag, blob if mode.startswith("100") else ""

@@ -14,7 +14,15 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from typing import Protocol
+
+    class Ask(Protocol):
+        """Asks git about a work tree."""
+
+        def __call__(self, *words: str, stdin: bytes) -> bytes:
+            """Return what git prints."""
+
 
 # None of these keys can name a program or another configuration file (git-config(1), git 2.47).
 KEPT = frozenset(
@@ -155,3 +163,54 @@ def placed(environ: Mapping[str, str], git: str, folder: str, tree: str) -> dict
         folder: what `make` has filled.
     """
     return {**environ, "GIT_DIR": git, "GIT_COMMON_DIR": folder, "GIT_WORK_TREE": tree}
+
+
+def filtered(ask: Ask, paths: Iterable[str]) -> dict[str, str]:
+    """Return the files that git compares through a filter, and its name (gitattributes(5))."""
+    names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    words = [os.fsdecode(word) for word in ask("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")]
+    pairs = zip(words[::3], words[2::3])
+    return {path: name for path, name in pairs if name not in ("unspecified", "unset", "set")}
+
+
+_SHA1_DIGITS = 40
+_SECONDS_OF_A_WRITE = 1.0
+
+
+def unseen(ask: Ask, tree: str, blobs: Mapping[str, str]) -> list[str]:
+    """Return the files that differ from the index although git believes their size and time: somebody set the time.
+
+    Args:
+        blobs: path -> the id of its blob in the index.
+    """
+    odd = [path for path, blob in blobs.items() if "\n" not in path and is_other(tree, path, blob, odd=True)]
+    through = filtered(ask, odd) if odd else {}
+    plain = [path for path in odd if path not in through]
+    names = b"".join(os.fsencode(path) + b"\n" for path in plain)
+    # As git converts line ends and encodings.
+    ids = ask("hash-object", "--stdin-paths", stdin=names).decode().split() if plain else []
+    return [path for path, found in zip(plain, ids) if found != blobs[path]]
+
+
+def is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
+    """Return whether a file holds other bytes than a blob.
+
+    Args:
+        odd: look only into a file that was not written when its time says so: git sees the others by their time.
+    """
+    import hashlib
+    import stat
+
+    digest = hashlib.sha1() if len(blob) == _SHA1_DIGITS else hashlib.sha256()  # noqa: S324 - it is git's
+    place = os.path.join(tree, path)
+    try:
+        status = os.lstat(place)
+        if not stat.S_ISREG(status.st_mode) or (odd and abs(status.st_ctime - status.st_mtime) < _SECONDS_OF_A_WRITE):
+            return False
+        digest.update(b"blob %d\0" % status.st_size)
+        with open(place, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError:
+        return False
+    return digest.hexdigest() != blob

@@ -42,6 +42,8 @@ def report(env: ProbedEnvironment) -> dict[str, Any]:
         "seconds": env.seconds,
     }
     answer["mountinfo"] = _mountinfo()
+    answer["environ"] = dict(os.environ)
+    answer["image-variables"] = _image_variables()
     if env.network is not None:
         answer["network"] = env.network
     if env.cuda_compat is not None:
@@ -92,6 +94,20 @@ def _mountinfo() -> str:
             return file.read(MOUNTINFO_BYTES)
     except OSError:
         return ""
+
+
+def _image_variables() -> list[str]:
+    """Return the variables that the image itself sets: those that its scripts export (Apptainer, SingularityCE)."""
+    import re
+
+    folder, names = SYSTEM_ROOT + ".singularity.d/env", set()
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                names.update(re.findall(r"^\s*export\s+([A-Za-z_]\w*)", file.read(MOUNTINFO_BYTES), re.MULTILINE))
+        except OSError:
+            continue
+    return sorted(names)
 
 
 def package_entry(env: ProbedEnvironment, dist: Dist) -> dict[str, Any]:

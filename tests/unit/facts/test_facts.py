@@ -65,6 +65,36 @@ def facts_setting(name, value):
     return Setting(name=name, value=value, origin="--env")
 
 
+INSIDE = {
+    "ATEN_CPU_CAPABILITY": "default", "SCRATCH_OF": "/scratch/n1/x", "API_TOKEN": "hunter2", "CUDA_VERSION": "13.0",
+    "NCCL_DEBUG": "INFO", "MKL_CBWR": "AVX2", "PATH": "/bin", "APPTAINER_NAME": "a.sif", "SHLVL": "1", "LANG": "C",
+    "SLURM_JOB_ID": "7", "PYTHONNOUSERSITE": "1", "LD_LIBRARY_PATH": "/x",
+}  # fmt: skip
+
+
+def test_variables_that_neither_hpcenv_nor_the_image_has_set_are_reported(run):
+    told = answer(environ=INSIDE, **{"image-variables": ["CUDA_VERSION"]})
+    run.probe(f"echo '{told}'")
+    run.save(settings=(facts_setting("NCCL_DEBUG", "TRACE"), facts_setting("MKL_CBWR", "AVX2")))
+    found = gather(run.manifest)
+    seen = {name: value for name, value in found.values.items() if name.startswith("env.")}
+    assert seen == {
+        "env.ATEN_CPU_CAPABILITY": "default", "env.SCRATCH_OF": "/scratch/NODE/x", "env.CUDA_VERSION": "13.0",
+        "env.API_TOKEN": "(value not recorded)", "env.NCCL_DEBUG": "INFO", "env.MKL_CBWR": "AVX2",
+    }  # fmt: skip
+    origin = "seen in the environment; hpcenv did not set it"
+    assert [v.name for v in found.variables if v.origin == origin] == [
+        "API_TOKEN", "ATEN_CPU_CAPABILITY", "NCCL_DEBUG", "SCRATCH_OF",
+    ]  # fmt: skip
+
+
+def test_a_program_around_python_that_sets_nothing_gives_no_variable(run):
+    quiet = {name: INSIDE[name] for name in ("PATH", "SHLVL", "LANG", "SLURM_JOB_ID", "APPTAINER_NAME")}
+    run.probe(f"echo '{answer(environ=quiet)}'")
+    found = gather(run.manifest)
+    assert [name for name in found.values if name.startswith("env.")] == []
+
+
 def test_lists_become_tuples_as_they_will_be_read(run):
     run.probe(f"echo '{answer(values={'python.sys-path': ['/a', '/b']})}'")
     assert gather(run.manifest).values["python.sys-path"] == ("/a", "/b")

@@ -581,3 +581,22 @@ def test_modules_that_an_earlier_attempt_left_changed_are_a_warning_and_do_not_s
         "warn", "changed since the submission, while an earlier attempt ran"
     )  # fmt: skip
     assert judge_one(locked, values={"code.changed": ()}).findings == ()
+
+
+def test_a_variable_that_a_wrapper_sets_on_one_node_is_named_there_and_one_on_all_nodes_is_not(
+    make_manifest, make_facts
+):
+    origin = "seen in the environment; hpcenv did not set it"
+    seen = tuple(Setting(name=name, value="default", origin=origin) for name in ("ATEN_CPU_CAPABILITY", "SITE_X"))
+    facts = {
+        "n1": make_facts("n1", values={"env.SITE_X": "default"}, variables=seen[1:]),
+        "n2": make_facts("n2", values={"env.SITE_X": "default", "env.ATEN_CPU_CAPABILITY": "default"}, variables=seen),
+    }
+    verdict = judge(make_manifest(), facts)
+    assert (verdict.result, rows(verdict)) == (
+        "match",
+        [("n2", "env.ATEN_CPU_CAPABILITY", "absent", "default", "mismatch")],
+    )
+    assert verdict.inherited == {"n1": seen[1:], "n2": seen}
+    strict = judge(make_manifest(severities=resolve({}, "bitwise", gpus=False)), facts)
+    assert strict.result == "mismatch"

@@ -376,7 +376,7 @@ def test_a_filter_of_the_repository_is_named_where_it_would_matter(world: World)
     world.git("config", "--global", "filter.strip.clean", "tr a-z A-Z")
     # The user's own configuration has the same filter.
     assert [note for note in world.plan().notes if "filter" in note] == [
-        "equal to the commit only through filter strip of your git configuration: train.py"
+        "not the bytes of the commit, filter strip of git stands between them: train.py"
     ]
 
 
@@ -408,7 +408,7 @@ def test_a_filter_of_the_user_that_hides_a_change_is_named(world: World) -> None
     world.commit()
     assert not [note for note in world.plan().notes if "filter" in note], "the bytes are those of the commit"
     (world.tree / "helper.py").write_text("VALUE = 9\n")
-    said = "equal to the commit only through filter calm of your git configuration: helper.py"
+    said = "not the bytes of the commit, filter calm of git stands between them: helper.py"
     assert [note for note in world.plan().notes if "filter" in note] == [said]
 
 
