@@ -81,6 +81,22 @@ def _kernel(host: Host) -> str:
     return _line(host.proc / "sys/kernel/osrelease")
 
 
+# What /proc/cpuinfo says of the type of a processor, by architecture: x86, arm64, POWER, RISC-V.
+_CPU = ("model name", "CPU implementer", "CPU part", "CPU variant", "cpu", "uarch")
+
+
+def _cpu_model(host: Host) -> str:
+    """Return the type of the processor; of a node with several, all types."""
+    models = set()
+    for block in _line(host.proc / "cpuinfo").split("\n\n"):
+        pairs = (line.partition(":")[::2] for line in block.splitlines())
+        known = {name.strip(): " ".join(value.split()) for name, value in pairs}
+        models.add(" ".join(known[name] for name in _CPU if known.get(name)))
+    if not any(models):
+        raise ValueError(f"{host.proc / 'cpuinfo'} names no processor")
+    return ", ".join(sorted(models - {""}))
+
+
 def _glibc(_: Host) -> str:
     """Return the version of the C library that Python runs on: confstr(3), glibc only."""
     name, _space, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
@@ -163,6 +179,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 # Field -> how to read it.
 FACTS: dict[str, Callable[[Host], Value]] = {
+    "host.cpu-model": _cpu_model,
     "host.kernel": _kernel,
     "host.glibc": _glibc,
     "host.apptainer": _apptainer,

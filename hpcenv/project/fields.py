@@ -1137,6 +1137,17 @@ FIELDS: tuple[Field, ...] = (
         judged_by=(),
         fixed="every node has its own",
     ),
+    Field(
+        "host.cpu-model",
+        "info",
+        "hardware",
+        bitwise="must",
+        what="type of the processor of a node",
+        source="/proc/cpuinfo",
+        why="libraries choose their kernels by it: the CPU part of a training gives other bits on another type",
+        hint="ask for nodes of one kind: --constraint, --partition or --nodelist",
+        judged_by=("nodes",),
+    ),
     *(
         Field(
             f"host.{name}",

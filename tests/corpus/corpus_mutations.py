@@ -1029,6 +1029,22 @@ def mig_on_one_gpu_of_a_node(case: Case) -> None:
     case.hosts["n2"].driver["FAKE_MIG"] = "0,1"
 
 
+@mutation("nodes", "host.cpu-model", needs=("gcc",), severity="info")
+def processors_of_two_types(case: Case) -> None:
+    case.hosts["n1"].change = _with(host_cpu_model="AMD EPYC 7763 64-Core Processor")
+    case.hosts["n2"].change = _with(host_cpu_model="Intel(R) Xeon(R) Platinum 8480+")
+
+
+@mutation("nodes", "host.cpu-model", needs=("gcc",), profile="bitwise")
+def processors_of_two_types_under_the_bitwise_profile(case: Case) -> None:
+    processors_of_two_types(case)
+
+
+@mutation("nodes", "env.ATEN_CPU_CAPABILITY", needs=("gcc",), severity="warn")
+def variable_that_a_wrapper_sets_on_one_node(case: Case) -> None:
+    case.hosts["n2"].change = lambda facts: replace(facts, values=facts.values | {"env.ATEN_CPU_CAPABILITY": "default"})
+
+
 @mutation("nodes", "host.gpu-count", "host.gpu-*", needs=("gcc",))
 def node_with_a_gpu_less(case: Case) -> None:
     case.hosts["n2"].driver["FAKE_COUNT"] = "1"

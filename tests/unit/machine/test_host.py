@@ -11,7 +11,10 @@ from hpcenv.machine import host
 from hpcenv.project import fields
 
 # The files that a fact reads on every node, by path: one row each.
-FILES = {"proc/sys/kernel/osrelease": "5.14.0-427.el9.x86_64\n"}
+FILES = {
+    "proc/sys/kernel/osrelease": "5.14.0-427.el9.x86_64\n",
+    "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\ncpu MHz\t\t: 2445.4\n",
+}
 
 
 class Node:
@@ -134,6 +137,31 @@ def test_memlock_is_the_limit_of_this_step(node):
 def test_shared_memory_is_the_size_of_its_file_system(node):
     status = os.statvfs(node.dev / "shm")
     assert node.read().values["host.shm-mib"] == status.f_frsize * status.f_blocks // 2**20
+
+
+CPUS = {
+    "AMD EPYC 7763 64-Core Processor": (
+        "processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\ncpu MHz\t\t: 2445.4\ncpu cores\t: 64\n\n"
+        "processor\t: 1\nmodel name\t: AMD EPYC 7763  64-Core Processor\ncpu MHz\t\t: 3100.0\ncpu cores\t: 64\n\n"
+    ),
+    "0x41 0xd4f 0x0": (  # NVIDIA Grace, Linux 6.8
+        "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2\nCPU implementer\t: 0x41\n"
+        "CPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n\n"
+    ),
+    "POWER9, altivec supported": "processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 3.8GHz\n\ntimebase\t: 512\n",
+    "A, B": "model name\t: B\n\nmodel name\t: A\n\nmodel name\t: B\n",
+}
+
+
+@pytest.mark.parametrize("model", CPUS)
+def test_the_type_of_the_processor_is_named_without_what_changes_every_second(node, model):
+    (node.proc / "cpuinfo").write_text(CPUS[model])
+    assert node.read().values["host.cpu-model"] == model
+
+
+def test_a_processor_without_a_name_is_unknown(node):
+    (node.proc / "cpuinfo").write_text("processor\t: 0\n")
+    assert node.read().unknown["host.cpu-model"].endswith("cpuinfo names no processor")
 
 
 def test_missing_folders_are_unknown_one_by_one(node):
