@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from hpcenv import process
 from hpcenv.container import secret
-from hpcenv.container.start_command import StartCommand, build_start_command, opened, own_folders
+from hpcenv.container.start_command import StartCommand, build_start_command, let_through, opened, own_folders
 from hpcenv.container.start_gate import StartGate, is_unchanged
 from hpcenv.errors import FileUnusable, HpcenvError, NodeRejected, NodesUnknown, ToolMissing
 from hpcenv.facts import loaded, second_look
@@ -32,6 +32,7 @@ from hpcenv.identity.stage.staged import data_binds, staged_here
 from hpcenv.judge import gpu_start
 from hpcenv.judge.checks.table import active
 from hpcenv.launch import node_exit, processes, rank_errors, reserve, start_hook, starts
+from hpcenv.launch.compiled_caches import cache_variables
 from hpcenv.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.launch.run_variables import run_variables
 from hpcenv.launch.stopping import Stop, fuse_that_outlives
@@ -461,8 +462,11 @@ def _begin(
 def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
     """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
     manifest = node.manifest
+    given = {setting.name: setting.value for setting in settings.settings}
+    kept = let_through(node.environ, manifest.pass_env, on_host=True)
     return {
-        **{setting.name: setting.value for setting in settings.settings},
+        **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
+        **given,
         **_own_variables(node),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
     }

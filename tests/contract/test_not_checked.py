@@ -30,6 +30,12 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),
     "libraries that code opens by itself": ((CORPUS, "not-checked-library-that-code-opens-by-itself"),),
     "caches and settings below `$HOME`": ((CORPUS, "not-checked-caches-and-settings-below-home"),),
+    "code that torch and Triton compiled": (
+        (
+            "tests/unit/launch/test_compiled_caches.py",
+            "test_compiled_code_of_an_earlier_run_with_the_same_fingerprint_is_used_and_not_checked",
+        ),
+    ),
     "compilers on `PATH`": ((CORPUS, "not-checked-compiler-on-path-and-execute-bit"),),
 }
 

@@ -1,0 +1,47 @@
+"""Where the ranks of a host environment keep what torch and Triton compile.
+
+Runs on: COMPUTE NODE. The defaults are one folder for all environments of a user: `/tmp/torchinductor_USER`,
+`~/.triton` and `~/.cache/torch_extensions` (torch 2.13, Triton 3.4). Code that another environment compiled would run.
+In a SIF, home and /tmp are the run's own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Container
+from pathlib import Path
+
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+
+NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+
+
+def cache_variables(manifest: Manifest, given: Container[str], *, node: str) -> dict[str, str]:
+    """Return the variables that lead to a folder for this user and fingerprint; of a `bitwise` run, to one of the run.
+
+    Args:
+        given: variables that the ranks get anyway: the user's own choice stays.
+    """
+    if manifest.environment.kind != "host":
+        return {}
+    of_user = Path(tempfile.gettempdir()) / f"hpcenv-{os.geteuid()}"
+    folder = of_user / "compiled" / manifest.fingerprint
+    if manifest.determinism.profile == "bitwise" or not manifest.fingerprint or not _is_private(of_user):
+        folder = RunFolder(Path(manifest.run_folder)).home_of(node) / "compiled"
+    return {name: str(folder / name.partition("_")[0].lower()) for name in NAMES if name not in given}
+
+
+def _is_private(folder: Path) -> bool:
+    """Make a folder of this user; return whether no other user can write into it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    mode = found.st_mode
+    return (
+        stat.S_ISDIR(mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    )
