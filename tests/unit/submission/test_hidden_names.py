@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.manifest import Environment
 from hpcenv.submission.hidden_names import hidden_names
+from hpcenv.submission.module_file import only_packages
 
 ENDING = ": the ranks import it"
 
@@ -75,6 +77,11 @@ def test_a_script_in_a_folder_does_not_see_what_lies_beside_that_folder(hpcenv: 
     (project / "train.py").rename(project / "src" / "train.py")
     (project / "torch.py").write_text("")
     assert _notes(hpcenv, project, "src/train.py") == []
+
+
+def test_the_packages_of_an_image_are_not_looked_for_on_this_machine() -> None:
+    assert only_packages(Environment(kind="sif", python="python3", sif="/a.sif"), {}) is None
+    assert only_packages(Environment(kind="host", python="/python"), {}) is None
 
 
 def test_names_that_differ_from_the_distribution_and_editable_installs(project: Path, tmp_path: Path) -> None:
