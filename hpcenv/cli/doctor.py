@@ -12,7 +12,7 @@ import click
 from hpcenv.cli import _accept, _render
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
-from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
+from hpcenv.errors import HpcenvError, UsageError
 from hpcenv.hostlist import expand_hostlist
 from hpcenv.project.store_config import StorePlace, default_store
 from hpcenv.project.workspace import SPEC_NAME, Workspace
@@ -23,7 +23,7 @@ from hpcenv.submission.request import SubmitOptions, parse_flags, preflight_opti
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify import outcome
 from hpcenv.submission.verify_nodes import verify_nodes
-from hpcenv.survey.checked import CheckedMachines, of_job, render
+from hpcenv.survey.checked import of_job, render
 from hpcenv.survey.here import check_this_machine
 from hpcenv.survey.machine import record_this_machine, write_recording
 from hpcenv.survey.report import Diagnosis, doctor
@@ -119,18 +119,11 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
     skipped = preflight_options(SubmitOptions(script=None, **values)).skipped
     checked = None
     if values["preflight"] != "off":
-        checked = check_this_machine(
-            context.environ,
-            workdir=context.cwd,
-            runs=context.cwd if workspace is None else workspace.runs,
-            store=place.root,
-            policy={} if workspace is None else workspace.project.policy,
-            skipped=skipped,
-        )
+        checked = check_this_machine(context, workspace, store=place.root, skipped=skipped)
     written = None
     if write_to is not None:
         written = write(found, context, path=write_to, force=force)
-    status = 0 if checked is None else _status(checked)
+    status = 0 if checked is None else checked.exit_status
     if as_json:
         facts = ("facts", "partitions", "troubles", "cluster", "accounts")
         data = {**{name: getattr(found, name) for name in facts}, "checks": checked, "written": written}
@@ -160,10 +153,6 @@ def _project() -> Workspace | None:
     here = _render.cwd()
     inside = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     return _render.open_project() if inside else None
-
-
-def _status(checked: CheckedMachines) -> int:
-    return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[checked.result]
 
 
 def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcenv.errors import HpcenvError
+from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown
 from hpcenv.hostlist import fold_hostlist
 from hpcenv.judge.checks import judge
 from hpcenv.judge.checks.table import BY_ID
@@ -67,6 +67,11 @@ class CheckedMachines:
     silent: Mapping[str, str]
     skipped: tuple[str, ...]
     seconds: Mapping[str, float]
+
+    @property
+    def exit_status(self) -> int:
+        """The status of the command that checked them."""
+        return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[self.result]
 
 
 _ORDER = {name: number for number, name in enumerate(BY_ID)}

@@ -21,7 +21,9 @@ from hpcenv.machine.network.reach import observe
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.machine.tree import HostTree
 from hpcenv.project import severities
+from hpcenv.project.context import Context
 from hpcenv.project.severities import Policy
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.manifest import Environment, Manifest, PreflightOptions
 from hpcenv.records.severities import Severities
@@ -33,24 +35,18 @@ _ON_A_LOGIN_NODE = {"sys.nofile", "fs.answers", "fs.usable", "fs.full", "fs.spac
 
 
 def check_this_machine(
-    environ: Mapping[str, str],
-    *,
-    workdir: Path,
-    runs: Path,
-    store: Path,
-    policy: Policy,
-    skipped: Sequence[str] = (),
+    context: Context, workspace: Workspace | None, *, store: Path, skipped: Sequence[str] = ()
 ) -> CheckedMachines:
-    """Run the quick checks of this machine. A file is written to `runs` and to TMPDIR, and removed at once.
+    """Run the quick checks of this machine. A file is written where run folders are made and to TMPDIR, and removed.
 
     Args:
-        environ: environment variables of this process.
-        workdir: the user's folder.
-        runs: where run folders are made; while it does not exist, the folder that it will be made in counts.
+        workspace: the project; None outside of one: run folders would be made in the user's folder.
         store: where images are kept.
-        policy: [policy] of the project; empty without one.
         skipped: checks that are not wanted.
     """
+    environ, workdir = context.environ, context.cwd
+    runs = workdir if workspace is None else workspace.runs
+    policy: Policy = {} if workspace is None else workspace.project.policy
     found_gpus = gpus.read(environ=environ)
     manifest, place = _pretended_run(environ, found_gpus, workdir=workdir, runs=runs, store=store)
     left_out = _not_asked(manifest) | set(skipped)

@@ -7,12 +7,15 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcenv.judge.checks.table import CHECKS
+from hpcenv.project.context import Context
+from hpcenv.project.workspace import open_workspace
 from hpcenv.survey.here import check_this_machine
 
 
@@ -91,7 +94,9 @@ def test_inside_a_job_all_quick_checks_of_the_host_run(tmp_path: Path) -> None:
         **os.environ, "SLURMD_NODENAME": "n1", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7",
         "SLURM_MEM_PER_NODE": "99999999",
     }  # fmt: skip
-    found = check_this_machine(environ, workdir=tmp_path, runs=tmp_path / "runs", store=tmp_path, policy={})
+    (tmp_path / "hpcenv.toml").write_text('image = "host"\n')
+    context = Context(environ=environ, cwd=tmp_path, now=time.localtime(), token="", command=())
+    found = check_this_machine(context, open_workspace(tmp_path), store=tmp_path)
     asked = {check.id for check in CHECKS if check.level == "quick" and check.place == "host" and not check.gpus}
     assert {row.id for row in found.rows} == asked
     assert found.nodes == ("n1",)
