@@ -48,19 +48,33 @@ def prints_what_is_shown(page: str, cluster: Cluster, folder: str, *, store: str
         check_output(page, command, expected, done.stdout, done.stderr)
 
 
+# A run that is rejected: its SIF changes while it waits.
+REJECTED = """
+hpcenv init --image {image} --plain-http registry:5000 && hpcenv lock
+sbatch --quiet --job-name busy --nodes 2 --exclusive --output /dev/null --wrap 'sleep 600'
+hpcenv submit examples/train.py --nodes 2 --gpus 0 --nproc 2 --name second
+sif=$(hpcenv image inspect --path)
+chmod u+w $sif && printf x | dd of=$sif bs=1 seek=9000000 conv=notrunc status=none
+scancel --name busy
+hpcenv wait second
+"""
+
+
 @pytest.fixture
 def project(cluster: Cluster) -> Iterator[Project]:
-    """A newcomer's folder. What the sessions start and damage is gone afterwards."""
+    """A folder with a rejected run. What the fixture starts and damages is gone afterwards."""
     made = Project(cluster, f"/home/alice/hpcenv-tests/readme-{uuid.uuid4().hex[:6]}")
     copy_examples(cluster, made.folder)
+    shell = f"export HPCENV_STORE={made.folder}/store\n{REJECTED.format(image=IMAGE)}"
+    done = cluster.run("bash", "-c", shell, cwd=made.folder, timeout=600)
+    assert done.status == 90, done.stdout + done.stderr
     yield made
     cluster.run("scancel", "--name", "busy", "--user", "alice")
     cluster.run("rm", "-rf", f"{made.folder}/store")
 
 
-def test_the_readmes_sessions_print_what_it_shows(cluster: Cluster, project: Project) -> None:
-    assert len(sessions("README.md")) >= 12
-    # A store of its own: the sessions damage a SIF.
+def test_the_readme_shows_what_a_rejected_run_prints(cluster: Cluster, project: Project) -> None:
+    assert len(sessions("README.md")) == 2
     prints_what_is_shown("README.md", cluster, project.folder, store=f"{project.folder}/store")
 
 
@@ -123,6 +137,7 @@ def newcomers(cluster: Cluster) -> Iterator[dict[str, str]]:
     copy_examples(cluster, f"{homes['alice']}/paper")
     cluster.must("mkdir", "-p", homes["bob"], user="bob")
     yield homes
+    cluster.run("scancel", "--name", "busy", "--user", "alice")
     for user, home in homes.items():
         cluster.run("rm", "-rf", home, "/tmp/paper.bundle", "/tmp/table-1.tar", user=user)
 
