@@ -71,10 +71,15 @@ class PartitionShares:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterResources:
-    """All nodes, and all partitions by their names."""
+    """All nodes, and all partitions by their names.
+
+    Attributes:
+        expedites: the controller takes `--requeue=expedite` (slurm.conf(5), Slurm 25.11).
+    """
 
     nodes: tuple[NodeResources, ...]
     partitions: Mapping[str, PartitionShares]
+    expedites: bool = False
 
 
 def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> ClusterResources:
@@ -108,6 +113,7 @@ def parse(text: str) -> ClusterResources:
     return ClusterResources(
         nodes=tuple(_node(line) for line in nodes),
         partitions={name: _shares(name, rule, cluster) for name, rule in rules.items()},
+        expedites="enable_expedited_requeue" in cluster.get("slurmctldparameters", "").lower().split(","),
     )
 
 

@@ -467,6 +467,8 @@ def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
     return {
         **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
         **given,
+        # Slurm numbers the nodes of a step by the topology (26.05), and spare ones, too; MASTER_ADDR is on node 0.
+        **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
         **_own_variables(node),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
     }

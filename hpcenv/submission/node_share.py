@@ -34,6 +34,7 @@ class NodeShare:
         mem: as sbatch's --mem; None for Slurm's default.
         cpus_origin, mem_origin: how the values follow from the cluster, or why they are not requested; may be empty.
         note: one line about both, for the user; empty where nothing is to be said.
+        expedite: a job whose node fails is to come first when it is queued again.
     """
 
     cpus: int | None = None
@@ -41,6 +42,7 @@ class NodeShare:
     cpus_origin: str = ""
     mem_origin: str = ""
     note: str = ""
+    expedite: bool = False
 
     def words(self) -> tuple[str, ...]:
         """Return what is requested, each value with its origin."""
@@ -50,7 +52,8 @@ class NodeShare:
     def added_to(self, request: Request) -> Request:
         """Return the request with what is requested here."""
         cpus = request.cpus_per_task if self.cpus is None else self.cpus
-        return replace(request, cpus_per_task=cpus, mem=request.mem if self.mem is None else self.mem)
+        mem = request.mem if self.mem is None else self.mem
+        return replace(request, cpus_per_task=cpus, mem=mem, expedite=self.expedite)
 
 
 def read_resources(answer: Future[ClusterResources] | None) -> ClusterResources | str:
@@ -80,7 +83,8 @@ def choose(
     """
     if request.gpus_per_node == 0:
         return of_ranks(request, offers)
-    return of_gpus(request, "another cluster may have other nodes" if handover else read_resources(resources))
+    found = "another cluster may have other nodes" if handover else read_resources(resources)
+    return replace(of_gpus(request, found), expedite=not isinstance(found, str) and found.expedites)
 
 
 def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:

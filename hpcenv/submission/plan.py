@@ -39,6 +39,7 @@ class Request(WrittenOptions):
         comment: the user's own comment of the job; None without one.
         fingerprint: of the lockfile, for the job's comment; empty where it is not known.
         rocm: ROCm's libraries of the host are wanted in the container.
+        expedite: a job whose node fails is to come first when Slurm queues it again.
         sbatch: options that are passed on to sbatch: name -> value, None without a value.
         srun: options that are passed on to the srun of the launch step.
     """
@@ -53,6 +54,7 @@ class Request(WrittenOptions):
     comment: str | None = None
     fingerprint: str = ""
     rocm: bool = False
+    expedite: bool = False
     sbatch: Mapping[str, str | None] = field(default_factory=dict)
     srun: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -263,7 +265,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
         ("output", batch_script.filename_pattern(str(run.log))),
         ("open-mode", "append"),
         ("export", "ALL"),
-        *_stop_directives(manifest),
+        *_stop_directives(manifest, request),
         # A step must not start while a node is still booting or cleaning up.
         ("wait-all-nodes", "1"),
     ]
@@ -280,11 +282,13 @@ def _comment_directive(request: Request) -> list[tuple[str, str | None]]:
     return [("comment", comment)] if comment else []
 
 
-def _stop_directives(manifest: Manifest) -> list[tuple[str, str | None]]:
+def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
     """Return the directives for a signal before the end, and for a requeue after a preemption or a node failure."""
     # Without `B:` only the job steps get the signal; the batch shell waits for them.
     warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.launches and manifest.stop.grace else []
-    return [*warning, ("no-requeue" if manifest.stop.requeue == "never" else "requeue", None)]
+    if manifest.stop.requeue == "never":
+        return [*warning, ("no-requeue", None)]
+    return [*warning, ("requeue", "expedite" if request.expedite else None)]
 
 
 def _resource_directives(request: Request) -> list[tuple[str, str | None]]:

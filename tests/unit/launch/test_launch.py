@@ -317,6 +317,13 @@ def test_ranks_learn_where_their_run_is(run):
 ODD = "a 'b' \"c\", `id` $(id) \\ \n end"
 
 
+def test_the_number_of_the_node_is_that_of_the_launch_not_of_slurms_topology(run):
+    run.open_gate()
+    run.torchrun(f'printf "%s" "$SLURM_NODEID" > {run.base}/seen')
+    assert run.step("task", SLURM_NODEID="5").returncode == 0
+    assert (run.base / "seen").read_text() == "0"
+
+
 def test_secrets_reach_the_ranks_and_nothing_else(run):
     file = run.base / "token"
     file.write_text(f"{ODD}\n")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hpcenv.errors import UsageError
 from hpcenv.project.severities import resolve
-from hpcenv.records.manifest import Environment, Manifest, PreflightOptions, SmokeOptions, StageRequest
+from hpcenv.records.manifest import Environment, Manifest, PreflightOptions, SmokeOptions, StageRequest, StopOptions
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import Request, directives_of, render_script
 
@@ -252,6 +252,23 @@ def test_other_resources_than_gpus_stand_in_one_line_with_those(
     request = Request(nodes=1, nproc_per_node=1, sbatch={"gres": "nvme:100"}, **request_words)
     made = directives_of(manifest("/home/alice/project/runs/one"), request)
     assert [f"{name}={value}" for name, value in made if name in ("gres", "gpus-per-node")] == lines
+
+
+@pytest.mark.parametrize(
+    ("stop", "expedite", "line"),
+    [
+        (StopOptions(), False, ("requeue", None)),
+        (StopOptions(), True, ("requeue", "expedite")),
+        (StopOptions(requeue="never"), True, ("no-requeue", None)),
+    ],
+)
+def test_a_job_whose_node_failed_comes_first_where_the_controller_offers_it(
+    stop: StopOptions, expedite: bool, line: tuple[str, str | None]
+) -> None:
+    request = Request(nodes=1, nproc_per_node=1, gpus_per_node=0, expedite=expedite)
+    made = directives_of(dataclasses.replace(manifest("/home/alice/project/runs/one"), stop=stop), request)
+    assert [one for one in made if "requeue" in one[0]] == [line]
+    assert f"#SBATCH --{line[0]}{'=expedite' if line[1] else ''}" in batch_script.directives(made).splitlines()
 
 
 def test_a_percent_sign_in_the_logs_path_is_no_pattern() -> None:

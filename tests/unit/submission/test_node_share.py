@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -234,3 +235,20 @@ def test_tasks_of_srun_need_cpus_of_their_own_whatever_is_skipped() -> None:
         "with `--launcher srun` each rank is a Slurm task, and has its own CPUs; the CPUs come from --cpus",
         "--cpus 2 or more, or fewer ranks: --nproc",
     )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "offered"),
+    [
+        ("enable_configless,enable_expedited_requeue", True),
+        ("enable_configless", False),
+        ("(null)", False),
+    ],
+)
+def test_a_controller_that_offers_it_puts_a_job_whose_node_failed_first(parameters: str, offered: bool) -> None:
+    text = f"{CONFIG}SlurmctldParameters     = {parameters}\n"
+    answer: Future[Any] = Future()
+    answer.set_result(node_resources.parse(text + PARTITIONS + NODES))
+    request = node_share.choose(asking(4), (), answer).added_to(asking(4))
+    assert request.expedite is offered
+    assert node_share.choose(asking(4), (), answer, handover=True).expedite is False
