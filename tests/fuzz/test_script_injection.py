@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "sbatch_templates" / "job.sbatch").read_text(encoding="utf-8")
 LONG = os.environ.get("HPCENV_TEST_LONG") == "1"
 EXAMPLES = 3000 if LONG else 60
+# 80 s of processor time each in their long form, and many processes: ten minutes beside a busy machine's other work.
+pytestmark = pytest.mark.timeout(1800 if LONG else 300)
 
 # What bash, sbatch's own parser and the template's renderer give a meaning to.
 PIECES = (
