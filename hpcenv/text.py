@@ -5,11 +5,34 @@ Runs on: ANY NODE. Standard library only.
 
 from __future__ import annotations
 
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 # Columns of a terminal that each page must fit into.
 WIDTH = 80
+
+
+class Shown:
+    """A result whose repr fits a screen: names and short values; of a longer one its size or its kind.
+
+    A class has `repr=False` in its `dataclass`. A notebook shows the text of the command, where `str` gives one.
+    """
+
+    def __repr__(self) -> str:
+        named = ((name, value) for name, value in vars(self).items() if value not in (None, "", ()))
+        return f"{type(self).__name__}({', '.join(f'{name}={_brief(value)}' for name, value in named)})"
+
+    def _repr_html_(self) -> str:
+        import html  # only a notebook needs it
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, (str, int, float, os.PathLike)):
+        return cut(repr(str(value) if isinstance(value, os.PathLike) else value), 60)
+    return f"<{len(value)}>" if isinstance(value, Sized) else f"<{type(value).__name__}>"
 
 
 def visible(text: str, *, keep: str = "") -> str:

@@ -19,7 +19,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.report import SweepReport
 from hpcenv.runs.report import report as report_of
 from hpcenv.runs.report_text import RunReport
-from hpcenv.runs.status import RunStatus, read_status
+from hpcenv.runs.status import RunStatus, read_status, with_queue
 from hpcenv.runs.wait import wait_for
 
 # More than a log that a person reads.
@@ -107,7 +107,7 @@ def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
     Raises:
         RunNotFound: no run matches.
     """
-    return read_status(find_here(run, project, runs_dir), os.environ)
+    return with_queue(read_status(find_here(run, project, runs_dir), os.environ), os.environ)
 
 
 def report(

@@ -15,7 +15,9 @@ from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
 from hpcenv.project.fields import Profile
 from hpcenv.records.manifest import DETERMINISM_PROFILES
-from hpcenv.text import plural, wrap
+from hpcenv.text import cut, plural, wrap
+
+_WIDEST = 100
 
 _TITLES = {
     "hardware": "other hardware",
@@ -77,7 +79,8 @@ def _not_compared(missing: Sequence[str]) -> None:
 
 def _show(change: Change) -> None:
     mark = {"must": "!!", "warn": " !", "info": "  "}[change.severity]
-    left, right = escape_control(shorten(change.left)), escape_control(shorten(change.right))
+    # --json has the whole values: the UUIDs of all GPUs fill a screen.
+    left, right = (escape_control(cut(shorten(value), _WIDEST)) for value in (change.left, change.right))
     _render.say(f"{mark} {escape_control(change.field)}: {left} -> {right}")
     if change.severity == "info":
         return

@@ -26,10 +26,11 @@ from hpcenv.records.severities import Severities, strictest
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.attempts import read_finished
 from hpcenv.runs.find import find_run
+from hpcenv.text import Shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DiffResult(Shown):
     """Two sides and their differences, hardest to repair first.
 
     Attributes:

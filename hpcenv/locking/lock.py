@@ -77,7 +77,7 @@ from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
-from hpcenv.text import listed
+from hpcenv.text import Shown, listed
 from hpcenv.version import VERSION
 
 Kept = TypeVar("Kept", BuiltPackage, KnownFile)
@@ -118,8 +118,8 @@ class LockOptions:
     require_hashes: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LockResult(Shown):
     """What `lock` wrote.
 
     Attributes:
@@ -1062,8 +1062,8 @@ def _version(dist: DistTable | None) -> str:
 # -- checking -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckResult(Shown):
     """Whether a lockfile still fits hpcenv.toml and the environment.
 
     Attributes:

@@ -23,6 +23,7 @@ from hpcenv.reproduction.measured import OF_RANKS, Measured, Start, read_measure
 from hpcenv.reproduction.seeds import SweepComparison, are_sweeps, compare_sweeps
 from hpcenv.reproduction.series import Series
 from hpcenv.runs.find import find_run
+from hpcenv.text import Shown
 
 Question = Literal["repeats-here", "equals-reference", "restart-replays"]
 SameAnswer = Literal["yes", "within", "no", "unknown", "not-asked"]
@@ -71,8 +72,8 @@ class Side:
     ranks: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunComparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunComparison(Shown):
     """The comparison of a run with its reference.
 
     Attributes:

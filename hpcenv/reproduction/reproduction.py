@@ -24,6 +24,7 @@ from hpcenv.reproduction.proofs import StatementProof, prove_lockfile, prove_run
 from hpcenv.reproduction.record import RunRecord, record_of
 from hpcenv.reproduction.rungs import Rung
 from hpcenv.runs.find import find_run
+from hpcenv.text import Shown
 
 # Fields of a rejected run that an error names.
 _NAMED = 5
@@ -64,8 +65,8 @@ class Target:
         return prove_run(self.run, self.measured)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reproduction:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reproduction(Shown):
     """One page: the verdict, and everything that it rests on.
 
     Attributes:

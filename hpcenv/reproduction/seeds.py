@@ -17,6 +17,7 @@ from hpcenv.reproduction.comparison import is_of_machine, means_of
 from hpcenv.reproduction.measured import read_measured
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find_submitted
+from hpcenv.text import Shown
 
 SeedVerdict = Literal["not-distinguishable", "different", "too-few-seeds"]
 
@@ -40,8 +41,8 @@ class SeedComparison:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepComparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepComparison(Shown):
     """Two sweeps over seeds, metric by metric."""
 
     reference: str

@@ -33,13 +33,14 @@ from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
 from hpcenv.runs.status import RunStatus, read_status, read_statuses
+from hpcenv.text import Shown
 
 # Number of earlier attempts that are reported.
 _MAX_ATTEMPTS = 50
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepReport(Shown):
     """The report of a sweep or array.
 
     Attributes:

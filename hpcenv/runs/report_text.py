@@ -21,7 +21,7 @@ from hpcenv.runs.diagnose.text import next_lines
 from hpcenv.runs.outputs import Outputs
 from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
-from hpcenv.text import plural, visible, wrap
+from hpcenv.text import Shown, plural, visible, wrap
 
 # Characters of one line of the log. `hpcenv logs` prints lines in full.
 _MAX_LINE = 400
@@ -44,8 +44,8 @@ class EarlierFailure:
     link: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunReport(Shown):
     """The report of a run.
 
     Attributes:

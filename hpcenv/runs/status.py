@@ -31,6 +31,7 @@ from hpcenv.runs.attempts import (
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_run
 from hpcenv.runs.state import ResolvedState, RunState, is_from_previous_job, resolve_states
+from hpcenv.text import Shown
 
 
 def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None) -> RunStatus:
@@ -48,8 +49,8 @@ def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: s
     return with_queue(read_status(find_run(start, word, runs=runs), environ), environ)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunStatus(RunState):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunStatus(Shown, RunState):
     """All that is known of a run now.
 
     Attributes:

@@ -25,7 +25,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.run_tasks import SECONDS_FOR_SLOWER_NODES
 from hpcenv.submission import batch_script
 from hpcenv.submission.hub_cache import HubCache
-from hpcenv.text import plural
+from hpcenv.text import Shown, plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ class EarlierRuns:
     waited_for: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Shown):
     """A run that can be submitted.
 
     Attributes:

@@ -27,10 +27,11 @@ from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult, submit
 from hpcenv.submission.verify import verify, with_notes
+from hpcenv.text import Shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verified:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Verified(Shown):
     """An environment that was compared with the lockfile, on this machine or on nodes.
 
     Attributes:

@@ -23,6 +23,7 @@ from hpcenv.judge.compat.torch_builds import AARCH64, X86_64, builds_for, check_
 from hpcenv.judge.compat.versions import minor, numbers, public, sort_key
 from hpcenv.project import compatibility
 from hpcenv.records.verdict import Result
+from hpcenv.text import Shown
 
 Part = Literal["torch", "build", "python", "driver", "gpu", "package"]
 MACHINES = (X86_64, AARCH64)
@@ -86,8 +87,8 @@ class BuildAnswer:
     source: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Answer(Shown):
     """The answer to a question.
 
     Attributes:

@@ -24,6 +24,7 @@ from hpcenv.reproduction.record import RunRecord, read_record
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find_submitted
 from hpcenv.submission import credentials
+from hpcenv.text import Shown
 from hpcenv.version import VERSION
 
 RECORD = "record.json"
@@ -51,8 +52,8 @@ class About:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeBundle:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MadeBundle(Shown):
     """A bundle that was written.
 
     Attributes:

@@ -27,7 +27,7 @@ from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
 from hpcenv.runs.logs import RankNodes
 from hpcenv.runs.status import RunStatus, read_statuses
-from hpcenv.text import visible
+from hpcenv.text import Shown, visible
 
 DiagnosisOutcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
 
@@ -150,8 +150,8 @@ class FailureDiagnosis:
         return self.outcome == "cause"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosed:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Diagnosed(Shown):
     """A diagnosis and the run that it is of; without a run for log files."""
 
     diagnosis: FailureDiagnosis

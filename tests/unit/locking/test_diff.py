@@ -123,6 +123,16 @@ def test_what_is_only_told_ends_with_0(hpcenv: Any, project: Path) -> None:
     assert "1 difference, 0 that must match" in done.stdout
 
 
+def test_a_long_value_is_cut_on_a_screen_and_whole_as_json(hpcenv: Any, project: Path) -> None:
+    long = ", ".join(f"GPU-{number:08}" for number in range(100))
+    edited(project, "paper", "system", "glibc", value=long)
+    done = hpcenv("diff", "default", "paper", cwd=project)
+    (line,) = (line for line in done.stdout.splitlines() if "system.glibc" in line)
+    assert line.endswith("...")
+    assert len(line) < 240
+    assert long in hpcenv("diff", "default", "paper", "--json", cwd=project).stdout
+
+
 def test_the_profile_may_turn_what_is_told_into_what_blocks(hpcenv: Any, project: Path) -> None:
     edited(project, "paper", "system", "packages-digest", value="sha256:00")
     assert hpcenv("diff", "default", "paper", cwd=project).status == 0
