@@ -69,6 +69,7 @@ NOT_AT_THE_TOP = {
     ): "submitit loads this file in every program that uses submitit",
     ("api/executor.py", "hpcenv.submission.plan"): "submitit loads this file in every program that uses submitit",
     ("cli/__init__.py", "hpcenv.cli"): "the modules load click, which `hpcenv --help` does not need (65 ms)",
+    ("cli/_command_line.py", "hpcenv.cli"): "every command loads this file; the module loads projects and runs",
     ("cli/_command_line.py", "hpcenv.runs"): "every command loads this file",
     ("cli/_complete.py", "hpcenv.project.workspace"): "every command loads this file; the module loads pydantic",
     ("cli/_complete.py", "hpcenv.runs.find"): "every command loads this file",
