@@ -5,52 +5,67 @@ It is printed without click: the import of click alone takes four times as long 
 
 from __future__ import annotations
 
-# Name of a command -> its one-line help, in the order of a project's life.
-VERBS = {
-    "doctor": "Say what this cluster is like, and write its site profile.",
-    "site": "Say what a site profile gives to a run, with sources.",
-    "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
-    "init": "Write a commented hpcenv.toml.",
-    "lock": "Resolve the environment and write its lockfile.",
-    "image": "Convert, keep, prove and make images.",
-    "data": "Fetch models and data sets of a hub, for nodes without network.",
-    "verify": "Compare an environment, a SIF or nodes with the lockfile.",
-    "explain": "Say what a field is, where it comes from and why it matters.",
-    "submit": "Submit a script to run on every node as locked.",
-    "status": "Say what a run is doing.",
-    "list": "List the runs, the newest first.",
-    "logs": "Print a run's log; -f follows it.",
-    "run": "Run any command in the locked environment, after the check.",
-    "attach": "Open a shell in a running run, on one of its nodes.",
-    "wait": "Wait for runs and end with their exit status.",
-    "cancel": "End runs.",
-    "report": "Say what became of a run, with its verdict.",
-    "diagnose": "Name the cause of a failure, from the logs.",
-    "rerun": "Submit a run again, with the same inputs or changed flags.",
-    "clean": "Remove old run folders; says first which.",
-    "diff": "Say what differs between lockfiles and runs.",
-    "reproduce": "Repeat a run of somebody else, and compare the results.",
-    "compare": "Say whether two runs gave the same results.",
-    "bundle": "Make one archive of a run, verify and unpack one.",
-    "net": "Explain and compare the network settings of runs.",
-    "export": "Write the lockfile in another tool's format.",
+# What users do -> name of a command -> its one-line help.
+TASKS = {
+    "Start with": {
+        "doctor": "Say what this cluster is like, and write its site profile.",
+        "init": "Write a commented hpcenv.toml.",
+        "lock": "Resolve the environment and write its lockfile.",
+        "submit": "Submit a script to run on every node as locked.",
+    },
+    "Look at runs": {
+        "status": "Say what a run is doing.",
+        "list": "List the runs, the newest first.",
+        "logs": "Print a run's log; -f follows it.",
+        "report": "Say what became of a run, with its verdict.",
+        "diagnose": "Name the cause of a failure, from the logs.",
+    },
+    "Act on runs": {
+        "run": "Run any command in the locked environment, after the check.",
+        "attach": "Open a shell in a running run, on one of its nodes.",
+        "wait": "Wait for runs and end with their exit status.",
+        "cancel": "End runs.",
+        "rerun": "Submit a run again, with the same inputs or changed flags.",
+        "clean": "Remove old run folders; says first which.",
+    },
+    "Reproduce": {
+        "bundle": "Make one archive of a run, verify and unpack one.",
+        "reproduce": "Repeat a run of somebody else, and compare the results.",
+        "compare": "Say whether two runs gave the same results.",
+        "diff": "Say what differs between lockfiles and runs.",
+    },
+    "Environment": {
+        "verify": "Compare an environment, a SIF or nodes with the lockfile.",
+        "explain": "Say what a field is, where it comes from and why it matters.",
+        "export": "Write the lockfile in another tool's format.",
+        "image": "Convert, keep, prove and make images.",
+        "data": "Fetch models and data sets of a hub, for nodes without network.",
+    },
+    "Cluster": {
+        "site": "Say what a site profile gives to a run, with sources.",
+        "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
+        "net": "Explain and compare the network settings of runs.",
+    },
 }
+VERBS = {name: text for verbs in TASKS.values() for name, text in verbs.items()}
 
 
 def page() -> str:
     """Return the help of `hpcenv`."""
     width = max(map(len, VERBS))
-    commands = "\n".join(f"  {name:{width}}  {text}" for name, text in VERBS.items())
+    tasks = "\n\n".join(
+        f"{task}:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in verbs.items())
+        for task, verbs in TASKS.items()
+    )
     return f"""\
 Usage: hpcenv [OPTIONS] COMMAND [ARGS]...
 
   Lock an environment, submit to Slurm, and know that every node runs it.
 
+{tasks}
+
 Options:
   --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
-Commands:
-{commands}
-
-  Exit statuses and error codes: docs/reference/errors.md"""
+`hpcenv COMMAND --help` says more. Exit statuses: docs/reference/errors.md"""
