@@ -303,7 +303,7 @@ def test_interrupting_the_wait_leaves_the_run_and_cancel_ends_it(hpcenv: Any, pr
     _, stderr = child.communicate(timeout=20)
     assert child.returncode == 130
     assert "error[interrupted]: interrupted; a continues" in stderr
-    assert "hint: hpcenv cancel a" in stderr
+    assert "to cancel it: `hpcenv cancel a`" in stderr
     assert hpcenv("status", "a", cwd=project).stdout.startswith("a: running\n")
     done = hpcenv("cancel", "a", cwd=project)
     assert done.status == 0, done.stderr
