@@ -27,6 +27,14 @@ def test_each_row_names_tests_that_there_are() -> None:
     assert [row.tests for row in listed() if not any(test.startswith(row.tests) for test in there)] == []
 
 
+def test_no_test_is_given_more_time_than_its_process() -> None:
+    """A process that ends takes all the tests behind the long one with it."""
+    options = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["tool"]["pytest"]["ini_options"]
+    texts = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    given = [int(seconds) for text in texts for seconds in re.findall(r"mark\.timeout\((\d+)", text)]
+    assert max(given) < options["faulthandler_timeout"]
+
+
 @pytest.mark.parametrize("lock", PYTHONS, ids=lambda path: path.stem)
 def test_the_lock_has_all_that_pyproject_requires(lock: Path) -> None:
     versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock.read_text(), re.M))
