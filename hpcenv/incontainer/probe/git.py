@@ -131,7 +131,7 @@ def tracked_files(listed: bytes) -> tuple[set[str], set[str]]:
 
 
 def _entries(listed: bytes) -> Iterator[tuple[str, str, str]]:
-    """Yield path, tag and blob of each tracked file; no blob for what is no file."""
+    """Yield path, tag and blob of each tracked file; a link has no blob."""
     for entry in listed.split(b"\0"):
         words, _, name = entry.partition(b"\t")
         if name:
