@@ -12,6 +12,7 @@ from hpcenv.cli.logs import LogPrinter
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
 from hpcenv.judge import verdict_table
 from hpcenv.runs.attempts import read_verdict
+from hpcenv.runs.determinism import apart_lines, report_determinism
 from hpcenv.runs.entries import Run, open_run
 from hpcenv.runs.logs import LogTail
 from hpcenv.runs.rank_gpus import cpu_lines, report_gpus
@@ -65,5 +66,7 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
     if not as_json:
         for line in cpu_lines(report_gpus(run.folder, run.manifest)) if isinstance(run, Run) else ():
             _render.tell(f"GPUs: {line}")
+        for line in apart_lines(report_determinism(run.folder, run.manifest)) if isinstance(run, Run) else ():
+            _render.tell(f"ranks: {line}")
         tell_exit_status(status)
     return code

@@ -93,6 +93,7 @@ class RankDeterminism:
         steps: number of optimizer steps in this process.
         samples: that the rank took from its loaders between the first two of them; None where that is not known.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
+        apart: the rank trained, with a loss of its own, and no collective operation of torch.distributed ran in it.
     """
 
     schema: int
@@ -120,6 +121,7 @@ class RankDeterminism:
     steps: int = 0
     samples: int | None = None
     stopped_after: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ class DeterminismReport:
         without_deterministic_kernel: operation -> how often torch warned of it, over all ranks.
         problems: what ranks could not apply or record, and records that cannot be read.
         stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
+        apart: each rank trained by itself: all have recorded optimizer steps, and no collective operation.
     """
 
     profile: DeterminismProfile
@@ -58,6 +59,7 @@ class DeterminismReport:
     without_deterministic_kernel: dict[str, int]
     problems: tuple[str, ...] = ()
     stopped_after: int = 0
+    apart: bool = False
 
 
 def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport | None:
@@ -87,6 +89,7 @@ def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport 
         without_deterministic_kernel=dict(kernels),
         problems=tuple(problems),
         stopped_after=max((rank.stopped_after for rank in ranks), default=0),
+        apart=len(ranks) == count and all(rank.apart for rank in ranks),
     )
 
 
@@ -103,6 +106,14 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
             ranks=tuple(rank for rank, _ in rows),
             changed_at=next((switch.changed_at for _, switch in rows if switch.changed_at), ""),
         )
+
+
+def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
+    """Return a line if the ranks trained, and did not see each other."""
+    if report is None or not report.apart:
+        return ()
+    what = f"the {report.ranks} ranks trained, and no collective operation of torch.distributed ran between them"
+    return (f"{what}: each trained a model of its own (Accelerate on CPUs needs --env ACCELERATE_USE_CPU=true)",)
 
 
 def lines(report: DeterminismReport) -> Iterator[str]:
@@ -123,6 +134,8 @@ def lines(report: DeterminismReport) -> Iterator[str]:
         yield f"            without a deterministic kernel: {shown}"
     for text in report.problems[:_MOST_SHOWN]:
         yield f"            {visible(text)}"
+    for line in apart_lines(report):
+        yield f"  ranks     {line}"
     if report.stopped_after:
         yield f"  stopped   after optimizer step {report.stopped_after}, as asked for"
 

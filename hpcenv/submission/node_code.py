@@ -29,6 +29,9 @@ FILES_ROOM = "incontainer"
 # What a training script can import, also in an image without hpcenv: hpcenv.training, and what it imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
+# In the place of `hpcenv.api.executor`, which submitit loads as a plug-in.
+_RANK_EXECUTOR = "incontainer/rank_executor.py"
+
 # The start hook is a package beside the file that Python imports by itself: not under the name of hpcenv, of which the
 # image may have another version.
 _HOOK_ROOM = "incontainer/start_hook"
@@ -80,6 +83,7 @@ def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
             _copy(package / name, run.code / "hpcenv" / name)
         for name in (*RANK_MODULES, *hook):
             _copy(package / name, run.inside / "hpcenv" / name)
+        _copy(package / _RANK_EXECUTOR, run.inside / "hpcenv" / "api" / "executor.py")
         copy_start_hook(run.start_hook)
         if not as_files:
             _write(run.archive, packed(package, modules))

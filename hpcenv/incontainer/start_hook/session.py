@@ -191,6 +191,7 @@ class Session:
         self._samples = None  # type: Optional[int]
         self._counter = None  # type: Any
         self._ended = False
+        self._talked = False  # type: Optional[bool]
         self._writer = None  # type: Any
         self._device = {"node": os.environ.get("HPCENV_NODE", "")} if options.gpus else {}  # type: Dict[str, str]
 
@@ -427,6 +428,8 @@ class Session:
         every = self.options.hash_every
         if every and watch.counted % every == 0:
             self.hash_parameters("interval")
+        if watch.steps & (watch.steps - 1) == 0:
+            self._look_for_collectives()
         if watch.steps == 1:
             self._tell_of_checkpoint()
             self._read("after_first_step")
@@ -441,6 +444,13 @@ class Session:
             self._writer.write()
         if self.trace is not None:
             self.trace.step_ended(watch.counted)
+
+    def _look_for_collectives(self) -> None:
+        """Ask, at step 1, 2, 4 and so on and at the end, whether the ranks work together."""
+        if self._talked is False and self.place.world_size > 1 and self.torch is not None:
+            from .steps import has_run_collective  # every process of a rank loads this module
+
+            self._talked = has_run_collective(self.torch)
 
     def after_step(self, watch: Any) -> None:
         """End this process after the step that the run asks for."""
@@ -537,8 +547,13 @@ class Session:
             "steps": 0 if self.watch is None else self.watch.steps,
             "samples": self._samples if self.watch is not None and self.watch.steps > 1 else None,
             "stopped_after": self._stopped_after,
+            "apart": self._trained_apart(),
         }
         replace_file(place.file("determinism", ".json"), data)
+
+    def _trained_apart(self) -> bool:
+        several = self.place.world_size > 1 and self.watch is not None and self.watch.steps > 0
+        return bool(several and self.watch.saw_loss and self._talked is False)
 
     # -- end --------------------------------------------------------------------------------------
 
@@ -550,6 +565,7 @@ class Session:
             self._problems.append("the script changed Python's warning filters: more operations may lack a kernel")
         if self.trace is not None:
             self.trace.close()
+        self._look_for_collectives()
         reason = "stop-after-steps" if self._stopped_after else "finished"
         if getattr(sys, "last_type", None) is not None:
             reason = "exception"

@@ -53,6 +53,7 @@ class StepWatch:
     """Losses and steps of this process.
 
     Attributes:
+        saw_loss: a step used a loss: in a pipeline, only the last stage has one.
         steps: optimizer steps in this process.
         before: optimizer steps before this process; None while that is unknown.
         counted: the number of the last step: with `before` where that is known.
@@ -61,6 +62,7 @@ class StepWatch:
     def __init__(self, torch: Any, session: Any) -> None:
         self._torch = torch
         self._session = session
+        self.saw_loss = False
         self.steps = 0
         self.before = None  # type: Optional[int]
         self._before_from = ""
@@ -247,6 +249,7 @@ class StepWatch:
             self.steps += 1
             self._index = 0
         for loss in self._pending:
+            self.saw_loss = True
             loss.line = {"step": self.counted, "index": self._index, "used": True}
             self._index += 1
         # Losses of a GPU are read one step later, when the copy has arrived.
@@ -310,6 +313,21 @@ def _step_in_state(optimizer: Any) -> Optional[int]:
         state["step"] for state in list(optimizer.state.values())[:64] if isinstance(state, dict) and "step" in state
     ]
     return max((int(step) for step in found), default=None)
+
+
+def has_run_collective(torch: Any) -> Optional[bool]:
+    """Return whether a collective operation ran in a process group of several ranks; None where torch does not tell.
+
+    The groups count them (Gloo and NCCL, torch 2.0 to 2.13). What one rank sends to another is not counted.
+    """
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    try:
+        groups = list(distributed.distributed_c10d._world.pg_map)
+        return any(group.size() > 1 and group._get_sequence_number_for_group() > 0 for group in groups)
+    except Exception:
+        return None
 
 
 def wait_for_other_ranks(torch: Any, seconds: float) -> None:

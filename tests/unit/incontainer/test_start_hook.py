@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -638,3 +640,51 @@ def test_the_samples_of_a_step_are_those_that_the_script_took_from_its_loaders(
 ) -> None:
     rank.run(LOADER + script)
     assert rank.read_back().samples == samples
+
+
+# -- ranks that do not see each other ------------------------------------------------------
+
+JOINED = "torch.distributed.init_process_group('gloo')\nrank = torch.distributed.get_rank()\n"
+ALONE = "model, optimizer = made()\nfor n in range(3): loss_of(model).backward(); optimizer.step()\n"
+TOGETHER = "model, optimizer = made()\nmodel = nn.parallel.DistributedDataParallel(model)\n"
+LATE = """
+model, optimizer = made()
+for n in range(4):
+    loss_of(model).backward(); optimizer.step()
+for parameter in model.parameters(): torch.distributed.all_reduce(parameter.data)
+"""
+STAGES = """
+model, optimizer = made()
+if rank == 0:
+    out = model(torch.ones(2, 4)); torch.distributed.send(out.detach(), 1); out.backward(torch.ones(2, 1))
+else:
+    got = torch.empty(2, 1); torch.distributed.recv(got, 0); (model.weight.sum() * got.sum()).backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "apart"),
+    [
+        (ALONE, [True, True]),
+        # As Accelerate 1.x on CPUs: a group is open, and nobody uses it.
+        (JOINED + ALONE + "torch.distributed.destroy_process_group()\n", [True, True]),
+        (JOINED + TOGETHER + "loss_of(model).backward(); optimizer.step()\n", [False, False]),
+        (JOINED + LATE, [False, False]),
+        # Gloo counts what one rank sends to another. With NCCL, the first stage of a pipeline has no loss of its own.
+        (JOINED + STAGES, [False, False]),
+    ],
+    ids=["no group", "an unused group", "ddp", "at the end", "pipeline"],
+)
+def test_ranks_that_trained_by_themselves_are_seen(script: str, apart: list[bool], rank: Rank) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+    def start(number: int) -> int:
+        done = rank.start(HEAD + script, environ={**place, "RANK": str(number), "LOCAL_RANK": str(number)})
+        assert done.returncode == 0, done.stderr
+        return number
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [rank.read_back(number).apart for number in pool.map(start, range(2))] == apart

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import DeterminismOptions, Manifest
 from hpcenv.runs import determinism
@@ -25,3 +27,16 @@ def test_a_seed_without_a_profile_is_not_called_deterministic(make: Any) -> None
         "  switches  seeded, kernels not deterministic: applied by 1 of 2 ranks",
         "            not applied, as far as is known: rank 1",
     ]
+
+
+@pytest.mark.parametrize(("apart", "said"), [((True, True), True), ((True, False), False), ((True,), False)])
+def test_ranks_that_all_trained_by_themselves_are_named(make: Any, apart: tuple[bool, ...], said: bool) -> None:
+    run = make("a")
+    manifest = dataclasses.replace(load_record(Manifest, run.manifest), start_hook_sha256="aa", nodes=1)
+    save_record(manifest, run.manifest)
+    for rank, alone in enumerate(apart):
+        measured_runs.read_back(run, rank, {}, profile="off", apart=alone)
+    report = determinism.report_determinism(run, dataclasses.replace(manifest, nproc_per_node=2))
+    assert report is not None
+    found = [line for line in determinism.lines(report) if "no collective operation of torch.distributed ran" in line]
+    assert [line.startswith("  ranks     the 2 ranks trained") for line in found] == ([True] if said else [])
