@@ -7,7 +7,7 @@ Without it, submitit prints a traceback in each rank that asks for its executors
 from typing import Any, Set
 
 
-class Executor:
+class NoExecutor:
     """An executor for submitit's table, which no rank can use: a rank does not submit."""
 
     def __init__(self, *_args: Any, **_parameters: Any) -> None:
@@ -26,4 +26,4 @@ class Executor:
         return set()
 
 
-AutoExecutor = Executor
+Executor = AutoExecutor = NoExecutor
