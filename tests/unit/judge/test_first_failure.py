@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hpcenv.judge.first_failure import first_failure, first_status, render
+from hpcenv.launch.rank_errors import count_oom_kills, oom_since
 from hpcenv.records.outcome import NodeExit, RankExit
 
 LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:1"
@@ -126,6 +127,24 @@ def test_a_rank_that_fails_while_it_saves_is_told_beside_it():
 
 
 # -- lack of memory, nodes, torchrun ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "system.slice/slurmstepd.scope/job_7/step_0",  # 24.11, and 26.05.2 with CgroupJobIdPaths=yes
+        "system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0",  # 26.05
+    ],
+)
+def test_a_rank_that_lacks_memory_is_named_with_slurm_24_11_and_26_05(tmp_path, step):
+    """From a recorded tree of cgroup v2, before the training and after it."""
+    own, counts = f"0::/{step}/user/task_0\n", []
+    (tmp_path / step).mkdir(parents=True)
+    for killed in (0, 1):
+        (tmp_path / step / "memory.events").write_text(f"low 0\nhigh 0\nmax 9\noom {killed}\noom_kill {killed}\n")
+        counts.append(count_oom_kills(own, tmp_path))
+    n2 = node("n2", rank(3, 137, signal="SIGKILL"), oom_kills=oom_since(*counts))
+    assert told(node("n1"), n2) == "node n2, rank 3, SIGKILL for lack of memory"
 
 
 def test_a_kill_for_lack_of_memory_is_named():
