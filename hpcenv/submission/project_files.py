@@ -46,6 +46,9 @@ _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
 
+# docs/spec.md of Git LFS 3.7: a pointer has less than 1024 bytes; its first line is this.
+_POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", range(60, 1024)
+
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
@@ -89,6 +92,7 @@ class CopyContent:
         ignored: files that git ignores and `--include` names: they are copied.
         unasked: work trees of which git does not say what it ignores.
         left_out: what a copy for others does not have.
+        pointers: files of Git LFS whose content was not fetched: the copy gets what names it.
     """
 
     copies: dict[str, str] = field(default_factory=dict)
@@ -101,6 +105,7 @@ class CopyContent:
     ignored: list[str] = field(default_factory=list)
     unasked: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    pointers: list[str] = field(default_factory=list)
 
 
 # Asks git which paths of a work tree it ignores; None where git does not say it.
@@ -215,6 +220,8 @@ class _ProjectWalk:
             raise _too_much(self._shown, {path: _length(place) for path, place in self.found.copies.items()})
         try:
             self.found.contents[path] = content or sha256_at(place)
+            if length in _POINTER_BYTES and _starts_with(place, _POINTER):
+                self.found.pointers.append(path)
         except OSError as error:
             raise UsageError(f"cannot read `{place}`", why=error.strerror, hint=_hint(path)) from error
 
@@ -483,6 +490,11 @@ def _start_of(place: str) -> bytes | None:
             return file.read(_LONGEST_TEXT + 1)
     except OSError:
         return None
+
+
+def _starts_with(place: str, start: bytes) -> bool:
+    with open(os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        return file.read(len(start)) == start
 
 
 def _text(place: str) -> bytes | None:

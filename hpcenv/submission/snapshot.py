@@ -421,6 +421,10 @@ def _notes(found: Sequence[tuple[_CopiedFolder, CopyContent]], *, has_commit: bo
     untracked = [path for _, one in found for path in one.untracked]
     if untracked and has_commit:
         yield f"git does not track these modules of the copy: {_some(untracked)}"
+    pointers = [path for _, one in found for path in one.pointers]
+    if pointers:
+        count = "1 file is a pointer" if len(pointers) == 1 else f"{len(pointers)} files are pointers"
+        yield f"{count} of Git LFS without its content: {_some(pointers)}; `git lfs pull` fetches it"
     uncovered = [path for _, one in found for path in one.uncovered]
     if uncovered:
         ignored = [path for _, one in found for path in one.live if one.known.get(path) == "ignored"]

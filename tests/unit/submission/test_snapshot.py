@@ -594,3 +594,20 @@ def test_overlays_of_other_environments_are_not_copied(plan: Any, tree: Path, co
     _, run = copied(plan, context, frozen=True, allow_dirty=True)
     assert (run.source / "default-extra").exists() == (not own)
     assert not (run.source / "other-extra").exists()
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{0}\nsize 12345\n".format("4d7a" * 16)
+
+
+def test_pointers_of_git_lfs_without_their_content_are_a_note(plan: Any, tree: Path) -> None:
+    (tree / "about.md").write_text(f"A pointer of Git LFS begins with\n\n{POINTER}")
+    (tree / "model.bin").write_bytes(b"\0" * 200)
+    (tree / "long.txt").write_text(POINTER + "x" * 1024)
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "no pointers")
+    assert not [note for note in plan(name="b").notes if "LFS" in note]
+    (tree / "model.bin").write_text(POINTER)
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "a pointer")
+    said = "1 file is a pointer of Git LFS without its content: model.bin; `git lfs pull` fetches it"
+    assert [note for note in plan(name="c").notes if "LFS" in note] == [said]
