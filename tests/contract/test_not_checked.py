@@ -15,6 +15,11 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "files of the project that the copy only links to": ((RUNS, "test_a_file_that_the_copy_links_to_is_not_checked"),),
     "data that `[[data]]` does not name": ((RUNS, "test_data_that_no_table_names_are_not_checked"),),
     "with `--workdir live`": ((RUNS, "test_files_of_a_live_project_are_not_checked"),),
+    "files of the run's own copy after the ranks": ((RUNS, "test_a_file_of_the_copy_that_changes_under_the_ranks_is"),),
+    "entry points of an `.egg-info` folder": ((RUNS, "test_entry_points_beside_the_script_are_not_checked"),),
+    "files of the project that hide a package of an image": (
+        ("tests/unit/submission/test_hidden_names.py", "test_names_that_differ_from_the_distribution_and_editable"),
+    ),
     "files of code outside the environment": (
         (CORPUS, "not-checked-module-below-pythonpath"),
         (CORPUS, "not-checked-module-in-a-folder-of-a-pth-file"),
@@ -29,6 +34,10 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "compiled files in `__pycache__`": ((CORPUS, "not-checked-compiled-file-that-fits-its-source"),),
     "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),
     "libraries that code opens by itself": ((CORPUS, "not-checked-library-that-code-opens-by-itself"),),
+    "language and time zone": (
+        ("tests/corpus/corpus_harmless.py", "other_time_zone"),
+        ("tests/corpus/corpus_harmless.py", "other_language"),
+    ),
     "caches and settings below `$HOME`": ((CORPUS, "not-checked-caches-and-settings-below-home"),),
     "code that torch and Triton compiled": (
         (

@@ -97,6 +97,7 @@ def test_names_that_differ_from_the_distribution_and_editable_installs(project: 
     assert hidden(None, name="pyyaml") == ("yaml.py hides the package pyyaml of the lockfile",)
     assert hidden(None, name="my-model") == ("my_model.py hides the package my-model of the lockfile",)
     assert hidden(None, name="my-model", direct_url={"url": "file:///p", "editable": True}) == ()
+    assert hidden(None, name="other-word") == (), "odd.py may hide it; the lockfile does not say so"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "odd.py").write_text("")
     assert hidden(tmp_path / "site", name="other-word") == ("odd.py hides odd of the locked environment",)

@@ -86,3 +86,28 @@ def test_data_that_a_table_names_are_in_the_verdict_and_in_diff(hpcenv: Any, rea
     assert found.blocking[0].left != found.blocking[0].right
     assert not any("data that the script reads" in missing for missing in found.not_compared)
     assert hpcenv("diff", "one", "two", cwd=reading).status == Status.DIFFERENT
+
+
+def test_a_file_of_the_copy_that_changes_under_the_ranks_is_reported_and_not_checked(
+    hpcenv: Any, project: Path
+) -> None:
+    (project / "helper.py").write_text("VALUE = 1\n")
+    change = "import pathlib\npathlib.Path('helper.py').write_text('VALUE = 2\\n')\n"
+    (project / "train.py").write_text(f"{change}import helper\nprint('READ', helper.VALUE, flush=True)\n")
+    said = _run(hpcenv, project, "one", reads="nothing")
+    assert "READ 2" in said
+    _verdict(project, "one")
+    assert "source/helper.py" in hpcenv("report", "one", cwd=project).stdout
+
+
+def test_entry_points_beside_the_script_are_not_checked(hpcenv: Any, project: Path) -> None:
+    folder = project / "zz.egg-info"
+    folder.mkdir()
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: zz\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[some.plugins]\nx = zz:main\n")
+    (project / "train.py").write_text(
+        "from importlib.metadata import entry_points\n"
+        "print('READ', [point.value for point in entry_points().select(group='some.plugins')], flush=True)\n"
+    )
+    assert "READ ['zz:main']" in _run(hpcenv, project, "one", reads="nothing")
+    assert not [note for note in _verdict(project, "one")["notes"] if "zz" in note]
