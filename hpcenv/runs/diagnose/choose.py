@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcenv.runs.diagnose.patterns import Pattern
+from hpcenv.runs.diagnose.patterns import Pattern, PatternKind
 from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound
 
 # The row that any exception matches.
@@ -49,6 +49,11 @@ class Seen:
     def pattern(self) -> Pattern:
         """The pattern that was found."""
         return self.found.pattern
+
+    @property
+    def kind(self) -> PatternKind:
+        """What it can be; the rank or the job survived what it went on after."""
+        return "maybe" if self.found.went_on and self.pattern.kind == "root" else self.pattern.kind
 
 
 def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool = False) -> tuple[Seen, ...]:

@@ -466,7 +466,7 @@ def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str,
     if failure.cause != "rank" or failure.rank is None:
         return _BY_RECORDS.get(failure.cause, ())
     # A rank that a signal ended wrote nothing of it. Its own lines, if there are any, say more.
-    if any(one.rank == failure.rank and one.pattern.kind == "root" for one in causes):
+    if any(one.rank == failure.rank and one.kind == "root" for one in causes):
         return ()
     return _BY_SIGNAL.get(failure.signal, ())
 
@@ -476,7 +476,7 @@ def _failed_before_cancel(causes: Sequence[Seen]) -> bool:
     rows = _BY_RECORDS["cancelled"]
     cancelled = next((one for one in causes if one.pattern.id in rows), None)
     first = next(iter(causes), None)
-    if first is None or cancelled is None or first.pattern.kind != "root":
+    if first is None or cancelled is None or first.kind != "root":
         return False
     return first.file == cancelled.file and first.found.line < cancelled.found.line
 
@@ -495,7 +495,7 @@ def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evide
         pattern, found = first.pattern, first.found
         ranks = sorted({one.rank for one in members if one.rank is not None})
         yield Evidence(
-            pattern=pattern.id, kind=pattern.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.hint,
+            pattern=pattern.id, kind=first.kind, owner=pattern.owner, cause=pattern.cause, fix=pattern.hint,
             source=pattern.source, retrieved=pattern.retrieved, file=visible(sources[first.file].name),
             line=0 if sources[first.file].name == _RECORDS else found.line, rank=first.rank, node=visible(first.node),
             time=found.time,

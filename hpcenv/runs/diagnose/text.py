@@ -13,7 +13,7 @@ _OWNERS = {
     "user": "you can remove it",
     "node": "a fault of the node",
     "site": "a limit or service of the cluster",
-    "unknown": "the line above and the traceback say more",
+    "unknown": "the line does not say it",
 }
 # Findings of other patterns that are printed; --json has all.
 _MOST_OTHERS = 6
