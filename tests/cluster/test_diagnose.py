@@ -99,7 +99,7 @@ class Expected:
 
 # kind -> what its diagnosis must say.
 SHORT = {
-    "exception": Expected("python-exception", "user", (3,), ("n2",), line_of("raise ValueError")),
+    "exception": Expected("python-exception", "unknown", (3,), ("n2",), line_of("raise ValueError")),
     "module": Expected("python-module-missing", "user", (0,), ("n1", "n2"), line_of("import einops")),
     "disk": Expected("checkpoint-not-written", "user", (1,), ("n2",), line_of("torch.save")),
     "port_in_use": Expected(

@@ -25,6 +25,8 @@ _FAILED = frozenset(
 _HUNG = "node-no-facts"
 # HUP, INT, USR1, USR2 and TERM, as a shell and as torchrun write them.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
+# So many ordinary lines between two failures say that the first one was handled.
+_SOME = 3
 # Lines of one rank within which a message and its parts stand.
 _ONE_MESSAGE = 100
 
@@ -73,6 +75,7 @@ def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool 
     causes = [one for one in causes if not _is_explained(one, causes)]
     likely = [_likelihood(seen, one) for one in causes]
     best = [one for one, rank in zip(causes, likely, strict=True) if rank == min(likely)]
+    best = [one for one in best if not any(_outlived(one, other) for other in best)] or best
     own = [one for one in best if one.rank is not None and one.rank == first_rank]
     return (
         *_sorted(own),
@@ -89,6 +92,12 @@ def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
     if one.found.went_on or any(one.found.line <= end < last for end in ends):
         return 2
     return 0 if one.pattern.kind == "root" else 1
+
+
+def _outlived(one: Seen, other: Seen) -> bool:
+    """Whether the writer of both wrote ordinary lines between them: the other one ended it."""
+    same = (one.file, one.rank, one.found.task) == (other.file, other.rank, other.found.task)
+    return same and one.found.line < other.found.line and one.found.after - other.found.after >= _SOME
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
@@ -117,6 +126,7 @@ def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
         other.pattern.id != ANY_EXCEPTION
         and (other.file, other.rank) == (one.file, one.rank)
         and abs(other.found.line - one.found.line) <= _ONE_MESSAGE
+        and not _outlived(other, one)
         for other in causes
     )
 

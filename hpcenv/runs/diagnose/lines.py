@@ -40,7 +40,7 @@ _NO_PROGRESS = re.compile(
 )
 _PROGRESS = re.compile(r"[A-Za-z]{2}|\d%")
 # So many lines say that a rank went on.
-_MANY = 10
+MANY = 10
 _TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
 # 2026-11-22T10:11:12, also with a blank; and glog's `E1122 10:11:12.345678` (torch), without the year.
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
@@ -114,17 +114,17 @@ def is_remark(text: str) -> bool:
     return _REMARK.search(text[:400]) is not None
 
 
-def goes_on(after: bytes, writer: tuple[int | None, int | None] | None) -> bool:
-    """Return whether this writer, or anyone if None, wrote so many ordinary lines that its program went on."""
+def ordinary(after: bytes, writer: tuple[int | None, int | None] | None) -> int:
+    """Return how many ordinary lines this writer, or anyone if None, wrote; from `MANY` on its program went on."""
     count = 0
     for raw in re.split(rb"[\r\n]", after):
         line = _strip(raw[:400].decode("utf-8", errors="replace"))
         if writer not in (None, line.writer) or _NO_PROGRESS.search(line.text) or not _PROGRESS.search(line.text):
             continue
         count += 1
-        if count == _MANY:
-            return True
-    return False
+        if count == MANY:
+            break
+    return count
 
 
 def follows_code(before: Sequence[bytes], line: Line) -> bool:

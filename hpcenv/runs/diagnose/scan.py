@@ -60,7 +60,7 @@ class PatternFound:
         task: number of the task of srun that wrote the line, if it was labelled.
         where, where_line: the last line of the user's code in its traceback, `train.py:12`, and the line of the log at
             which that traceback ends.
-        went_on: its writer wrote many ordinary lines after it; for lines of launchers, anyone did.
+        after: ordinary lines that its writer wrote after it, at most `lines.MANY`; for lines of launchers, anyone.
         count: how many lines match.
         peers: peer that the lines name -> how often.
     """
@@ -77,7 +77,12 @@ class PatternFound:
     task: int | None = None
     count: int = 1
     peers: dict[str, int] = field(default_factory=dict)
-    went_on: bool = False
+    after: int = 0
+
+    @property
+    def went_on(self) -> bool:
+        """Whether its writer wrote so many ordinary lines after it that it survived."""
+        return self.after >= lines.MANY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,16 +246,16 @@ class _LogSearch:
     def look_after(self, file: BinaryIO, start: int) -> None:
         """Note after which lines their writers went on, and take a later line of the same pattern then."""
 
-        def went_on(found: PatternFound) -> bool:
+        def ordinary(found: PatternFound) -> int:
             file.seek(start + found.offset)
             _, _, after = file.read(_AFTER).partition(b"\n")
-            return lines.goes_on(after, None if found.pattern.of_launcher else (found.rank, found.task))
+            return lines.ordinary(after, None if found.pattern.of_launcher else (found.rank, found.task))
 
         for key, found in list(self.found.items())[:_MOST_AFTER]:
-            found.went_on = went_on(found)
+            found.after = ordinary(found)
             later = self._again.get(key)
-            if found.went_on and later is not None and not went_on(later):
-                self.found[key] = replace(later, count=found.count, peers=found.peers)
+            if found.went_on and later is not None and (after := ordinary(later)) < lines.MANY:
+                self.found[key] = replace(later, count=found.count, peers=found.peers, after=after)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
         """Return whether a line matches a pattern, and keep what it says."""
