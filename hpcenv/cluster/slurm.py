@@ -131,6 +131,8 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
 
 # A job id comes from a file: scancel would read `--me` or `-u alice` as options.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
+# A job id, or the name of a run (submission/run_place.py): squeue takes lists of both.
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 # One argument of a program holds 128 KiB (MAX_ARG_STRLEN, execve(2)).
 _MOST_CHARACTERS = 100_000
@@ -417,35 +419,40 @@ class OwnJob:
     """A job of this user that squeue still knows.
 
     Attributes:
+        job_id: of an array, that of the whole array.
         script: path of the batch script.
     """
 
+    job_id: str
     name: str
     state: State
     script: str
     nodelist: str
 
 
-def own_job(job_id: str, environ: Mapping[str, str]) -> OwnJob | None:
-    """Return a job of this user; None if squeue does not know it any more, or it is another user's.
+def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
+    """Return a job of this user, by id or name; None if squeue does not know it any more, or it is another user's.
 
     Of a job array, the element that asks for most attention.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
     """
-    if not _JOB_ID.fullmatch(job_id):
+    if not _JOB_NAME.fullmatch(word):
         return None
     squeue = _find("squeue", "look for the job", environ)
-    argv = [squeue, "--noheader", "--states=all", "--me", f"--jobs={job_id}", "--format=%T|%N|%j|%o"]
+    which = f"--jobs={word}" if _JOB_ID.fullmatch(word) else f"--name={word}"
+    argv = [squeue, "--noheader", "--states=all", "--me", which, "--format=%F|%T|%N|%j|%o"]
     try:
         lines = _output(argv, slurm_command.clean_environment(environ)).splitlines()
     except ToolFailed as error:
         if "Invalid job id" in error.stderr:
             return None
         raise
-    rows = [fields for line in lines if len(fields := line.strip().split("|", 3)) == 4]
-    jobs = [OwnJob(state=parse_state(row[0]), nodelist=row[1], name=row[2], script=row[3]) for row in rows]
+    rows = [fields for line in lines if len(fields := line.strip().split("|", 4)) == 5]
+    jobs = [
+        OwnJob(job_id=row[0], state=parse_state(row[1]), nodelist=row[2], name=row[3], script=row[4]) for row in rows
+    ]
     return next((job for job in jobs if job.state not in ENDED), jobs[0] if jobs else None)
 
 

@@ -5,6 +5,7 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +117,11 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
             return run
     why = f"it is not a run folder, and not a run name or job id in {parent}"
     listed = Command("hpcenv", "list", *(() if runs is None else ("--runs-dir", runs)))
-    missing = RunNotFound(f"no run `{word}`", why=why, hint=(listed, " lists the runs"))
+    names = [folder.name for folder in folders]
+    near = next((name for name in names if name.startswith(word)), None)
+    near = near or next(iter(difflib.get_close_matches(word, names, n=1)), None)
+    perhaps = "" if near is None else f"perhaps you meant `{near}`; "
+    missing = RunNotFound(f"no run `{word}`", why=why, hint=(perhaps, listed, " lists the runs"))
     missing.word = word
     raise missing
 

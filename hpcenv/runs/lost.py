@@ -1,4 +1,4 @@
-"""A job of hpcenv whose run folder is gone: found by its job id, shown and cancelled.
+"""A job of hpcenv whose run folder is gone: found by its job id or the run's name, shown and cancelled.
 
 Runs on: LOGIN NODE. The batch script is `job.sbatch` in the run folder, so Slurm knows the folder.
 """
@@ -25,7 +25,7 @@ class LostRun:
     """A job that Slurm still knows, and whose run folder is gone.
 
     Attributes:
-        job_id: as it was typed.
+        job_id: as it was typed, or as Slurm says it for a name.
         state: Slurm's job state in lower case.
         run: name of the run, and of its job.
         run_folder: where its folder was.
@@ -45,8 +45,8 @@ class LostRun:
 
 
 def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
-    """Return the user's own hpcenv job with this id if its run folder is gone; None if there is no such job."""
-    if word is None or not _JOB_ID.fullmatch(word):
+    """Return the user's own hpcenv job with this id or name if its run folder is gone; None if there is none."""
+    if word is None:
         return None
     try:
         job = slurm.own_job(word, environ)
@@ -58,11 +58,12 @@ def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
     folder = RunFolder(script.parent)
     if script.name != folder.script.name or os.path.lexists(folder.manifest) or os.path.lexists(folder.sweep):
         return None
-    return LostRun(job_id=word, state=job.state, run=job.name, run_folder=folder.path, nodes=job.nodelist)
+    job_id = word if _JOB_ID.fullmatch(word) else job.job_id
+    return LostRun(job_id=job_id, state=job.state, run=job.name, run_folder=folder.path, nodes=job.nodelist)
 
 
 def explain(error: RunNotFound, environ: Mapping[str, str]) -> RunNotFound:
-    """Return what to say if the word that matches no run is the id of a job whose run folder is gone."""
+    """Return what to say if the word that matches no run is a job whose run folder is gone."""
     found = find_lost(error.word, environ)
     if found is None:
         return error

@@ -26,7 +26,7 @@ class _Fault:
     """Why one partition cannot run the job, as the parts of an error."""
 
     what: str
-    why: str
+    why: str | None
     hint: str
 
 
@@ -184,7 +184,7 @@ def _fault(
         less = f" without those of --exclude ({origins.get('exclude', '--exclude')})" if excluded else ""
         return _Fault(
             what=f"partition `{name}` has {_nodes(count)}{less}, {requested}",
-            why=f"--nodes comes from {_nodes_origin(origins)}",
+            why=_nodes_origin(origins),
             hint=f"--nodes {count - request.spare}" if count > request.spare else f"`{show}` lists its nodes",
         )
     return None
@@ -245,13 +245,13 @@ def _rules(request: Request, origins: Mapping[str, str], offer: Offer) -> _Fault
     if too_many:
         return _Fault(
             what=f"partition `{name}` gives at most {_nodes(offer.max_nodes or 0)} to a job, {requested}",
-            why=f"--nodes comes from {_nodes_origin(origins)}",
+            why=_nodes_origin(origins),
             hint=f"--nodes {offer.max_nodes}",
         )
     if needed < offer.min_nodes:
         return _Fault(
             what=f"partition `{name}` is for jobs of {_nodes(offer.min_nodes)} and more, {requested}",
-            why=f"--nodes comes from {_nodes_origin(origins)}",
+            why=_nodes_origin(origins),
             hint=f"--nodes {offer.min_nodes}",
         )
     return None
@@ -325,8 +325,10 @@ def _nodes_requested(request: Request, origins: Mapping[str, str]) -> str:
     return f"{request.nodes}{spare} {'is' if request.nodes == 1 and not request.spare else 'are'} requested"
 
 
-def _nodes_origin(origins: Mapping[str, str]) -> str:
-    return origins.get("nodes", "hpcenv's default, 1")
+def _nodes_origin(origins: Mapping[str, str]) -> str | None:
+    """Return where the number of nodes comes from; None where it was typed."""
+    origin = origins.get("nodes", "hpcenv's default, 1")
+    return None if origin == "--nodes" else f"--nodes comes from {origin}"
 
 
 def _first(origins: Mapping[str, str], *names: str) -> str:

@@ -88,8 +88,12 @@ def test_a_folder_that_may_not_be_looked_into_is_not_missing(make: Make, tmp_pat
 
 def test_a_run_that_is_not_there_has_a_hint(make: Make, tmp_path: Path, hpcenv: Any) -> None:
     make("a")
+    make("metrics-20261127-beef")
     done = hpcenv("status", "nosuch", "--runs-dir", "runs", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "hint: `hpcenv list --runs-dir runs` lists the runs"
+    for word, near in (("metric", "metrics-20261127-beef"), ("metrics-20261128-beef", "metrics-20261127-beef")):
+        done = hpcenv("logs", word, "--runs-dir", "runs", cwd=tmp_path)
+        assert done.stderr.splitlines()[-1].startswith(f"hint: perhaps you meant `{near}`; ")
 
 
 @pytest.mark.parametrize("words", [("list",), ("clean", "--older-than", "1d")])

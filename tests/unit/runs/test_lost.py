@@ -12,7 +12,7 @@ from hpcenv.runs import lost
 
 
 def answer(fake_slurm: Any, script: str, state: str = "RUNNING") -> None:
-    fake_slurm.answers("squeue", f"{state}|n[1-2]|first|{script}\n")
+    fake_slurm.answers("squeue", f"7|{state}|n[1-2]|first|{script}\n")
 
 
 def test_a_job_whose_folder_is_gone_is_found_by_its_id(tmp_path: Path, fake_slurm: Any) -> None:
@@ -28,7 +28,7 @@ def test_a_job_whose_folder_is_gone_is_found_by_its_id(tmp_path: Path, fake_slur
     assert "--me" in fake_slurm.calls("squeue")[0].argv
 
 
-@pytest.mark.parametrize("word", [None, "first", "7,8", "--me", "7 8"])
+@pytest.mark.parametrize("word", [None, "7,8", "--me", "7 8", "a,b"])
 def test_what_is_no_job_id_asks_nobody(fake_slurm: Any, word: str | None) -> None:
     assert lost.find_lost(word, fake_slurm.environ) is None
     assert fake_slurm.calls("squeue") == []
@@ -42,6 +42,14 @@ def test_a_job_that_is_not_hpcenvs_or_has_its_folder_is_left_alone(tmp_path: Pat
     assert lost.find_lost("7", fake_slurm.environ) is None
     fake_slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", status=1)
     assert lost.find_lost("7", fake_slurm.environ) is None
+
+
+def test_a_job_whose_folder_is_gone_is_found_by_the_name_of_its_run(tmp_path: Path, fake_slurm: Any) -> None:
+    answer(fake_slurm, f"{tmp_path}/runs/first/job.sbatch", "PENDING")
+    found = lost.find_lost("first", fake_slurm.environ)
+    assert found is not None
+    assert (found.job_id, found.state, found.run) == ("7", "pending", "first")
+    assert "--name=first" in fake_slurm.calls("squeue")[0].argv
 
 
 def test_cancel_ends_it_and_waits(tmp_path: Path, fake_slurm: Any) -> None:

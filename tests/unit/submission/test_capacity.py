@@ -61,8 +61,8 @@ def test_what_fits_is_not_refused(request_: Request) -> None:
 @pytest.mark.parametrize(
     ("request_", "what", "why", "hint"),
     [
-        (asking(11), "partition `cpu` has 10 nodes, 11 are requested", "--nodes comes from --nodes", "--nodes 10"),
-        (asking(10, spare=1), "partition `cpu` has 10 nodes, 10 and 1 spare (--spare) are requested", "--nodes", "--nodes 9"),
+        (asking(11), "partition `cpu` has 10 nodes, 11 are requested", "None", "--nodes 10"),
+        (asking(10, spare=1), "partition `cpu` has 10 nodes, 10 and 1 spare (--spare) are requested", "None", "--nodes 9"),
         (asking(1, 1), "partition `cpu` has no nodes with 1 GPU, 1 is requested", "from [submit] in hpcenv.toml; its nodes have 64 CPUs", "--partition gpu has nodes for this job, if you may use it"),
         (asking(1, 9, partition="gpu"), "no nodes with 9 GPUs", "128 CPUs, 1024000 MiB, 8 GPUs (h100) (4 nodes)", "`sinfo --partition=gpu --Node --long`"),
         (asking(5, 4, partition="gpu", gpu_type="h100"), "has 4 nodes with 4 GPUs of type h100, 5 are requested", "--gpu-type", "sinfo"),
@@ -71,8 +71,8 @@ def test_what_fits_is_not_refused(request_: Request) -> None:
         (asking(5, 8, partition="gpu", mem="900G"), "has 4 nodes with 8 GPUs", "", ""),
         (asking(1, 4, partition="gpu", gpu_type="a100", mem="900G"), "no nodes with 900G of memory and everything else", "512000 MiB", ""),
         (asking(1, time="3-0"), "ends jobs after 2-00:00:00, 3-0 is requested", "from SBATCH_TIMELIMIT", "--time 2-00:00:00"),
-        (asking(9, partition="gpu"), "gives at most 8 nodes to a job, 9 are requested", "--nodes", "--partition cpu"),
-        (asking(1, partition="long"), "is for jobs of 2 nodes and more", "--nodes", "--partition cpu"),
+        (asking(9, partition="gpu"), "gives at most 8 nodes to a job, 9 are requested", "None", "--partition cpu"),
+        (asking(1, partition="long"), "is for jobs of 2 nodes and more", "None", "--partition cpu"),
         (asking(1, partition="old"), "partition `old` takes no jobs", "calls it `drain`; it comes from --partition", ""),
         (asking(1, partition="gqu"), "there is no partition `gqu`", "the cluster has `cpu`, `gpu`, `long`, `old`", "--partition gpu"),
         (asking(2, partition="gpu", constraint="v100"), "no nodes with `v100`", "--constraint", ""),
