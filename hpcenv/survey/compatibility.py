@@ -18,7 +18,7 @@ from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers
 from hpcenv.judge.compat.libraries import PAIRS, check_library, check_pair, library_of
 from hpcenv.judge.compat.table import Compat, GpuModel, TorchRelease
-from hpcenv.judge.compat.toolkits import check_last_driver, check_toolkit
+from hpcenv.judge.compat.toolkits import check_driver_branch, check_toolkit
 from hpcenv.judge.compat.torch_builds import AARCH64, X86_64, builds_for, check_python, python_range, triton_note
 from hpcenv.judge.compat.versions import minor, numbers, public, sort_key
 from hpcenv.project import compatibility
@@ -371,7 +371,7 @@ def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) 
     if asked.driver and cuda:
         yield _check("driver", _judge_driver(compat, asked, cuda, gpu))
     elif asked.driver and gpu is not None:
-        yield _check("driver", check_last_driver(compat, asked.driver, gpu.compute_capability, gpu=gpu.name))
+        yield _check("driver", check_driver_branch(compat, asked.driver, gpu.compute_capability, gpu=gpu.name))
     if gpu is not None and cuda:
         yield _check("gpu", check_toolkit(compat, cuda, gpu.compute_capability, gpu=gpu.name))
 

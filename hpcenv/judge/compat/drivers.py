@@ -11,7 +11,7 @@ from hpcenv.judge.compat.floors import Floor, driver_floor
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat
-from hpcenv.judge.compat.toolkits import check_last_driver
+from hpcenv.judge.compat.toolkits import check_driver_branch
 from hpcenv.judge.compat.torch_builds import suggest_torch, would_run
 from hpcenv.judge.compat.versions import Numbers, numbers, older
 from hpcenv.records.verdict import Result
@@ -56,7 +56,7 @@ def check_driver(
     hint = would_run(suggest_torch(compat, driver, compute_capability=compute_capability)) if without else ""
     if forward_compat is None and without:
         return Judgement(result="mismatch", what=too_old, why=compat.floors_source, hint=hint)
-    ended = check_last_driver(compat, driver, compute_capability)
+    ended = check_driver_branch(compat, driver, compute_capability)
     if ended.result == "mismatch":
         return ended
     if forward_compat is None:

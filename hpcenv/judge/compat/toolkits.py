@@ -5,6 +5,7 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 
 from __future__ import annotations
 
+from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Capability, Compat
 from hpcenv.judge.compat.versions import less, numbers
@@ -35,8 +36,10 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
     return Judgement(result="match", what=f"CUDA {cuda} supports {this}", why=_until(row))
 
 
-def check_last_driver(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
-    """Say whether a driver still runs a GPU of a compute capability.
+def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
+    """Say whether a driver runs a GPU of a compute capability: it is neither older than the GPU, nor past its end.
+
+    No source has the first driver of a GPU. The driver that came with the first toolkit for it stands for that.
 
     Args:
         compat: the table.
@@ -53,6 +56,12 @@ def check_last_driver(compat: Compat, driver: str, compute_capability: str, *, g
     if row.last_driver and have[0] > int(row.last_driver):
         what = f"driver {driver} does not run {this}: the last branch for it is R{row.last_driver}"
         return Judgement(result="mismatch", what=what, why=row.source, hint=f"install a driver of R{row.last_driver}")
+    first = driver_floor(compat, row.first_toolkit)
+    branch = (numbers(first.packaged) or (0,))[0] if first else 0
+    if have[0] < branch:
+        what = f"driver {driver} is older than {this}: the first CUDA for it, {row.first_toolkit}, came with R{branch}"
+        why = f"{row.source}; {compat.packaged_source}"
+        return Judgement(result="mismatch", what=what, why=why, hint=f"install a driver of R{branch} or newer")
     return Judgement(result="match", what=f"driver {driver} supports {this}", why=row.source)
 
 

@@ -12,7 +12,7 @@ from hpcenv.judge.compat.architectures import cubin_for
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat, TorchRelease
-from hpcenv.judge.compat.toolkits import check_last_driver
+from hpcenv.judge.compat.toolkits import check_driver_branch
 from hpcenv.judge.compat.versions import Numbers, less, minor, numbers, older, sort_key
 
 X86_64 = "x86_64"
@@ -52,7 +52,7 @@ def suggest_torch(
     have = numbers(driver) if driver else (10**6,)
     if have is None:
         return ()
-    if driver and compute_capability and _past_its_end(compat, driver, compute_capability):
+    if driver and compute_capability and _is_out_of_range(compat, driver, compute_capability):
         return ()
     found: dict[str, Suggestion] = {}
     for release in compat.torches:
@@ -141,8 +141,8 @@ def triton_note(release: TorchRelease, python: str) -> str:
     return f"on Python {python} torch {release.version} installs no triton, which torch.compile needs"
 
 
-def _past_its_end(compat: Compat, driver: str, compute_capability: str) -> bool:
-    return check_last_driver(compat, driver, compute_capability).result == "mismatch"
+def _is_out_of_range(compat: Compat, driver: str, compute_capability: str) -> bool:
+    return check_driver_branch(compat, driver, compute_capability).result == "mismatch"
 
 
 def _runs(compat: Compat, cuda: str, kernels: Sequence[str], driver: Numbers, compute_capability: str) -> bool:

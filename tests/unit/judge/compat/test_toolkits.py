@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hpcenv.judge.compat.drivers import check_driver
-from hpcenv.judge.compat.toolkits import check_last_driver, check_toolkit
+from hpcenv.judge.compat.toolkits import check_driver_branch, check_toolkit
 from hpcenv.project import compatibility
 
 TABLE = compatibility.table()
@@ -40,10 +40,20 @@ def test_first_and_last_toolkit(cuda, capability, result):
         ("525.60.13", "3.7", "mismatch"),
         ("580", "9.9", "unknown"),
         ("new", "7.0", "unknown"),
+        ("535.183.06", "10.0", "mismatch"),
+        ("550.54.15", "10.0", "mismatch"),
+        ("570.124.06", "10.0", "match"),
+        ("470.256.02", "9.0", "mismatch"),
+        ("525.60.13", "9.0", "match"),
+        ("535.183.06", "12.0", "mismatch"),
+        ("570.124.06", "10.3", "mismatch"),
+        ("418.40.04", "8.0", "mismatch"),
+        ("450.80.02", "8.0", "match"),
+        ("410.48", "7.5", "match"),
     ],
 )
-def test_last_driver(driver, capability, result):
-    assert check_last_driver(TABLE, driver, capability).result == result
+def test_first_and_last_driver(driver, capability, result):
+    assert check_driver_branch(TABLE, driver, capability).result == result
 
 
 def test_the_driver_check_knows_the_end_of_a_gpu():
@@ -51,6 +61,15 @@ def test_the_driver_check_knows_the_end_of_a_gpu():
 
     assert judged.result == "mismatch"
     assert judged.what == "driver 595.58.03 does not run compute capability 7.0: the last branch for it is R580"
+
+
+def test_a_driver_that_is_older_than_the_gpu_is_named():
+    judged = check_driver(TABLE, "12.8", "535.183.06", compute_capability="10.0")
+
+    assert judged.result == "mismatch"
+    assert judged.what == (
+        "driver 535.183.06 is older than compute capability 10.0: the first CUDA for it, 12.8, came with R570"
+    )
 
 
 def test_a_table_says_that_it_is_old():
