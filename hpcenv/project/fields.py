@@ -1286,7 +1286,7 @@ FIELDS: tuple[Field, ...] = (
         what="state of the code: commit and uncommitted changes",
         source="git, at submission",
         why="another commit is another experiment",
-        hint="check out the other commit",
+        hint="check out the other commit; without git, take the files of the other run from its folder (`source`)",
         judged_by=(),
     ),
     Field(
