@@ -36,7 +36,7 @@ from hpcenv.errors import (
     SpecError,
 )
 from hpcenv.facts import facts
-from hpcenv.facts.probe import read_answer, read_image_network, run_probe
+from hpcenv.facts.probe import read_answer, run_probe
 from hpcenv.identity import bind_content, sif
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT
@@ -44,7 +44,7 @@ from hpcenv.image.reference import parse_source
 from hpcenv.judge import compare
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.image_rules import requirements
-from hpcenv.locking import compatibility_notes, driver_notes, fabric_notes, overlay, required_hashes
+from hpcenv.locking import lock_notes, overlay, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
     InstalledConda,
@@ -54,7 +54,6 @@ from hpcenv.locking.conda_packages import (
     installed_conda,
     locked_conda,
 )
-from hpcenv.locking.conflicts import find_conflicts
 from hpcenv.locking.environment import bind_sources, container_environment, host_environment, with_overlay
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.overlay import FoundOverlay, Origin
@@ -77,7 +76,7 @@ from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.manifest import Environment
-from hpcenv.text import Shown, listed
+from hpcenv.text import Shown
 from hpcenv.version import VERSION
 
 Kept = TypeVar("Kept", BuiltPackage, KnownFile)
@@ -356,15 +355,7 @@ def _compose(
     with _invalid_values_refused():
         locked = _lockfile(inputs.workspace, resolved.container, read, proved)
     required_hashes.require(locked, every=inputs.options.require_hashes, reasons=proved.reasons, hint=_TO_PROVE)
-    notes = (
-        *_notes(locked, read.answer),
-        *(overlay.notes(read.origins) if resolved.environment.overlay else ()),
-        *_conflict_notes(read.answer),
-        *compatibility_notes.notes(locked, compatibility.table(), today=today),
-        *fabric_notes.notes(locked, read_image_network(read.answer)),
-        *driver_notes.notes(locked),
-    )
-    return locked, notes
+    return locked, lock_notes.notes(locked, read.answer, read.origins, today=today)
 
 
 def _write(inputs: _Inputs, locked: Lockfile) -> tuple[bool, tuple[str, ...]]:
@@ -956,73 +947,6 @@ def _proved_now(
         for name, wheel in found.items()
         if wheel.proof not in required_hashes.WEAK or name not in before or before[name].proof in required_hashes.WEAK
     }
-
-
-def _notes(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    notes = [f"{field} is unknown: {reason}" for field, reason in locked.unknown.items()]
-    notes.extend(
-        f"{dist.name} {dist.version} was modified after it was installed"
-        for dist in locked.packages.dist
-        if dist.content_sha256 is not None and dist.record_sha256 is not None
-    )
-    notes.extend(_editable_notes(locked))
-    notes.extend(_conda_notes(locked))
-    outside = {package["name"] for package in answer["packages"] if package.get("scanned") is False}
-    unproved = [d.name for d in locked.packages.dist if d.record_sha256 is None and d.source != "editable"]
-    for names, what in (
-        ([name for name in unproved if name not in outside], "their files count as unlisted"),
-        (
-            [name for name in unproved if name in outside],
-            "they are outside of the environment: their files are not compared",
-        ),
-    ):
-        if names:
-            notes.append(f"packages without a digest ({what}): {listed(names, _NAMED)}")
-    return tuple(notes)
-
-
-def _conflict_notes(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the requirements between packages that are not met, as `pip check` does."""
-    if "python.version" not in answer["values"]:
-        return
-    packages = answer["packages"]
-    required = {package["name"]: package.get("requires", ()) for package in packages}
-    versions = {package["name"]: package["version"] for package in packages}
-    found = list(find_conflicts(versions, required, marker_environment(answer["values"])))
-    yield from (f"packages do not fit together: {conflict}" for conflict in found[:_CONFLICTS_SHOWN])
-    if len(found) > _CONFLICTS_SHOWN:
-        yield f"and {len(found) - _CONFLICTS_SHOWN} more; `python -m pip check` in the environment lists them"
-
-
-def _editable_notes(locked: Lockfile) -> Iterator[str]:
-    """Return notes about editable installs: no other user has the changes in their trees."""
-    editable = {
-        d.name: d.direct_url for d in locked.packages.dist if d.direct_url is not None and d.direct_url.editable
-    }
-    for name, source in editable.items():
-        if source.dirty:
-            kept = "what differs is locked as a digest, " if source.diff_sha256 else ""
-            yield (
-                f"{name} is an editable install and its tree is not commit {(source.commit_id or '')[:12]}: "
-                f"{kept}only you have it; commit it, then lock again"
-            )
-    by_commit = [name for name, source in editable.items() if source.diff_sha256 and not source.dirty]
-    by_files = [name for name, source in editable.items() if source.files_sha256]
-    for names, what in ((by_commit, "their commit and what differs from it"), (by_files, "the files of their trees")):
-        if names:
-            yield f"editable installs, compared by {what}: {listed(names, _NAMED)}"
-
-
-def _conda_notes(locked: Lockfile) -> Iterator[str]:
-    """Return which packages of conda are not proved to be the archive that their record names, by reason."""
-    reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
-    for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
-        names = listed([name for name, why in reasons if why == reason], _NAMED)
-        yield f"packages of conda without a proof: {names}: {reason}"
-
-
-_NAMED = 5
-_CONFLICTS_SHOWN = 5
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.locking.driver_notes import base_line
+from hpcenv.locking.lock_notes import base_line
 from hpcenv.machine.host_glibc import (
     check_glibc,
     listed_libraries,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.locking import fabric_notes
+from hpcenv.locking import lock_notes
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.records.network import ImageNetwork
 
@@ -18,7 +18,7 @@ COMPLETE = ImageNetwork(
 def notes(image, *, kind="sif", **facts):
     values = {"system.os-release": "debian 12", "system.machine": "x86_64", "libs.nccl.version": "2.27.7"}
     values |= {name.replace("_", "."): value for name, value in facts.items()}
-    return fabric_notes.notes(LOCKED.model_copy(update={"kind": kind, "facts": values}), image)
+    return lock_notes.of_fabric(LOCKED.model_copy(update={"kind": kind, "facts": values}), image)
 
 
 def test_a_complete_image_has_no_note():
