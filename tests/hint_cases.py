@@ -315,7 +315,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "recipes/dockerfile_build.py: hpcenv image init --torch VERSION": "it asks package indexes: tests/cluster/test_image_init.py types it",
     "image/reference.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
     "image/registry/manifests.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
-    "image/registry/sif_manifest.py: hpcenv image pull *": "a pull of an image: followed for image_path.py",
+    "image/sif_registry.py: hpcenv image pull *": "a pull of an image: followed for image_path.py",
     "image/registry/manifests.py: hpcenv image pull * --platform *": _DAMAGED_IMAGE,
     "submission/locked_command.py: hpcenv report *": "a node must differ: tests/unit/cli/test_run.py types it",
     "runs/network.py: hpcenv net explain --from *": "the run was decided by an older hpcenv, or was refused",

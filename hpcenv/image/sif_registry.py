@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hpcenv import filesystem
-from hpcenv.errors import ImageMismatch, ImageUnavailable
+from hpcenv.errors import Command, ImageMismatch, ImageUnavailable
 from hpcenv.identity import sif
 from hpcenv.image.convert.conversion import FORMAT_LABEL
 from hpcenv.image.describe import describe_sif
 from hpcenv.image.pull import BuiltImage
-from hpcenv.image.reference import Platform, SifReference, refuse_floating
-from hpcenv.image.registry import blobs, manifests, sif_manifest, source
+from hpcenv.image.reference import DIGEST, Platform, SifReference, refuse_floating
+from hpcenv.image.registry import blobs, manifests, source
 from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.source import Access
 from hpcenv.image.store.record import Provenance, utc_now
@@ -33,6 +35,12 @@ __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]
 # What somebody can do who may not use Apptainer.
 OTHER_COMPRESSION = (
     "who pushed it can make one that it reads: hpcenv image build --compression gzip, then apptainer push"
+)
+
+_SIF_LAYERS = (
+    "application/vnd.sylabs.sif.layer.v1.sif",
+    # SingularityPro and Singularity before 3.7, with the spelling of their time (hpcng/singularity issue 4437).
+    "appliciation/vnd.sylabs.sif.layer.tar",
 )
 
 # How long to wait for another download of the same SIF.
@@ -53,9 +61,34 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
         client.authenticate()
         _, body = client.manifest(wanted.digest or wanted.tag or "latest")
     document = manifests.read_document(body, origin=wanted.registry, what="manifest")
-    spec = sif_manifest.read_sif_layer(document, str(wanted))
+    spec = _sif_layer(document, str(wanted))
     on_event(Event(phase="resolve", what=str(wanted), done=1, total=1))
     return spec
+
+
+def _sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:
+    """Return the SIF that a manifest of Apptainer names.
+
+    apptainer 1.4 `internal/pkg/client/oras/` (`image.go`, `layer.go`, `config.go`, read 2026-11-23): an OCI manifest
+    with an empty configuration and one layer, which is the SIF. So the digest of the layer is the sha256 of the SIF.
+    Apptainer accepts every configuration and two types of the layer; so does hpcenv.
+
+    Raises:
+        ImageUnavailable: the manifest is not one of a SIF.
+    """
+    layers = manifest.get("layers")
+    entries = [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
+    types = [str(entry.get("mediaType"))[:100] for entry in entries]
+    if len(entries) != 1 or types[0] not in _SIF_LAYERS:
+        image = Command("hpcenv", "image", "pull", name.replace("oras://", "docker://", 1))
+        why = f"its layers are of type {', '.join(sorted(set(types)))[:200] or 'none'}, not one SIF"
+        raise manifests.unusable(name, why, ("if it is a container image: ", image))
+    digest, size = entries[0].get("digest"), entries[0].get("size")
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise manifests.unusable(name, f"its SIF has the digest {str(digest)[:80]!r}, not a sha256 one")
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        raise manifests.unusable(name, f"its SIF has the size {str(size)[:40]!r}")
+    return BlobSpec(digest=digest, size=size)
 
 
 def fetch_sif(

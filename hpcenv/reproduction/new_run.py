@@ -7,20 +7,31 @@ Runs on: LOGIN NODE. `reproduce_target` does it all: `plan_new_run` decides, `ge
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcenv.errors import Command, ImageUnavailable, JobFailed, LockfileInvalid, NotComparable, UsageError
+from hpcenv.errors import (
+    Command,
+    ImageUnavailable,
+    JobFailed,
+    LockfileInvalid,
+    NotComparable,
+    RecordInvalid,
+    UsageError,
+)
 from hpcenv.locking.image_source import locked_sif
 from hpcenv.locking.project_image import build
 from hpcenv.progress import OnEvent
 from hpcenv.project import acceptance, stale
 from hpcenv.project.acceptance import Asked
+from hpcenv.project.code_listing import changed_files
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
+from hpcenv.records.files import load_record
+from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.attainable import expect, expect_after
@@ -34,7 +45,6 @@ from hpcenv.reproduction.proofs import StatementProof
 from hpcenv.reproduction.record import RunRecord, read_record
 from hpcenv.reproduction.reproduction import Reproduction, Target, proved, verdict_of, why_rejected
 from hpcenv.reproduction.rungs import STEPS, Rung, RungPlan, plan_rung
-from hpcenv.reproduction.same_code import code_differences
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of
 from hpcenv.submission import request, rerun
@@ -42,6 +52,7 @@ from hpcenv.submission.plan import PlannedSource
 from hpcenv.submission.plan_job import plan_code, plan_job
 from hpcenv.submission.request import CopiedCode
 from hpcenv.submission.submit import SubmitResult, submit
+from hpcenv.text import listed
 
 # Opens the project around a folder, with the store that applies.
 OpenProject = Callable[[Path], Workspace]
@@ -265,7 +276,7 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
         UsageError: it differs, and that is not allowed.
     """
     before = new.manifest
-    found = code_differences(new.of, before, now, script_sha256)
+    found = tuple(_code_differences(new.of, before, now, script_sha256))
     if found and not new.wish.allow_changed:
         commit = "" if before.source is None else before.source.commit
         is_copy = new.plan.options.copied is not None
@@ -276,6 +287,39 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
             hint=f"{own}add --allow-changed",
         )
     return found
+
+
+def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str) -> Iterator[str]:
+    """Yield how the code differs from that of a run, in words; nothing if it is the same.
+
+    Args:
+        run: the folder of the run, or of its bundle.
+        before: its manifest.
+        now: the copy that is planned; None where the script runs in the live project.
+        script_sha256: of the script that is planned; empty where there is no file.
+    """
+    if before.script_sha256 != script_sha256:
+        yield "the script is not the one of the run"
+    source = before.source
+    # Equal digests say it at once. Different ones can be of the same code: see `project/code_listing.py`.
+    if source is None or now is None or source.digest in ("", now.record.digest):
+        return
+    try:
+        then = _listing_of(run, source.shared)
+        names = [path.partition("/")[2] for path in changed_files(then, now.listing)]
+    except (RecordInvalid, OSError):
+        yield "files of the project differ from those of the run; which ones is not known: its list cannot be read"
+        return
+    if digest_of(then.files) != source.digest:
+        yield "the list of the run's files is not the one that its nodes compared"
+    if names:
+        yield f"these files differ from those of the run: {listed(names, 5)}"
+
+
+def _listing_of(run: RunFolder, shared: str) -> Listing:
+    """Return the list of a run's files; a run of a sweep has it in the folder of the sweep, but not in a bundle."""
+    holder = RunFolder(Path(shared)) if shared and not run.listing.is_file() else run
+    return load_record(Listing, holder.listing)
 
 
 def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tuple[NewRun, str]:

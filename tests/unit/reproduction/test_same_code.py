@@ -56,7 +56,7 @@ def test_a_bundle_of_an_older_version_verifies(hpcenv: Any, reader: Path, name: 
     done = hpcenv("bundle", "verify", f"{name}.hpcenv.zip", "--json", cwd=reader)
     assert done.status == 0, done.stderr
     checks = {one["name"]: one["result"] for one in done.envelope["data"]["checks"]}
-    assert checks == {"sums": "match", "lockfile": "match", "code": "match", "image": "absent"}
+    assert checks == {"sums": "match", "lockfile": "match", "code": "match", "image": "absent", "record": "match"}
     assert hpcenv("reproduce", f"{name}.hpcenv.zip", cwd=reader).status == 0
 
 
