@@ -25,6 +25,7 @@ from hpcenv.facts import host_checks, places
 from hpcenv.facts.probe import read_answer, read_cuda_compat, read_image_network, read_look, run_probe
 from hpcenv.identity import bind_content, code, data, mounts, overlay_check, sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
+from hpcenv.incontainer.probe.rules import has_rule
 from hpcenv.judge.job_variables import is_compared_as_variable, set_by_others
 from hpcenv.machine import gpus, host, rank_cpus
 from hpcenv.machine.gpus import GpuFacts
@@ -301,7 +302,9 @@ def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.Folde
         hook = RunFolder(Path(manifest.run_folder))
         _timed(found, _HOOK, lambda: found.values.update({_HOOK: code.find_hook_digest(hook)}))
     for one in manifest.data:
-        _timed(found, f"data.{one.name}", functools.partial(_read_data, one, found), look.within(one.path))
+        folders = not one.hub and has_rule("empty-folders", manifest.environment.revision)
+        read = functools.partial(_read_data, one, found, folders)
+        _timed(found, f"data.{one.name}", read, look.within(one.path))
 
 
 def _read_copy(manifest: Manifest, source: Source, run: RunFolder) -> dict[str, Value]:
@@ -309,8 +312,8 @@ def _read_copy(manifest: Manifest, source: Source, run: RunFolder) -> dict[str, 
     return {"code.digest": digest, "code.changed": code.left_changed(run)}
 
 
-def _read_data(one: RecordedData, found: _Gathered) -> None:
-    found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare))
+def _read_data(one: RecordedData, found: _Gathered, folders: bool) -> None:
+    found.values[f"data.{one.name}"] = str(data.read_state(one.path, one.compare, folders=folders))
 
 
 # -- the SIF ------------------------------------------------------------------------------
@@ -487,16 +490,18 @@ def _read_mounts(
 
 
 def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
-    """Read what the locked binds show that hide files of the image."""
+    """Read what the locked binds show that hide files of the image, or bring code."""
     locked = next((e.value for e in manifest.expectations if e.field == _BIND_CONTENT), ())
     sources = {os.path.normpath(bind.target): bind.source for bind in reversed(manifest.environment.binds)}
+    compiled = not has_rule("path-binds", manifest.environment.revision)
     contents = []
     for text in locked if isinstance(locked, tuple) else ():
         target = text.rpartition(" ")[0]
-        if target not in sources:
+        _, source = bind_content.source_of(target, sources)
+        if not source:
             continue
         try:
-            contents.append(f"{target} {bind_content.content_digest(sources[target])}")
+            contents.append(f"{target} {bind_content.content_digest(source, compiled=compiled)}")
         except (OSError, ValueError) as error:
             found.unknown[_BIND_CONTENT] = _reason(error)
     if locked:

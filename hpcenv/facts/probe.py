@@ -185,6 +185,8 @@ def run_probe(
                 *_started(environment),
                 *_site(environment),
                 *_since(since),
+                "--revision",
+                str(environment.revision),
                 "--level",
                 level,
             ],

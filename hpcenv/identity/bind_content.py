@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from hpcenv.incontainer.probe.paths import is_below
 from hpcenv.records.files import sha256_at
 
 # What hides files of an image is code or a library. Data belongs to a path that the image does not have.
@@ -21,8 +22,21 @@ LIMIT_BYTES = 2 << 30
 LIMIT_FILES = 50_000
 
 
-def content_digest(source: str) -> str:
+def source_of(path: str, sources: Mapping[str, str]) -> tuple[str, str]:
+    """Return the target of the bind that shows a path of the container, and what it shows there; empty for none.
+
+    Args:
+        sources: by target.
+    """
+    target = max((one for one in sources if is_below(path, one)), key=len, default="")
+    return target, sources[target] + path[len(target.rstrip("/")) :] if target else ""
+
+
+def content_digest(source: str, *, compiled: bool = False) -> str:
     """Return the digest of a file or folder of the host, `sha256:...`.
+
+    Args:
+        compiled: folders `__pycache__` count, as in lockfiles before revision 2.
 
     Raises:
         OSError: something cannot be read.
@@ -35,22 +49,24 @@ def content_digest(source: str) -> str:
         return f"sha256:{sha256_at(source)}"
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{source} is neither a file nor a folder")
-    return _folder_digest(source)
+    return _folder_digest(source, compiled)
 
 
-def _folder_digest(folder: str) -> str:
+def _folder_digest(folder: str, compiled: bool) -> str:
     lines: list[bytes] = []
     whole = os.fsencode(folder)
-    for kind, path, value in _entries(whole):
+    for kind, path, value in _entries(whole, compiled):
         content = sha256_at(os.path.join(whole, path)).encode() if kind == b"file" else value
         lines.append(b"\0".join((kind, path, content)))
     return "sha256:" + hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
-def _entries(folder: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+def _entries(folder: bytes, compiled: bool) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Yield kind, relative path and value of all that is in a folder; the value of a file is not read."""
     total = count = 0
     for place, folders, files in os.walk(folder, onerror=_raise):
+        if not compiled and b"__pycache__" in folders:
+            folders.remove(b"__pycache__")
         for name in (*folders, *files):
             path = os.path.join(place, name)
             status = os.lstat(path)

@@ -53,25 +53,34 @@ class DataEntry:
     sha256: str = ""
 
 
-def read_state(path: str, compare: DataCompare) -> DataState:
+def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> DataState:
     """Return the state of a file or folder. Symbolic links are followed.
+
+    Args:
+        folders: empty folders count, too: one may be a class of a data set.
 
     Raises:
         OSError: it is not there, or a part of it cannot be read.
     """
-    return state_of(read_entries(path, compare), compare)
+    return state_of(read_entries(path, compare, folders=folders), compare)
 
 
-def read_entries(path: str, compare: DataCompare) -> Iterator[DataEntry]:
+def read_entries(path: str, compare: DataCompare, *, folders: bool = False) -> Iterator[DataEntry]:
     """Yield the files of a file or folder, sorted by name, with what `compare` needs. Symbolic links are followed.
+
+    An empty folder is an entry whose name ends with `/`, without anything else, if `folders` count.
 
     Raises:
         OSError: as `read_state`.
     """
-    names = sorted(_files(path))
+    names = sorted(one for one in _files(path) if folders or not one[0].endswith("/"))
     with ThreadPoolExecutor(_READERS) as readers:
-        contents = readers.map(sha256_at, (place for _, place in names)) if compare == "sha256" else iter(())
+        files = (place for name, place in names if not name.endswith("/"))
+        contents = readers.map(sha256_at, files) if compare == "sha256" else iter(())
         for name, place in names:
+            if name.endswith("/"):
+                yield DataEntry(name=name, size=0)
+                continue
             status = os.stat(place)
             sha256 = next(contents) if compare == "sha256" else ""
             yield DataEntry(name=name, size=status.st_size, mtime_ns=status.st_mtime_ns, sha256=sha256)
@@ -91,12 +100,15 @@ def state_of(entries: Iterable[DataEntry], compare: DataCompare) -> DataState:
         elif compare == "sha256":
             parts.append(entry.sha256)
         digest.update(b"\0".join(os.fsencode(part) for part in parts) + b"\n")
-        count, size = count + 1, size + entry.size
+        count, size = count + (not entry.name.endswith("/")), size + entry.size
     return DataState(digest=digest.hexdigest(), files=count, size=size)
 
 
 def _files(path: str) -> Iterator[tuple[str, str]]:
-    """Yield all files as (name below the path, place); the path itself, if it is a file, has an empty name."""
+    """Yield all files as (name below the path, place); the path itself, if it is a file, has an empty name.
+
+    The name of an empty folder ends with `/`.
+    """
     if not os.path.isdir(path):
         os.stat(path)
         yield "", path
@@ -108,10 +120,14 @@ def _files(path: str) -> Iterator[tuple[str, str]]:
         if (status.st_dev, status.st_ino) in seen:
             continue  # a link that leads back
         seen.add((status.st_dev, status.st_ino))
+        empty = True
         with os.scandir(folder) as entries:
             for entry in entries:
+                empty = False
                 name = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_dir():
                     waiting.append((name, entry.path))
                 else:
                     yield name, entry.path
+        if empty:
+            yield f"{below}/", folder

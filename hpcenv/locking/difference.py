@@ -13,7 +13,7 @@ from typing import Any
 from hpcenv.project import document, fields
 from hpcenv.project.code_listing import code_files, different
 from hpcenv.project.fields import REPAIRS, Repair
-from hpcenv.project.lockfile import DistTable, Lockfile, LockTable, source_fields
+from hpcenv.project.lockfile import DistTable, Lockfile, LockTable, bind_contents, source_fields
 from hpcenv.records.facts import Facts
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, Severity, Value
@@ -123,7 +123,7 @@ def of_lockfile(lockfile: Lockfile) -> dict[str, Value]:
     if lockfile.bind:
         modes = (f"{bind.target} ({'read-only' if bind.read_only else 'read-write'})" for bind in lockfile.bind)
         flat["container.binds"] = tuple(sorted(modes))
-        contents = tuple(f"{bind.target} {bind.content}" for bind in lockfile.bind if bind.content)
+        contents = tuple(f"{path} {digest}" for path, digest in bind_contents(lockfile))
         flat |= {"container.bind-content": contents} if contents else {}
     flat |= {f"env.{name}": value for name, value in lockfile.env.items()}
     flat["determinism.profile"] = lockfile.determinism.profile

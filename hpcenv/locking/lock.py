@@ -41,6 +41,9 @@ from hpcenv.identity import bind_content, sif
 from hpcenv.image.convert import squashfs_reader
 from hpcenv.image.recorded_files import BUILT, REPORT
 from hpcenv.image.reference import parse_source
+from hpcenv.incontainer.probe.paths import is_below
+from hpcenv.incontainer.probe.python import SITE_NAMES
+from hpcenv.incontainer.probe.rules import has_rule
 from hpcenv.judge import compare
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.image_rules import requirements
@@ -304,14 +307,14 @@ def _probe(inputs: _Inputs, resolved: _Resolved, environ: Mapping[str, str]) -> 
         EnvironmentUnreadable: it does not start, or no lockfile can describe it.
         SpecError: the content of a bind cannot be hashed.
     """
-    environment, workspace = resolved.environment, inputs.workspace
+    environment, workspace = replace(resolved.environment, revision=lock_model.REVISION), inputs.workspace
     answer = probe(environment, environ, level=inputs.options.level, variables=workspace.project.env)
     # Before wheels are looked for, which may take a minute where the index does not answer.
     _require_lockable(answer, workspace)
     return _Read(
         answer=answer,
         origins=overlay.origins(environment.overlay, answer, resolved.base) if environment.overlay else {},
-        binds=_lock_binds(workspace, environment, environ),
+        binds=_lock_binds(workspace, environment, environ, answer["values"].get("python.sys-path", ())),
         conda=installed_conda(answer),
     )
 
@@ -515,9 +518,12 @@ def probe(
 
 
 def _lock_binds(
-    workspace: Workspace, environment: Environment, environ: Mapping[str, str]
+    workspace: Workspace, environment: Environment, environ: Mapping[str, str], search: Sequence[str]
 ) -> tuple[lock_model.LockedBindTable, ...]:
-    """Return [[bind]] as it is locked: with the content of binds over files of the image.
+    """Return [[bind]] as it is locked: with the content of binds over files of the image, and where Python looks.
+
+    Args:
+        search: sys.path as the ranks get it.
 
     Raises:
         SpecError: such a bind cannot be hashed.
@@ -530,12 +536,19 @@ def _lock_binds(
     except (HpcenvError, ValueError, OSError) as error:
         raise EnvironmentUnreadable(f"cannot look at the paths of {environment.sif}", why=str(error)) from error
     sources = bind_sources(workspace)
-    return tuple(
-        bind.model_copy(update={"content": _bind_content(bind.target, sources[bind.target], workspace)})
-        if bind.target in over_image
-        else bind
-        for bind in binds
-    )
+    # Packages of the prefix, and of folders with these names, are read one by one.
+    code = [path for path in search if path.startswith("/") and os.path.basename(path) not in SITE_NAMES]
+    places = {path: bind_content.source_of(path, sources) for path in code}
+    locked = []
+    for bind in binds:
+        if bind.target in over_image or any(is_below(bind.target, path) for path in code):
+            whole = _bind_content(bind.target, sources[bind.target], workspace)
+            locked.append(bind.model_copy(update={"content": whole}))
+            continue
+        parts = {path: place for path, (target, place) in places.items() if target == bind.target}
+        found = {path: _bind_content(path, place, workspace) for path, place in parts.items() if os.path.exists(place)}
+        locked.append(bind.model_copy(update={"code": found}))
+    return tuple(locked)
 
 
 def _bind_content(target: str, source: str, workspace: Workspace) -> str:
@@ -545,7 +558,8 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
         raise SpecError(
             f"the bind over `{target}` cannot be locked",
             why=f"it hides files of the image, or adds code to it, so its content is locked: {error}",
-            hint=f"choose a target that the image does not have, in [[bind]] of {workspace.spec.name}",
+            hint=f"in [[bind]] of {workspace.spec.name}, choose a smaller folder, or a target that is not in the image "
+            "or on PYTHONPATH",
         ) from error
 
 
@@ -1155,23 +1169,24 @@ def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stal
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
     """Return the binds over files of the image that show something else than was locked."""
-    sources, reasons = bind_sources(workspace), []
-    for bind in locked.bind:
-        if bind.content is None:
-            continue
+    sources = bind_sources(workspace)
+    compiled = not has_rule("path-binds", locked.revision)
+    reasons = []
+    for path, digest in lock_model.bind_contents(locked):
         try:
-            found = bind_content.content_digest(sources[bind.target])
+            found = bind_content.content_digest(bind_content.source_of(path, sources)[1], compiled=compiled)
         except (OSError, ValueError) as error:
             found = str(error)
-        if found != bind.content:
-            reasons.append(stale.StaleReason(name="bind-changed", locked=f"{bind.target} {bind.content}", found=found))
+        if found != digest:
+            reasons.append(stale.StaleReason(name="bind-changed", locked=f"{path} {digest}", found=found))
     return reasons
 
 
 def _check_host(workspace: Workspace, locked: Lockfile, environ: Mapping[str, str]) -> list[stale.StaleReason]:
     try:
         variables = workspace.project.env
-        answer = probe(host_environment(workspace, environ), environ, level="full", variables=variables)
+        environment = replace(host_environment(workspace, environ), revision=locked.revision)
+        answer = probe(environment, environ, level="full", variables=variables)
     except EnvironmentUnreadable as error:
         return [stale.StaleReason(name="environment-unreadable", locked="readable", found=error.why or error.what)]
     differences = facts.compare_packages(lock_model.package_expectations(locked), answer, level="full")

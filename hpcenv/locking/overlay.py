@@ -267,7 +267,9 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
         OSError, ValueError, HpcenvError: it cannot be read.
     """
     source = os.path.realpath(_named(workspace)[0])
-    return source, bind_content.content_digest(source) if locked.form == "folder" else _file_identity(source, None)[0]
+    if locked.form == "folder":
+        return source, bind_content.content_digest(source, compiled=True)
+    return source, _file_identity(source, None)[0]
 
 
 def require_locked(

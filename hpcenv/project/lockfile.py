@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 from typing_extensions import Self
 
+from hpcenv.incontainer.probe import rules
 from hpcenv.judge.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
@@ -37,7 +38,7 @@ from hpcenv.records.severities import Severities
 from hpcenv.size import gigabytes
 
 SCHEMA = 1
-REVISION = 1
+REVISION = rules.REVISION
 # Fields that a lockfile of an older revision of a host environment does not have. (In a SIF its hash covers them.)
 ADDED_IN_REVISION = {
     1: (
@@ -326,7 +327,9 @@ class LockedBindTable(LockTable):
     read_only: bool = False
     """Whether the container cannot write to it."""
     content: str | None = None
-    """Digest of what the bind shows, where it hides files of the image."""
+    """Digest of what the bind shows, where it hides files of the image or Python looks for code."""
+    code: dict[str, str] = {}
+    """Digest of each folder in it where Python looks for code, by path in the container."""
 
 
 class LockedDeterminismTable(LockTable):
@@ -395,7 +398,7 @@ class Lockfile(LockTable):
     schema_: int
     """Major version of this format. A newer one is refused."""
     revision: int = 0
-    """Minor version: may add keys, never changes what one means."""
+    """Minor version: it may add keys, and says what the digests cover (0039). An older one keeps its rules."""
     generated_by: str
     """Which hpcenv wrote the file. Not part of the fingerprint."""
     fingerprint: str
@@ -479,18 +482,42 @@ _NOT_COVERED = ("generated-by", "fingerprint", "revision", "code", "run", "data"
 def fingerprint(lockfile: dict[str, Any]) -> str:
     """Return the short name of what is locked, for a paper's appendix.
 
-    It covers everything except the writer of the file and what belongs to one run: `hpc1-` and 12
-    hex digits of the sha256 over canonical JSON (sorted keys, no blanks, no empty tables,
+    It covers everything except the writer of the file and what belongs to one run: `hpc2-` (`hpc1-` before
+    revision 2) and 12 hex digits of the sha256 over canonical JSON (sorted keys, no blanks, no empty tables,
     UTF-8).
     """
+    second = rules.has_rule("fingerprint", lockfile.get("revision", 0))
     covered = _without_empty_tables({k: v for k, v in lockfile.items() if k not in _NOT_COVERED})
     packages = covered.get("packages", {})
     # The wheel of a package is found through the user's package index, not in the environment.
     dists = [{k: v for k, v in dist.items() if k != "wheel"} for dist in packages.get("dist", ())]
     # What `conda-digest` covers, and how it was proved.
     covered["packages"] = {k: v for k, v in packages.items() if k != "conda-package"} | {"dist": dists}
+    if second:
+        covered = _without_empty_tables(_same_everywhere(covered))
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "hpc1-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+    return ("hpc2-" if second else "hpc1-") + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _same_everywhere(covered: dict[str, Any]) -> dict[str, Any]:
+    """Return a lockfile's data without what differs between equal environments: paths, installers, login nodes.
+
+    The content of a wheel has digests; the address that it came from is written in each installer's own way.
+    """
+    packages = covered["packages"]
+    dists = [
+        _without_empty_tables(dist | {"direct-url": _without(dist.get("direct-url", {}), "url", "hash")})
+        for dist in packages["dist"]
+    ]
+    system = covered.get("system", {})
+    if covered.get("kind") == "host":
+        system = _without(system, *(key for key in system if key.startswith("packages-")))
+    asked = _without(covered.get("asked", {}), "python")
+    return covered | {"asked": asked, "system": system, "packages": packages | {"dist": dists}}
+
+
+def _without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 _LAST_TABLES = ("env", "bind", "host", "determinism", "code", "run", "data", "unknown", "policy", "packages")
@@ -707,9 +734,32 @@ def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
     )
 
 
+def not_covered(lockfile: Lockfile, *, data: bool = False) -> tuple[str, ...]:
+    """Return what the digests of a lockfile of an older revision do not cover, in words.
+
+    Args:
+        data: the project names data.
+    """
+    # Files of a SIF are covered by its own hash.
+    left_out = {*(() if data else ("empty-folders",)), *(() if lockfile.bind else ("path-binds",))}
+    of_sif = {"empty-folders", "path-binds"} | ({"preloaded"} if lockfile.bind else set())
+    counted = (set(rules.RULES) if lockfile.kind == "host" else of_sif) - left_out
+    found = ((rule, text) for rule, (since, text) in rules.RULES.items() if since > lockfile.revision)
+    return tuple(text for rule, text in found if rule in counted and text)
+
+
+def bind_contents(lockfile: Lockfile) -> tuple[tuple[str, str], ...]:
+    """Return the paths of binds whose content is locked, each with its digest."""
+    return tuple(
+        one
+        for bind in lockfile.bind
+        for one in (*(() if bind.content is None else ((bind.target, bind.content),)), *sorted(bind.code.items()))
+    )
+
+
 def bind_expectations(lockfile: Lockfile, *, origin: str) -> tuple[Expectation, ...]:
     """Return what the content of binds that hide files of the image is compared with; none without such a bind."""
-    contents = tuple(f"{bind.target} {bind.content}" for bind in lockfile.bind if bind.content is not None)
+    contents = tuple(f"{path} {digest}" for path, digest in bind_contents(lockfile))
     if not contents:
         return ()
     field = "container.bind-content"

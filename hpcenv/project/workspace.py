@@ -243,16 +243,21 @@ def parse_lockfile(content: bytes, path: Path) -> Lockfile:
     return locked
 
 
-def notes_on(locked: Lockfile, path: Path) -> tuple[str, ...]:
+def notes_on(locked: Lockfile, path: Path, *, data: bool = False) -> tuple[str, ...]:
     """Return notes about what of a lockfile of another revision is not compared.
+
+    Args:
+        data: the project names data.
 
     Raises:
         LockfileMissing, LockfileInvalid: it is not there any more.
     """
-    missing = lockfile.not_locked(locked)
-    if missing:
-        older = f"revision {locked.revision} of `{path.name}` is older than this hpcenv's {lockfile.REVISION}"
-        return (f"{older}: not locked, and not compared: {', '.join(missing)}; hpcenv lock adds them",)
+    older = f"revision {locked.revision} of `{path.name}` is older than this hpcenv's {lockfile.REVISION}"
+    missing, narrower = lockfile.not_locked(locked), lockfile.not_covered(locked, data=data)
+    notes = [f"{older}: not locked, and not compared: {', '.join(missing)}; hpcenv lock adds them"] if missing else []
+    notes += [f"{older}: not covered: {'; '.join(narrower)} (hpcenv lock adds them)"] if narrower else []
+    if notes:
+        return tuple(notes)
     return _notes_on_newer(locked, path)
 
 

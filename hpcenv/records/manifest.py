@@ -86,6 +86,7 @@ class Environment:
         wrapper: command of the site that starts every program in the container, for the check as for the ranks.
         wrapper_origin: who asks for it, and why.
         overlay: what is mounted over the SIF; None without one.
+        revision: of the lockfile: what its digests cover (incontainer/probe/rules.py). Older manifests have none.
     """
 
     kind: Literal["sif", "host"]
@@ -98,6 +99,7 @@ class Environment:
     wrapper_origin: str = ""
     rocm: bool = False
     overlay: Overlay | None = None
+    revision: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

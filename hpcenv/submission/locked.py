@@ -76,7 +76,7 @@ def environment_of(
     """
     binds, container = project_binds(workspace), locked.container
     if container is None:
-        return host_environment(workspace, environ)
+        return replace(host_environment(workspace, environ), revision=locked.revision)
     image = find_sif(workspace, container, lock=lock)
     # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
@@ -85,7 +85,8 @@ def environment_of(
     environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
     environment = with_wrapper(with_locked_overlay(environment, workspace, container), profile)
     # Not checked here: the folders of a site exist on its compute nodes.
-    return replace(environment, binds=(*binds, *(() if profile is None else profile.binds)))
+    binds = (*binds, *(() if profile is None else profile.binds))
+    return replace(environment, binds=binds, revision=locked.revision)
 
 
 def project_binds(workspace: Workspace) -> tuple[Bind, ...]:

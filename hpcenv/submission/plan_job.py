@@ -306,7 +306,7 @@ def _shape(wanted: _Wanted) -> _Shape:
     notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
-    notes += notes_on(lockfile, path)
+    notes += notes_on(lockfile, path, data=bool(workspace.project.data))
     request = choose_site.with_options(wanted.request, profile)
     request = replace(request, fingerprint=edited or lockfile.fingerprint)
     origins = choose_site.with_origins(wanted.merged.origins, profile)
@@ -458,7 +458,7 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
         run, workspace, context = place.run_folder, wanted.workspace, wanted.context
         where = CodePlace(script=file, run_folder=run, workspace=workspace, options=options, context=context)
         code = snapshot.find(where, answers.tree)
-    data, cache = run_data.find_data(wanted.workspace)
+    data, cache = run_data.find_data(wanted.workspace, environment.revision)
     script = None if code.source is None else code.source.script
     content, files = wanted.content, {}
     if call is not None:

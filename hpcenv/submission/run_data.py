@@ -11,6 +11,7 @@ from hpcenv.errors import UsageError
 from hpcenv.identity import data as data_state
 from hpcenv.identity.data import DataState
 from hpcenv.identity.stage import data_folder
+from hpcenv.incontainer.probe.rules import has_rule
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import DataCompare, DataFolder, Environment, RecordedData, StageRequest
 from hpcenv.submission import hub_cache, snapshot
@@ -62,8 +63,13 @@ def _data_folder(given: str, run_folder: Path, cwd: Path) -> DataFolder:
     return data_folder.find(source, packed_folder(run_folder))
 
 
-def find_data(workspace: Workspace) -> tuple[tuple[RecordedData, ...], HubCache]:
-    """Return the data that [[data]] names, as they are now, and the cache with those of a hub."""
+def find_data(workspace: Workspace, revision: int) -> tuple[tuple[RecordedData, ...], HubCache]:
+    """Return the data that [[data]] names, as they are now, and the cache with those of a hub.
+
+    Args:
+        revision: of the lockfile.
+    """
+    folders = has_rule("empty-folders", revision)
     found: dict[str, RecordedData] = {}
     fetched: list[FetchedData] = []
     for one in workspace.project.data:
@@ -73,7 +79,7 @@ def find_data(workspace: Workspace) -> tuple[tuple[RecordedData, ...], HubCache]
             path, state, stem = str(repository.folder), repository.state, repository.wanted.name
         else:
             path = snapshot.data_path(workspace.root, one.path)
-            state, stem = _state_of(one.path, path, one.compare, workspace), os.path.basename(path)
+            state, stem = _state_of(one.path, path, one.compare, workspace, folders), os.path.basename(path)
         name = _name_of_data(stem, found)
         found[name] = RecordedData(name=name, path=path, compare=one.compare, state=str(state), hub=one.hub or "")
     return tuple(found.values()), hub_cache.plan_cache(fetched)
@@ -88,9 +94,9 @@ def _name_of_data(stem: str, known: Mapping[str, RecordedData]) -> str:
     return name
 
 
-def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace) -> DataState:
+def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace, folders: bool) -> DataState:
     try:
-        return data_state.read_state(path, compare)
+        return data_state.read_state(path, compare, folders=folders)
     except OSError as error:
         raise UsageError(
             f"cannot read the data `{given}`",

@@ -196,7 +196,7 @@ def _environment(
     if locked.container is None:
         if sif is not None:
             raise FileUnusable(f"`{sif}` cannot be verified", why="the lockfile is of a host environment, not of a SIF")
-        return host_environment(workspace, environ), ()
+        return replace(host_environment(workspace, environ), revision=locked.revision), ()
     image = sif or locked_sif(workspace, locked.container)
     wanted = gpus > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(workspace.project.submit.runtime, profile, environ)
@@ -204,7 +204,8 @@ def _environment(
     environment = with_wrapper(with_locked_overlay(environment, workspace, locked.container), profile)
     of_site = () if profile is None else profile.binds
     absent = tuple(bind for bind in of_site if not os.path.exists(bind.source))
-    return replace(environment, binds=(*binds, *(bind for bind in of_site if bind not in absent))), absent
+    binds = (*binds, *(bind for bind in of_site if bind not in absent))
+    return replace(environment, binds=binds, revision=locked.revision), absent
 
 
 def _manifest(

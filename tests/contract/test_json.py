@@ -112,7 +112,7 @@ def test_the_story_of_a_run_as_json(hpcenv: Any, project: Path) -> None:
     """lock, submit, status, logs, report, cancel: the success of every verb but init."""
     locked = check(hpcenv("lock", "--json", cwd=project), command="lock", ok=True)
     assert locked["data"]["changed"] is False
-    assert re.fullmatch("hpc1-[0-9a-f]{12}", locked["data"]["fingerprint"])
+    assert re.fullmatch("hpc2-[0-9a-f]{12}", locked["data"]["fingerprint"])
     assert check(hpcenv("lock", "--check", "--json", cwd=project), command="lock", ok=True)["data"]["reasons"] == []
 
     words = ("submit", "train.py", "--nproc", "1", "--name", "story", "--json")

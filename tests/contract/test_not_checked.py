@@ -32,7 +32,13 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
         ("tests/unit/runs/test_rank_gpus.py", "test_ranks_whose_first_backward_pass_ran_on_the_cpu_are_a_line"),
     ),
     "compiled files in `__pycache__`": ((CORPUS, "not-checked-compiled-file-that-fits-its-source"),),
-    "data in packages and in the standard library": ((CORPUS, "not-checked-data-that-no-list-names"),),
+    "data and programs in packages that no list names": (
+        (CORPUS, "not-checked-data-that-no-list-names"),
+        (CORPUS, "not-checked-headers-of-python"),
+    ),
+    "leftovers of editors, archives and pip": (
+        ("tests/corpus/corpus_revision.py", "leftovers_of_editors_and_archives"),
+    ),
     "libraries that code opens by itself": ((CORPUS, "not-checked-library-that-code-opens-by-itself"),),
     "language and time zone": (
         ("tests/corpus/corpus_harmless.py", "other_time_zone"),
@@ -44,6 +50,9 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
             "tests/unit/launch/test_compiled_caches.py",
             "test_compiled_code_of_an_earlier_run_with_the_same_fingerprint_is_used_and_not_checked",
         ),
+    ),
+    "what a lockfile of an older revision does not cover": (
+        ("tests/corpus/test_revision.py", "test_a_lockfile_of_revision_1_is_judged_by_its_own_rules"),
     ),
     "compilers on `PATH`": ((CORPUS, "not-checked-compiler-on-path-and-execute-bit"),),
 }

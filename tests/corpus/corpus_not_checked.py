@@ -12,10 +12,11 @@ from pathlib import Path
 
 from corpus_harmless import harmless
 from corpus_interpreter import LIB, own_file
-from corpus_world import Case
+from corpus_world import MINOR, Case
 
 
-def _outside(case: Case, name: str, text: str) -> Path:
+def outside(case: Case, name: str, text: str) -> Path:
+    """A file that is neither in the environment nor in the project."""
     path = case.root.parent / f"{case.root.name}-outside" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -24,7 +25,7 @@ def _outside(case: Case, name: str, text: str) -> Path:
 
 @harmless(name="not-checked-module-below-pythonpath")
 def _pythonpath(case: Case) -> None:
-    module = _outside(case, "outside_module.py", "X = 1\n")
+    module = outside(case, "outside_module.py", "X = 1\n")
     case.project_variable("PYTHONPATH", str(module.parent))
     case.world.lock(case.root)
     module.write_text("X = 2\n")
@@ -32,7 +33,7 @@ def _pythonpath(case: Case) -> None:
 
 @harmless(name="not-checked-module-in-a-folder-of-a-pth-file")
 def _pth(case: Case) -> None:
-    module = _outside(case, "outside_module.py", "X = 1\n")
+    module = outside(case, "outside_module.py", "X = 1\n")
     case.write("develop.pth", f"{module.parent}\n")
     case.world.lock(case.root)
     module.write_text("X = 2\n")
@@ -60,13 +61,19 @@ def _forged(case: Case) -> None:
 @harmless(name="not-checked-data-that-no-list-names")
 def _data(case: Case) -> None:
     case.write("purepkg/kernels.json", "1\n")
+    case.write("purepkg/bin/ptxas", "#!/bin/sh\n")
     own_file(case, f"{LIB}/lib2to3/Grammar.txt", b"other\n")
     own_file(case, f"{LIB}/test/test_statistics.py", b"T = 1\n")
 
 
+@harmless(name="not-checked-headers-of-python")
+def _headers(case: Case) -> None:
+    own_file(case, f"include/{MINOR}/pyconfig.h", b"#define Py_GIL_DISABLED 1\n")
+
+
 @harmless(name="not-checked-library-that-code-opens-by-itself")
 def _opened(case: Case) -> None:
-    library = _outside(case, "libplug.so", "one")
+    library = outside(case, "libplug.so", "one")
     case.write("opens.py", f"import ctypes\n\ndef start():\n    return ctypes.CDLL({str(library)!r})\n")
     case.world.lock(case.root)
     library.write_text("two")
@@ -74,7 +81,7 @@ def _opened(case: Case) -> None:
 
 @harmless(name="not-checked-caches-and-settings-below-home")
 def _home(case: Case) -> None:
-    home = _outside(case, "home/.cache/torch_extensions/op/op.so", "one").parents[3]
+    home = outside(case, "home/.cache/torch_extensions/op/op.so", "one").parents[3]
     case.environ["HOME"] = str(home)
     for name in (".keras/keras.json", ".config/matplotlib/matplotlibrc"):
         path = home / name
@@ -84,7 +91,7 @@ def _home(case: Case) -> None:
 
 @harmless(name="not-checked-compiler-on-path-and-execute-bit")
 def _compiler(case: Case) -> None:
-    compiler = _outside(case, "bin/gcc", "#!/bin/sh\nexit 1\n")
+    compiler = outside(case, "bin/gcc", "#!/bin/sh\nexit 1\n")
     compiler.chmod(0o755)
     case.environ["PATH"] = f"{compiler.parent}:{case.environ.get('PATH', '/usr/bin:/bin')}"
     core = case.path("purepkg/core.py")

@@ -338,8 +338,13 @@ class World:
         make(
             "nohash",
             "1.0",
-            {"nohash/__init__.py": b"N = 1\n", "nohash/more.py": b"M = 1\n"},
-            unhashed=("nohash/__init__.py",),
+            {
+                "nohash/__init__.py": b"N = 1\n",
+                "nohash/more.py": b"M = 1\n",
+                "nohash/table.json": b"1\n",
+                "nohash-1.0.data/scripts/nohash-tool": b"#!/bin/sh\necho one\n",
+            },
+            unhashed=("nohash/__init__.py", "nohash/table.json", "nohash-1.0.data/scripts/nohash-tool"),
         )
         vendor = {f"nvidia/{name}": self.libraries.vendor(name, body) for name, body in VENDOR.items()}
         groups = {

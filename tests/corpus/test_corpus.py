@@ -13,6 +13,7 @@ from typing import Any
 import corpus_binds  # noqa: F401  (its changes join the two lists)
 import corpus_interpreter  # noqa: F401
 import corpus_not_checked  # noqa: F401
+import corpus_revision  # noqa: F401
 import corpus_variables  # noqa: F401
 import pytest
 from corpus_harmless import DOCUMENTED, HARMLESS

@@ -67,7 +67,9 @@ Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that
     lines ``path NUL sha256``. It covers the importable files (``.py .pth .so .so.* .pyd``, and a ``.pyc`` outside
     of ``__pycache__`` without its source) below the site directories that are in no RECORD that counts in the
     env-digest. So every importable file is covered by one of the two digests. Two files are left out, known by their
-    content: those that virtualenv and uv put into each environment (LAUNCHERS).
+    content: those that virtualenv and uv put into each environment (LAUNCHERS). Since revision 2 of the lockfile
+    (rules.py) it also covers device code, entry_points.txt, files that a RECORD lists without a hash, and modules
+    behind links that leave the environment; leftovers that no import can name are left out.
     ``programs`` of a dist (bare hex, ``none`` without one): tag ``hpcenv-programs-v1``, lines ``name NUL sha256``
     over the dropped ``bin/...`` rows, each file without the line that names the environment's Python. The launcher
     of an entry point is left out while it is what an installer writes for the dist's own entry_points.txt; that of
@@ -86,8 +88,8 @@ Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that
 What it does not read
     Folders on sys.path that are neither in the prefix nor named site-packages or dist-packages (PYTHONPATH,
     .pth lines, editable sources) contain the user's code. ``python.sys-path`` names them and their dists are listed,
-    but their files are not read, except those of an editable install (see above). A link that leaves the environment
-    is followed only if a RECORD lists what is behind it or Python would import it. Then ``linked-outside`` counts
+    but their files are not read, except those of an editable install (see above). Behind a link that leaves the
+    environment only what a RECORD lists and what Python would import is read, and no further link to a folder. Then ``linked-outside`` counts
     such files of a dist, and ``link`` names the target of an unlisted file. Of compiled files in ``__pycache__`` (or
     below PYTHONPYCACHEPREFIX, if that is set) only the headers are read, at level full: a .pyc that was forged to fit the time and size of its source is not noticed.
 

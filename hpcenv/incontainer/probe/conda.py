@@ -105,8 +105,11 @@ def _paths(record: dict[str, object]) -> list[str]:
 def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[CondaFile]:
     """Return the files of a package that no RECORD lists. Compiled files are left out: Python makes them again."""
     paths_data = record.get("paths_data")
-    entries = paths_data.get("paths") if isinstance(paths_data, dict) else None
+    entries: Any = paths_data.get("paths") if isinstance(paths_data, dict) else None
+    unhashed = entries is None and env.has("conda-files")  # an old form of records
     files = []
+    if unhashed:
+        entries = [{"_path": path} for path in _paths(record)]
     for entry in entries or ():
         path = os.path.normpath(str(entry.get("_path") or "."))
         if path.startswith(("../", "/")) or path in (".", "..") or path.endswith(".pyc"):
@@ -114,7 +117,7 @@ def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[Con
         if entry.get("path_type") == "directory" or env.prefix + "/" + path in env.listed:
             continue
         file = CondaFile(path, entry, str(record.get("name")))
-        if file.packed or file.link:  # launchers of entry points have no hash
+        if file.packed or file.link or unhashed:  # launchers of entry points have no hash
             files.append(file)
     return files
 
@@ -138,7 +141,7 @@ def probe_conda_content(env: ProbedEnvironment) -> Facts:
         if isinstance(word, Unknown):
             return dict.fromkeys(("packages.conda-content-digest", "packages.conda-modified"), word)
         lines.append(file.path + "\0" + word)
-        if not file.link and word != file.packed:
+        if file.packed and not file.link and word != file.packed:
             modified.append(printable(file.path))
             changed.setdefault(printable(file.package), []).append(printable(file.path))
     for entry in env.conda:

@@ -24,6 +24,7 @@ SOURCE_FILES = 20_000
 SOURCE_BYTES = 4 << 30  # a torch with CUDA that was built in its tree
 SOURCE_ENTRIES = 1_000_000  # data beside the code
 IMPORTABLE = (".py", ".pth", ".so", ".pyd")
+LEFTOVERS = (".#", "._")  # Emacs's lock links, and what tar on a Mac adds: no import can name them
 
 
 def read_source(env: ProbedEnvironment, dist: Dist, folder: str) -> None:
@@ -33,7 +34,7 @@ def read_source(env: ProbedEnvironment, dist: Dist, folder: str) -> None:
         return
     try:
         deadline = _source_deadline(env)
-        files = _modules(env, folder, deadline)
+        files = find_modules(env, folder, deadline)
         dist.files = {"sha256": _source_digest(env, "hpcenv-files-v1", folder, files, deadline)}
     except (OSError, ValueError) as error:
         dist.files = {"reason": describe_error(error)}
@@ -76,14 +77,14 @@ def _diff_digest(env: ProbedEnvironment, top: str, folder: str, status: bytes, t
     differing = {path for path in changed_files(status) if not path.endswith(".lock.toml")}
     differing.update(path for path in unwatched if os.path.lexists(top + "/" + path))
     start = len(top.rstrip("/")) + 1
-    differing.update(path[start:] for path in _modules(env, folder, deadline) if path[start:] not in known)
+    differing.update(path[start:] for path in find_modules(env, folder, deadline) if path[start:] not in known)
     if not differing:
         return "none"
     return _source_digest(env, "hpcenv-diff-v1", top, [top + "/" + path for path in sorted(differing)], deadline)
 
 
-def _modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[str]:
-    """Return the importable files of an editable install's tree."""
+def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[str]:
+    """Return the importable files of a tree outside of the environment, as that of an editable install."""
     modules: list[str] = []
     seen: set[str] = set()
     stack = [folder, *(path for path in env.path if is_below(path, folder) and not _is_installed(env, path, folder))]
@@ -101,10 +102,17 @@ def _modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[str]:
             continue
         stack += [current + "/" + name for name in folders if name.isidentifier() and name != "__pycache__"]
         for name in names:
+            if is_leftover(env, name):
+                continue
             lone = name.endswith(".pyc") and name[:-1] not in names
             if lone or name.endswith(IMPORTABLE) or ".so." in name:
                 modules.append(current + "/" + name)
     return modules
+
+
+def is_leftover(env: ProbedEnvironment, name: str) -> bool:
+    """Return whether a file is one that an editor or an archive left. Older Pythons start a hidden .pth file."""
+    return name.startswith(LEFTOVERS) and not name.endswith(".pth") and env.has("leftovers")
 
 
 def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:

@@ -10,6 +10,7 @@ import sys
 
 from hpcenv.incontainer.probe.elf import Elf
 from hpcenv.incontainer.probe.paths import is_below, list_folder, open_regular
+from hpcenv.incontainer.probe.rules import has_rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Dist:
         no_record: the reason, if it has no RECORD.
         rows: of its RECORD; empty if the fast reader was used (`_read_plain_record`).
         plain_digest: the digest from the fast reader.
-        listed: the paths of files that its RECORD lists with a hash.
+        listed: the paths of files that its RECORD lists with a hash; `unhashed` those without one.
         record, content: the digests; None if unknown.
         modified_count: None if the files were not read.
         requires: its `Requires-Dist` lines without those of extras; empty at level record.
@@ -85,6 +86,7 @@ class Dist:
         self.rows: list[Row] = []
         self.plain_digest = ""
         self.listed: list[str] = []
+        self.unhashed: set[str] = set()
         self.record: str | None = None
         self.content: str | None = None
         self.modified: list[dict[str, str]] = []
@@ -101,7 +103,7 @@ class CondaFile:
 
     Attributes:
         path: relative to the prefix.
-        packed: sha256 of the file in the package.
+        packed: sha256 of the file in the package; empty where the record does not say it.
         installed: sha256 after conda wrote the prefix into it; the same where it did not.
         placeholder: what stood in the place of the prefix; empty where conda wrote nothing.
         binary: whether the prefix is in strings that end with NUL, and the file kept its size.
@@ -145,6 +147,7 @@ class ProbedEnvironment:
     Attributes:
         started: the program that was started to get this Python; empty if that is not known.
         site: a folder of packages outside of the prefix, whose files are read; empty for none.
+        revision: of the lockfile, see rules.py.
         since: for a second look, the latest change (ctime, ns) that the first one saw; files that did not change
             since then are not read.
         looked: size, mtime and ctime of each file that was hashed while `recording`.
@@ -168,10 +171,17 @@ class ProbedEnvironment:
     """
 
     def __init__(
-        self, level: str, training_path: list[str], started: str = "", since: int | None = None, site: str = ""
+        self,
+        level: str,
+        training_path: list[str],
+        started: str = "",
+        since: int | None = None,
+        site: str = "",
+        revision: int = 0,
     ) -> None:
         self.level = level
         self.site = site
+        self.revision = revision
         self.since = since
         self.recording = False
         self.looked: dict[str, tuple[int, int, int]] = {}
@@ -213,6 +223,10 @@ class ProbedEnvironment:
         self._folders: dict[str, list[str]] = {}
         self._listed_sorted: list[str] = []
         self._inside: dict[str, bool] = {}
+
+    def has(self, rule: str) -> bool:
+        """Return whether the digests follow a rule of rules.py."""
+        return has_rule(rule, self.revision)
 
     def user_base(self) -> str:
         import site

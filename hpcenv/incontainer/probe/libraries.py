@@ -15,6 +15,7 @@ from hpcenv.incontainer.probe.loader import split_path, without_own_list
 from hpcenv.incontainer.probe.system import glibc_version
 from hpcenv.incontainer.probe.table import HASHING, Probe
 from hpcenv.incontainer.probe.values import Unknown
+from hpcenv.incontainer.probe.variables import preloaded
 from hpcenv.incontainer.probe.text import describe_error, printable
 from hpcenv.incontainer.probe.library_versions import HEAVY, LIBRARIES, version_in_words
 from hpcenv.incontainer.probe.torch_libraries import find_torch_libraries, has_stem, with_needs
@@ -134,7 +135,7 @@ def probe_libraries(env: ProbedEnvironment) -> Facts:
     folders = without_own_list(env, split_path(_variable("LD_LIBRARY_PATH")))
     facts: Facts = {
         "libs.ld-library-path": [printable(env.shown(p)) if p else "" for p in folders],
-        "libs.ld-preload": [printable(env.shown(p)) for p in _variable("LD_PRELOAD").replace(":", " ").split()],
+        "libs.ld-preload": preloaded(env, _variable("LD_PRELOAD").replace(":", " ").split()),
     }
     for field in LIBRARY_FIELDS:
         _, name, part = field.split(".")

@@ -43,7 +43,8 @@ HEAD = 1 << 16  # a launcher has less than 1 KiB
 def probe_programs(env: ProbedEnvironment) -> Facts:
     """Read the programs of each distribution. The answer has them with the distribution."""
     for dist in env.dists or ():
-        rows = [row for row in dist.rows if row.script and row.claim and row.file is not None]
+        unhashed = env.has("unhashed-rows")
+        rows = [row for row in dist.rows if row.script and (row.claim or unhashed) and row.file is not None]
         try:
             points = _entry_points(env, dist) if rows else {}
             read = (_read_program(env, row, points) for row in rows)
@@ -83,7 +84,8 @@ def _read_program(env: ProbedEnvironment, row: Row, points: dict[str, str]) -> P
             digest.update(piece)
             whole.update(piece)
     claim = "sha256=" + urlsafe_b64encode(whole.digest()).rstrip(b"=").decode()
-    return Program(name, "entry-point " + launched if launched else digest.hexdigest(), claim != row.claim)
+    modified = bool(row.claim) and claim != row.claim
+    return Program(name, "entry-point " + launched if launched else digest.hexdigest(), modified)
 
 
 def without_shebang(data: bytes) -> bytes:

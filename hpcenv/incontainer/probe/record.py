@@ -56,7 +56,11 @@ def _counted(dist: Dist, raw: str, claim: str, size: str, listed: list[str]) -> 
     if "__pycache__" in raw.split("/"):
         return None
     folder, _, name = row.path.rpartition("/")
-    return None if folder == dist.folder and name in UNHASHED_METADATA else row
+    if folder == dist.folder and name in UNHASHED_METADATA:
+        return None
+    if row.file is not None and not (claim or row.script or raw.endswith(".pyc")):
+        dist.unhashed.add(row.file)
+    return row
 
 
 def _without_copies(rows: list[Row]) -> list[Row]:

@@ -32,6 +32,7 @@ from hpcenv.incontainer.probe import (
 from hpcenv.incontainer.probe.children import end_children
 from hpcenv.incontainer.probe.environment import ProbedEnvironment
 from hpcenv.incontainer.probe.report import as_json, as_plain_json, report, second_look, write_line
+from hpcenv.incontainer.probe.rules import REVISION
 from hpcenv.incontainer.probe.table import LEVELS
 from hpcenv.incontainer.probe.values import Unknown
 from hpcenv.incontainer.probe.text import describe_error
@@ -82,7 +83,8 @@ def main(argv: list[str], training_path: list[str]) -> int:
     Args:
         argv: the command line without the program: `--level LEVEL`, or nothing for level record; `--python FILE` is
             the program that was started, which may be a script around Python; `--since NANOSECONDS` for a
-            second look (report.second_look); `--site FOLDER` is a folder on PYTHONPATH whose packages are read.
+            second look (report.second_look); `--site FOLDER` is a folder on PYTHONPATH whose packages are read;
+            `--revision NUMBER` is that of the lockfile (rules.py).
         training_path: sys.path as a training process gets it.
 
     Returns:
@@ -91,7 +93,14 @@ def main(argv: list[str], training_path: list[str]) -> int:
     options, problem = _parse_arguments(argv)
     level = options["--level"]
     since = int(options["--since"]) if options["--since"] else None
-    env = ProbedEnvironment(level, training_path, started=options["--python"], since=since, site=options["--site"])
+    env = ProbedEnvironment(
+        level,
+        training_path,
+        started=options["--python"],
+        since=since,
+        site=options["--site"],
+        revision=int(options["--revision"]),
+    )
     status = 0
     try:
         if problem:
@@ -114,13 +123,15 @@ def main(argv: list[str], training_path: list[str]) -> int:
 
 def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
     """Return the options, and what is wrong with the arguments ('' for nothing)."""
-    given = {"--level": "record", "--python": "", "--since": "", "--site": ""}
+    given = {"--level": "record", "--python": "", "--since": "", "--site": "", "--revision": str(REVISION)}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     pairs = dict(zip(words[::2], words[1::2]))
     known = pairs.keys() <= given.keys() and pairs.get("--level", "record") in LEVELS
-    if len(words) % 2 == 0 and known and pairs.get("--since", "0").isdigit():
+    numbers = (pairs.get("--since", "0"), pairs.get("--revision", "0"))
+    if len(words) % 2 == 0 and known and all(number.isdigit() for number in numbers):
         return {**given, **pairs}, ""
-    return given, "usage: probe [--level record|full|deep] [--python FILE] [--site FOLDER], got " + " ".join(argv)
+    usage = "usage: probe [--level record|full|deep] [--python FILE] [--site FOLDER] [--revision NUMBER], got "
+    return given, usage + " ".join(argv)
 
 
 def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:

@@ -1,4 +1,4 @@
-"""Importable files that no RECORD lists.
+"""Importable files and device code that no RECORD lists.
 
 Runs on: inside the image.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from hpcenv.incontainer.probe.editable import IMPORTABLE
+from hpcenv.incontainer.probe.editable import IMPORTABLE, find_modules, is_leftover
 from hpcenv.incontainer.probe.paths import is_below
 from hpcenv.incontainer.probe.hashing import SCAN_SECONDS, digest_of_lines, hash_file
 from hpcenv.incontainer.probe.startup import LAUNCHERS
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 UNLISTED_NEWEST = 3
+DEVICE_CODE = (".cubin", ".fatbin", ".ptx", ".co", ".hsaco", ".bc")  # .bc: libdevice, ROCm's device libraries
+METADATA = (".dist-info", ".egg-info")
 
 
 def probe_unlisted(env: ProbedEnvironment) -> Facts:
@@ -40,6 +42,8 @@ def probe_unlisted(env: ProbedEnvironment) -> Facts:
     for path in env.path:
         if os.path.isfile(path) and not is_stdlib(path):
             files[path] = "file"  # a zip or egg on sys.path
+    if env.has("unhashed-rows"):
+        files.update((path, "file") for dist in env.dists if dist.site.scanned for path in dist.unhashed)
     env.unlisted_files = [path for path in files if ".so" in path]
     entries, problems = _describe(env, files, deadline)
     sites = {printable(env.shown(site.path)) for site in env.sites}
@@ -78,6 +82,7 @@ def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: flo
     No file needs a stat call.
     """
     listed = env.listed
+    suffixes = IMPORTABLE + DEVICE_CODE if env.has("device-code") else IMPORTABLE
     followed = {os.path.realpath(top)}
     stack = [top]
     while stack:
@@ -89,25 +94,50 @@ def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: flo
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
+                if _is_leftover(env, name, folder == top):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     if name != "__pycache__":
                         stack.append(folder + "/" + name)
-                elif name.endswith(IMPORTABLE) or ".so." in name:
+                elif name.endswith(suffixes) or ".so." in name or _starts_plugins(env, folder, name):
                     names.add(name)
                     if folder + "/" + name not in listed:
                         files[folder + "/" + name] = "file"
                 elif name.endswith(".pyc"):
                     lone.append(name)
                 elif entry.is_symlink() and os.path.isdir(entry.path):  # a link to itself is not a folder
-                    _follow(env, folder + "/" + name, followed, stack, files)
+                    _follow(env, folder + "/" + name, followed, stack, files, deadline)
         for name in lone:
             # With its source beside it, it is only a copy; without one, Python imports it.
             if name[:-1] not in names and folder + "/" + name not in listed:
                 files[folder + "/" + name] = "file"
 
 
-def _follow(env: ProbedEnvironment, link: str, followed: set[str], stack: list[str], files: dict[str, str]) -> None:
-    """Scan a linked folder once. A link that leads out of the environment, or in a circle, is itself unlisted."""
+def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
+    """Return whether no import can name a file or folder: pip renames a package to `~ackage` before it removes it."""
+    if is_leftover(env, name):
+        return True
+    unnamed = name == ".ipynb_checkpoints" or (at_top and name.startswith("~") and not name.endswith(".pth"))
+    return unnamed and env.has("leftovers")
+
+
+def _starts_plugins(env: ProbedEnvironment, folder: str, name: str) -> bool:
+    """Return whether a file names functions that others load, as torch does at its import."""
+    return name == "entry_points.txt" and folder.endswith(METADATA) and env.has("entry-points")
+
+
+def _follow(
+    env: ProbedEnvironment,
+    link: str,
+    followed: set[str],
+    stack: list[str],
+    files: dict[str, str],
+    deadline: float,
+) -> None:
+    """Scan a linked folder once. A link that leads out of the environment, or in a circle, is itself unlisted.
+
+    Outside of the environment only what Python could import counts: data may lie there.
+    """
     real = os.path.realpath(link)
     is_listed = env.lists_below(link)
     circle = is_below(os.path.realpath(os.path.dirname(link)), real)
@@ -116,6 +146,8 @@ def _follow(env: ProbedEnvironment, link: str, followed: set[str], stack: list[s
         stack.append(link)
     elif not is_listed:
         files[link] = "link"
+        if not circle and env.has("links"):
+            files.update((path, "file") for path in find_modules(env, link, deadline) if path not in env.listed)
 
 
 def _describe(env: ProbedEnvironment, files: dict[str, str], deadline: float) -> tuple[list[dict[str, str]], list[str]]:

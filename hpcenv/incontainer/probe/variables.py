@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
+from hpcenv.incontainer.probe.hashing import SCAN_SECONDS, hash_file
+from hpcenv.incontainer.probe.loader import Loader
 from hpcenv.incontainer.probe.table import Probe
 from hpcenv.incontainer.probe.text import printable
 
@@ -38,9 +41,21 @@ def probe_variables(env: ProbedEnvironment) -> Facts:
             for value in [os.environ.get(name, "")]
             if value and _has_effect(name, value)
         ],
-        "libs.ld-audit": [printable(env.shown(p)) for p in os.environ.get("LD_AUDIT", "").split(":") if p],
+        "libs.ld-audit": preloaded(env, [p for p in os.environ.get("LD_AUDIT", "").split(":") if p]),
         "libs.glibc-tunables": [printable(p) for p in os.environ.get("GLIBC_TUNABLES", "").split(":") if p],
     }
+
+
+def preloaded(env: ProbedEnvironment, names: list[str]) -> list[str]:
+    """Return the libraries that a variable puts in front of all others, each with the start of its hash."""
+    if not names or not env.has("preloaded"):
+        return [printable(env.shown(name)) for name in names]
+    lines = []
+    for name in names:
+        path = name if "/" in name else next((p for p, _ in Loader(env).places(name, None) if os.path.isfile(p)), name)
+        found = hash_file(env, path, "sha256", bytearray(1 << 20), time.monotonic() + SCAN_SECONDS)
+        lines.append(printable(env.shown(name)) + " " + found.word()[:16])
+    return lines
 
 
 def _has_effect(name: str, value: str) -> bool:

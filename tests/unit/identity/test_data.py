@@ -48,6 +48,18 @@ def test_what_each_way_sees(data: Path, change: Callable[[Path], object], seen: 
     assert tuple(way for way in WAYS if read_state(str(data), way) != before[way]) == seen
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_empty_folder_counts_by_its_name_where_folders_count(data: Path, way: DataCompare) -> None:
+    plain, before = read_state(str(data), way), read_state(str(data), way, folders=True)
+    assert before == plain, "no folder is empty"
+    (data / "deep" / "birds").mkdir()
+    added = read_state(str(data), way, folders=True)
+    assert (added.files, added.size, added.digest == before.digest) == (2, 5, False)
+    assert read_state(str(data), way) == plain
+    (data / "deep" / "birds").rename(data / "deep" / "dogs")
+    assert read_state(str(data), way, folders=True) != added
+
+
 def test_a_file_links_and_loops(data: Path, tmp_path: Path) -> None:
     assert read_state(str(data / "a.bin"), "sha256").files == 1
     (tmp_path / "link").symlink_to(data)

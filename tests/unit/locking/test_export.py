@@ -341,7 +341,7 @@ def test_a_lockfile_without_its_project_and_environment_is_enough(tmp_path: Path
 def test_text_goes_to_stdout_and_notes_elsewhere(hpcenv: Any, project: Path) -> None:
     done = hpcenv("export", "requirements", cwd=project)
     assert done.status == 0, done.stderr
-    assert done.stdout.startswith("# Written by `hpcenv export requirements` from the lockfile hpc1-")
+    assert done.stdout.startswith("# Written by `hpcenv export requirements` from the lockfile hpc2-")
     assert "note: 1 of 1 packages are left out: torch" in done.stderr
 
     written = hpcenv("export", "requirements", "-o", "r.txt", cwd=project)

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_torch_and_world_size_is_told_before_training_go
     said = done.stderr
     assert "note: --resume-from step-00000005.pt: torch was 2.12.1+cpu and is 2.13.0+cpu now" in said
     assert "note: --resume-from step-00000005.pt: the world size was 1 and is 2 now" in said
-    assert f"the lockfile was {old['fingerprint']} and is hpc1-" in said
+    assert f"the lockfile was {old['fingerprint']} and is hpc2-" in said
     log = (trained / "runs" / "new" / "job.log").read_text()
     told = [
         "hpcenv: step-00000005.pt: torch was 2.12.1+cpu and is 2.13.0+cpu now",
@@ -174,7 +174,7 @@ def test_a_script_writes_its_environment_into_its_own_log(trained: Path, tmp_pat
     run = trained / "runs" / "a"
     found = json.loads((run / "environment.json").read_text())
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["fingerprint"].startswith("hpc1-")
+    assert manifest["fingerprint"].startswith("hpc2-")
     expected = {
         **{
             "run": "a",

@@ -205,7 +205,7 @@ def test_strict_minds_what_could_not_be_read_when_it_was_locked(hpcenv: Any, own
 
 
 NEWER = (
-    "revision 3 of `default.lock.toml` is newer than this hpcenv's 1: 2 keys are not known here "
+    "revision 3 of `default.lock.toml` is newer than this hpcenv's 2: 2 keys are not known here "
     "(expect, packages.dist.sbom), and whether it was edited was not checked"
 )
 
@@ -227,7 +227,7 @@ def test_what_is_not_known_of_a_newer_lockfile_is_a_warning(hpcenv: Any, newer: 
     done = hpcenv("verify", "--strict", "--json", cwd=newer)
     assert (done.status, done.envelope["data"]["outcome"]) == (92, "warned")
     (finding,) = (f for f in done.envelope["data"]["verdict"]["findings"] if f["field"] == "lockfile.revision")
-    assert (finding["severity"], finding["locked"], finding["found"]) == ("warn", "3", "1")
+    assert (finding["severity"], finding["locked"], finding["found"]) == ("warn", "3", "2")
 
 
 def test_and_is_said_when_it_is_overwritten(newer: Path) -> None:
@@ -247,7 +247,7 @@ def test_and_is_said_once_by_who_else_reads_it(words: tuple[str, ...], hpcenv: A
 def older(own: Path) -> Path:
     """A lockfile of an hpcenv that knew nothing of interpreter and programs."""
     path = own / "lockfiles" / "default.lock.toml"
-    text = path.read_text().replace("revision = 1\n", "revision = 0\n")
+    text = path.read_text().replace("revision = 2\n", "revision = 0\n")
     lines = [line for line in text.splitlines() if not line.startswith(OLD_LACKS)]
     path.write_text("\n".join(lines) + "\n")
     edit(own, "schema", value=1)  # with a fingerprint that fits
@@ -255,7 +255,7 @@ def older(own: Path) -> Path:
 
 
 OLD_LACKS = ("binary-sha256", "libpython-sha256", "launcher-sha256", "system = ", "unlisted = ", "ld-so-preload")
-OLDER = "revision 0 of `default.lock.toml` is older than this hpcenv's 1: not locked, and not compared: "
+OLDER = "revision 0 of `default.lock.toml` is older than this hpcenv's 2: not locked, and not compared: "
 
 
 def test_what_an_older_lockfile_does_not_lock_is_a_warning(hpcenv: Any, older: Path) -> None:
@@ -263,6 +263,8 @@ def test_what_an_older_lockfile_does_not_lock_is_a_warning(hpcenv: Any, older: P
     assert done.status == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert OLDER + "python.binary-sha256" in text and "hpcenv lock adds them" in text
+    assert "not covered: code behind links that leave the environment;" in text
+    assert "[[data]]" not in text and "binds" not in text, "this project has neither"
     assert hpcenv("verify", "--strict", cwd=older).status == 92
     notes = lock_project(older, ENVIRON).notes
     assert not [note for note in notes if "older than" in note]

@@ -99,7 +99,7 @@ def test_wrong_arguments_still_give_json_and_status_2(env: Venv) -> None:
     found = parse(done.stdout)
     assert found["values"] == {}
     assert found["unknown"]["python.version"].endswith(
-        "usage: probe [--level record|full|deep] [--python FILE] [--site FOLDER], got --level deeper"
+        "[--python FILE] [--site FOLDER] [--revision NUMBER], got --level deeper"
     )
 
 

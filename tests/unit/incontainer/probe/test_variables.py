@@ -45,5 +45,5 @@ def test_a_variable_without_an_effect_is_not_named(name: str, value: str) -> Non
 
 def test_the_variables_of_the_loader_are_lists() -> None:
     found = read(LD_AUDIT="/opt/a.so:/opt/b.so", GLIBC_TUNABLES="glibc.malloc.check=0:glibc.pthread.rseq=0")
-    assert found["libs.ld-audit"] == ["/opt/a.so", "/opt/b.so"]
+    assert found["libs.ld-audit"] == ["/opt/a.so missing", "/opt/b.so missing"]
     assert found["libs.glibc-tunables"] == ["glibc.malloc.check=0", "glibc.pthread.rseq=0"]

@@ -1,0 +1,28 @@
+"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules that it was made by.
+
+Runs on: inside the image, on the login node and on compute nodes. `revision` of [Environment] in the manifest brings
+the number to the nodes; `--revision` brings it to the probe.
+"""
+
+from __future__ import annotations
+
+REVISION = 2
+
+# Rule -> the first revision that has it, and what a lockfile without it does not cover ('' where it covers more).
+RULES = {
+    "links": (2, "code behind links that leave the environment"),
+    "entry-points": (2, "an entry_points.txt that no RECORD lists"),
+    "unhashed-rows": (2, "files that a RECORD lists without a hash"),
+    "device-code": (2, "device code that no RECORD lists"),
+    "conda-files": (2, "files of conda packages whose record has no `paths_data`"),
+    "preloaded": (2, "the content of LD_PRELOAD and LD_AUDIT libraries"),
+    "path-binds": (2, "binds where PYTHONPATH looks for code"),
+    "empty-folders": (2, "empty folders of [[data]]"),
+    "leftovers": (2, ""),  # of editors and archives: Python cannot import them
+    "fingerprint": (2, ""),  # without what an installer, a path or the login node decides
+}
+
+
+def has_rule(rule: str, revision: int) -> bool:
+    """Return whether a lockfile of this revision is made and judged by a rule."""
+    return revision >= RULES[rule][0]
