@@ -133,14 +133,13 @@ def _names(nodes: Sequence[str]) -> str:
 
 def _headline(verdict: Verdict, lockfile: str) -> str:
     bad = [node for node in verdict.nodes if node.result != "match" and node.result == verdict.result]
-    blocking = [f for f in verdict.findings if f.severity == "must" and f.result == "mismatch"]
     count, lockfile = len(verdict.nodes), visible_ascii(lockfile)
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     if verdict.result == "match" and 0 < len(verdict.launched) < count:
         summary = f"match: {len(verdict.launched)} of {plural(count, 'node')} train, as {lockfile} says"
     elif verdict.result == "match":
         summary = f"match: {plural(count, 'node')} as {lockfile} says"
-    elif verdict.result == "mismatch" and blocking and all(f.owner for f in blocking):
+    elif verdict.result == "mismatch" and verdict.of_checks:
         summary = f"MISMATCH: checks failed on {len(bad)} of {plural(count, 'node')}"
     elif verdict.result == "mismatch":
         summary = f"MISMATCH: {len(bad)} of {plural(count, 'node')} not as {lockfile} says"

@@ -108,3 +108,9 @@ class Verdict:
     notes: tuple[str, ...] = ()
     network: NetworkDecision | None = None
     preflight: PreflightSummary | None = None
+
+    @property
+    def of_checks(self) -> bool:
+        """Whether only checks (network, GPUs, files) stopped the run: they have an owner, fields have none."""
+        blocking = [one for one in self.findings if one.severity == "must" and one.result == "mismatch"]
+        return bool(blocking) and all(one.owner for one in blocking)

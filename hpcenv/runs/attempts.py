@@ -154,8 +154,7 @@ def describe_rejection(folder: RunFolder, result: Literal["mismatch", "unknown"]
     verdict, _ = read_verdict(folder)
     rows = () if verdict is None else verdict.findings
     blocking = [row for row in rows if row.severity == "must" and row.result == result]
-    # Checks have an owner: network, files, GPUs. Fields of the lockfile have none.
-    checks = bool(blocking) and all(row.owner for row in blocking)
+    checks = verdict is not None and verdict.of_checks
     text = "a node could not be checked in full, or did not start"
     if result == "mismatch":
         text = "a check failed" if checks else "a node differs from the lockfile"

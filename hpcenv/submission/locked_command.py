@@ -219,9 +219,10 @@ def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
         of_modules: the modules of the site profile could not be loaded.
     """
     try:
-        result = load_record(Verdict, run.verdict).result
+        verdict = load_record(Verdict, run.verdict)
+        result, of_checks = verdict.result, verdict.of_checks
     except RecordInvalid:
-        result = "unknown"
+        result, of_checks = "unknown", False
     try:
         log = read_file(run.log, most=1 << 20, follow=False).decode("utf-8", "replace").strip()
     except OSError as error:
@@ -231,7 +232,8 @@ def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
         return NodesUnknown(what, why=log, hint="--site none starts it without the site profile")
     hint = ("the check is kept as a run: ", Command("hpcenv", "report", run.path.name))
     if status == NodeRejected.exit_status and result == "mismatch":
-        return NodeRejected("the command was not started: a node differs from the lockfile", why=log, hint=hint)
+        what = "a check failed" if of_checks else "a node differs from the lockfile"
+        return NodeRejected(f"the command was not started: {what}", why=log, hint=hint)
     what = "the command was not started: it could not be told whether the nodes match the lockfile"
     return NodesUnknown(what, why=log or f"the check ended with status {status}", hint=hint)
 
