@@ -5,8 +5,10 @@ Runs on: LOGIN NODE or COMPUTE NODE.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid, UsageError, WouldOverwrite
@@ -52,7 +54,7 @@ def seen_here(environ: Mapping[str, str], *, date: str) -> SeenMachine:
     """Return this node as `net explain` needs it."""
     recording = record_this_machine(environ, name="this node", date=date)
     found = seen_in_recording(recording)
-    return SeenMachine(name=found.name, label="this node", fabric=found.fabric, addressed=found.addressed)
+    return replace(found, label="this node", cpus=len(os.sched_getaffinity(0)))
 
 
 def seen_in_file(path: Path) -> SeenMachine:

@@ -26,12 +26,14 @@ class SeenMachine:
     Attributes:
         label: where it was seen: `recorded`, `synthesised`, `facts of a run` or `this node`.
         addressed: see `MachineRecording`.
+        cpus: that a job step may use; None in a recording, which does not say it.
     """
 
     name: str
     label: str
     fabric: Fabric
     addressed: tuple[str, ...]
+    cpus: int | None = None
 
 
 def seen_in_recording(recording: MachineRecording) -> SeenMachine:
@@ -47,7 +49,11 @@ def seen_in_facts(facts: Facts) -> SeenMachine | None:
         return None
     first = next((route.interface for route in facts.network.routes if route.interface != "lo"), "")
     addressed = addressed_of(facts.network.interfaces, first=first)
-    return SeenMachine(name=facts.node, label="facts of a run", fabric=facts.fabric, addressed=addressed)
+    cpus = facts.values.get("host.cpus")
+    return SeenMachine(
+        name=facts.node, label="facts of a run", fabric=facts.fabric, addressed=addressed,
+        cpus=cpus if isinstance(cpus, int) else None,
+    )  # fmt: skip
 
 
 def explain_machine(
@@ -63,6 +69,7 @@ def explain_machine(
 
     Args:
         machine: one node.
+            A recording without CPUs stands for a node with eight for each GPU.
         nodes: how many nodes of this kind the job has.
         backend: of torch.distributed.
         settings: variables that are given, with their origins.
@@ -73,9 +80,10 @@ def explain_machine(
     fabric = machine.fabric
     networks = networks_of(machine.addressed, names)
     gpus = max(1, len(fabric.gpus))
+    cpus = 8 * gpus if machine.cpus is None else machine.cpus
     facts = {
         name: Facts(
-            schema=SCHEMA, run="explain", node=name, attempt=0, values={"host.cpus": 8 * gpus, **(values or {})},
+            schema=SCHEMA, run="explain", node=name, attempt=0, values={"host.cpus": cpus, **(values or {})},
             unknown={}, network=networks[name], fabric=fabric,
         )
         for name in names
