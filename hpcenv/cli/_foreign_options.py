@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hpcenv.errors import Command, UsageError
 from hpcenv.project import native_options
 from hpcenv.project.options import OPTIONS
-from hpcenv.submission import launch_options
+from hpcenv.submission import launch_options, sbatch_directives
 
 # Options that users of `torch.distributed.launch` and of wrappers know: name -> what to do.
 _HINTS = {
@@ -38,7 +38,7 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
         return _own(option, *own_name, arguments)
     if name in _HINTS:
         return UsageError(f"no such option `{option}`", why="hpcenv starts the ranks with torchrun", hint=_HINTS[name])
-    return _owned(option, name) or _passed_on(option, name, arguments)
+    return _owned(option, name, arguments) or _passed_on(option, name, arguments)
 
 
 def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
@@ -75,7 +75,7 @@ def _own(option: str, program: str, own: str, arguments: Sequence[str]) -> Usage
     )
 
 
-def _owned(option: str, name: str) -> UsageError | None:
+def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
     """Return the error for an option that hpcenv sets itself."""
     for program, reason in (
         ("sbatch", native_options.owned("sbatch").get(name)),
@@ -83,11 +83,12 @@ def _owned(option: str, name: str) -> UsageError | None:
         ("torchrun", launch_options.reason_against(name)),
     ):
         if reason is not None:
-            return UsageError(
-                f"no such option `{option}`",
-                why=f"{option} is an option of {program}: {reason}",
-                hint=(Command("hpcenv", "submit", "--help"), " lists the options; leave this one out"),
-            )
+            before, value, after = _around(arguments, option)
+            words = sbatch_directives.translate({name: value})[0] if program == "sbatch" else ()
+            own = Command("hpcenv", *before, *words, *after)
+            left = (Command("hpcenv", "submit", "--help"), " lists the options; leave this one out")
+            why = f"{option} is an option of {program}: {reason}"
+            return UsageError(f"no such option `{option}`", why=why, hint=own if words and value else left)
     return None
 
 
@@ -110,15 +111,18 @@ _CARRIERS = {"sbatch": ("--sbatch", ""), "srun": ("--srun", ""), "torchrun": ("-
 
 def _passing(arguments: Sequence[str], option: str, carrier: str, dashes: str, name: str) -> list[str]:
     """Return a command line with `--mail-type=END`, or `--mail-type END`, as `--sbatch mail-type=END`."""
+    before, value, after = _around(arguments, option)
+    text = f"{dashes}{name}={value}" if value else f"{dashes}{name}"
+    return [*before, *([f"{carrier}={text}"] if text.startswith("-") else [carrier, text]), *after]
+
+
+def _around(arguments: Sequence[str], option: str) -> tuple[list[str], str, list[str]]:
+    """Return the words before an option, its value, and the words after it."""
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
-    number = next((n for n, word in enumerate(words[:end]) if word.partition("=")[0] == option), None)
-    if number is None:
-        return words
-    _, equals, value = words[number].partition("=")
+    number = next((n for n, word in enumerate(words[:end]) if word.partition("=")[0] == option), end)
+    _, equals, value = words[number].partition("=") if number < end else ("", "", "")
     following = words[number + 1 : end][:1]
     # A word after an option without `=` is its value, unless it is an option or the script.
     taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
-    text = f"{dashes}{name}={following[0] if taken else value}" if equals or taken else f"{dashes}{name}"
-    given = [f"{carrier}={text}"] if text.startswith("-") else [carrier, text]
-    return [*words[:number], *given, *words[number + 1 + taken :]]
+    return words[:number], following[0] if taken else value, words[number + 1 + taken :]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcenv.errors import Command, Hint, ScriptUnusable
+from hpcenv.submission import sbatch_directives
 
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
 # What starts a Python script in the last line of most batch scripts.
@@ -28,7 +29,7 @@ def refuse(script: str, content: bytes) -> None:
         ScriptUnusable: it is one; the hint is the command that submits the Python script in it.
     """
     found = _SHELL.match(content)
-    if found is None and not script.endswith((".sh", ".bash", ".sbatch")):
+    if found is None and not script.endswith((".sh", ".bash", ".sbatch", ".slurm")):
         if content.startswith(b"\x7fELF"):
             raise ScriptUnusable(f"`{script}` is a program, not a Python script", why=_ONLY_PYTHON, hint=_hint(""))
         return
@@ -74,7 +75,14 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
 def _hint(text: str) -> Hint:
     """Return the command that submits the Python script of a shell script, as far as it can be read from it."""
     program, args = next(_python_commands(text), (("train.py",), ("--", "ARGS")))
-    return (Command("hpcenv", "submit", *program, "--nodes", "N", "--gpus", "G", *args), _THE_REST)
+    given = sbatch_directives.read(text)
+    options, left = sbatch_directives.translate(given)
+    if not given:
+        options = ("--nodes", "N", "--gpus", "G")
+    elif "--gpus" not in options:
+        options = (*options, "--gpus", "0" if "--nproc" in options else "G")
+    rest = "".join(f"\nLeft out: --{name} ({reason})." for name, reason in left.items())
+    return (Command("hpcenv", "submit", *program, *options, *args), f"{rest}{_THE_REST}")
 
 
 _THE_REST = """

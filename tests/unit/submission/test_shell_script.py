@@ -29,7 +29,7 @@ def answer(script: str, text: str) -> str:
 def test_the_hint_is_the_command_for_the_python_script_that_it_starts() -> None:
     text = answer("job.sh", BATCH)
     assert "`job.sh` is a bash script" in text
-    assert "hpcenv submit src/train.py --nodes N --gpus G -- --lr 3e-4 --out ARG" in text
+    assert "hpcenv submit src/train.py --nodes 2 --gpus G -- --lr 3e-4 --out ARG" in text
 
 
 @pytest.mark.parametrize("head", ["#!/bin/sh", "#! /usr/bin/env bash", "#!/usr/bin/env -S zsh -e", "echo no line"])

@@ -1,0 +1,114 @@
+"""Options of sbatch, typed or in the `#SBATCH` lines of a script, as options of `hpcenv submit`.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from hpcenv.project import native_options
+from hpcenv.project.options import OPTIONS
+
+_BY_NAME = {row.sbatch: row for row in OPTIONS if row.sbatch}
+_SHORT = {row.short: row.sbatch for row in OPTIONS if row.short} | {
+    "G": "gpus",
+    "n": "ntasks",
+    "o": "output",
+    "e": "error",
+    "i": "input",
+    "D": "chdir",
+    "L": "licenses",
+    "M": "clusters",
+    "F": "nodefile",
+    "k": "no-kill",
+    "s": "oversubscribe",
+    "H": "hold",
+    "b": "begin",
+}
+_SHAPE = (
+    "gres",
+    "gpus-per-node",
+    "gpus",
+    "gpus-per-task",
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "cpus-per-gpu",
+)
+
+
+def read(text: str) -> dict[str, str]:
+    """Return the `#SBATCH` options of a script, up to its first command: long name -> value, empty without one."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            found.update(_pairs(line.removeprefix("#SBATCH")))
+    return found
+
+
+def _pairs(line: str) -> Iterator[tuple[str, str]]:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return
+    for word, after in zip(words, (*words[1:], ""), strict=True):
+        following = "" if after.startswith("-") else after
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            yield name, value if equals else following
+        elif word.startswith("-") and word[1:2] in _SHORT:
+            yield _SHORT[word[1]] or "", word[2:] or following
+
+
+def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the words for `hpcenv submit`, and the options that are left out, each with the reason."""
+    words, left = [*_shape(given)], {}
+    reasons = native_options.owned("sbatch")
+    for name, value in given.items():
+        row, stop = _BY_NAME.get(name), re.fullmatch(r"(?:[BR]+:)?(?:SIG)?(\w+)@(\d+)", value)
+        if name in _SHAPE or (name == "nodes" and not value.isdecimal()):
+            continue
+        if re.search(r"[$<>{%]", value) and name not in ("output", "error"):
+            left[name] = f"its value `{value}` is to be filled in"
+        elif name == "signal" and stop:
+            words += ["--grace", stop[2], "--stop-signal", stop[1]]
+        elif row is not None and name not in ("signal", "requeue"):
+            words += [row.flag, value]
+        elif name in reasons:
+            left[name] = reasons[name]
+        else:
+            words += ["--sbatch", f"{name}={value}" if value else name]
+    return tuple(words), left
+
+
+def _shape(given: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options for GPUs, ranks and CPUs of each node: sbatch counts some of them for the whole job."""
+    nodes = _number(given.get("nodes", "")) or 1
+    tasks = _number(given.get("ntasks-per-node", "")) or _number(given.get("ntasks", "")) // nodes
+    items = given.get("gres", "").split(",") if given.get("gres") else []
+    of_gpus = [re.sub(r"^(gres[/:])?gpu:?", "", item) or "1" for item in items if native_options.is_gpu_gres(item)]
+    wanted = next((given[name] for name in ("gpus-per-node", "gpus-per-task", "gpus") if given.get(name)), "")
+    kind, _, count = (of_gpus[0] if of_gpus else wanted).rpartition(":")
+    kind, count = (kind, count) if count.isdecimal() else (count, "1" if count else "")
+    gpus = _number(count)
+    if not of_gpus and not given.get("gpus-per-node"):
+        gpus = gpus * max(tasks, 1) if given.get("gpus-per-task") else max(gpus // nodes, min(gpus, 1))
+    if gpus:
+        yield from ("--gpus", str(gpus), *(("--gpu-type", kind) if kind else ()))
+    elif tasks:
+        yield from ("--nproc", str(tasks))
+    cpus = _number(given.get("cpus-per-task", "")) * max(tasks, 1) or _number(given.get("cpus-per-gpu", "")) * gpus
+    if cpus:
+        yield from ("--cpus", str(cpus))
+    others = [item for item in items if not native_options.is_gpu_gres(item)]
+    if others:
+        yield from ("--sbatch", f"gres={','.join(others)}")
+
+
+def _number(text: str) -> int:
+    return int(text[:6]) if text.isdecimal() else 0
