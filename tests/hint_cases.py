@@ -129,10 +129,15 @@ CASES: tuple[Case, ...] = (
         places=("cli/_foreign_options.py: hpcenv submit --help",),
     ),
     Case(
+        "an option of sbatch whose number hpcenv counts in another way",
+        ("submit", "train.py", "--gpus", "0", "--ntasks-per-node", "1"),
+        places=("cli/_foreign_options.py: hpcenv * * *",),
+    ),
+    Case(
         "a shell script",
         ("submit", "job.sh", "--nproc", "1"),
         "printf '#!/bin/bash\\nsrun torchrun --nproc_per_node 8 train.py --lr 1\\n' > job.sh",
-        ("submission/shell_script.py: hpcenv submit * --nodes N --gpus G *",),
+        ("submission/shell_script.py: hpcenv submit * * *",),
         FILLED,
         FOR_CPU,
     ),

@@ -245,12 +245,13 @@ def _merge(workspace: Workspace, options: SubmitOptions, context: Context, clust
     """Merge the options of all places; refuse those that contradict each other or name what is not there."""
     profile, of_site = choose_site.choose(workspace, options, context, cluster)
     merged = merge(options, workspace, context.environ, cluster, profile)
+    # Before the request: a batch script that is typed as it was for sbatch is answered with the whole line.
+    script, content = _script(merged.options, context)
     request = make_request(merged.options)
     require_literal(merged.options)
     require_one_kind(merged.options, cluster)
     earlier = after.find(merged.options, context, cluster)
     request = after.with_dependency(request, earlier)
-    script, content = _script(merged.options, context)
     return _Wanted(
         workspace=workspace,
         options=merged.options,
