@@ -192,6 +192,21 @@ def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: OnSt
 # -- reading ------------------------------------------------------------------------------
 
 
+def parse_sums(text: str) -> dict[str, str]:
+    """Return the sha256 of each file that a SHA256SUMS names.
+
+    Raises:
+        ValueError: with the line that is no sum.
+    """
+    sums = {}
+    for line in text.splitlines():
+        match = _SUM_LINE.match(line)
+        if match is None:
+            raise ValueError(f"a line is no sum: {line[:200]!r}")
+        sums[match[2]] = match[1]
+    return sums
+
+
 class Archive:
     """An archive that is open for reading, all of whose names were checked.
 
@@ -338,12 +353,10 @@ class Archive:
     def _read_sums(self) -> dict[str, str]:
         if SUMS not in self._infos:
             raise self._invalid(f"it has no {SUMS}: it was not made by `hpcenv bundle`")
-        sums = {}
-        for line in self.read(SUMS, most=LONGEST_SUMS).decode("utf-8").splitlines():
-            match = _SUM_LINE.match(line)
-            if match is None:
-                raise self._invalid(f"{SUMS} has a line that is no sum: {line[:200]!r}")
-            sums[match[2]] = match[1]
+        try:
+            sums = parse_sums(self.read(SUMS, most=LONGEST_SUMS).decode("utf-8"))
+        except ValueError as error:
+            raise self._invalid(f"{SUMS}: {error}") from error
         files = set(self._infos) - set(self.links) - {SUMS}
         for names, why in ((files - set(sums), "is not in"), (set(sums) - files, "is only in")):
             if names:

@@ -12,20 +12,29 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcenv.errors import Command, FileUnusable, WouldOverwrite
+from hpcenv.errors import BundleInvalid, Command, FileUnusable, WouldOverwrite
 from hpcenv.progress import OnEvent, ignore
+from hpcenv.records.files import read_file
 from hpcenv.records.listing import LINK, content_of, walk
-from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep, counted
+from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep, counted, parse_sums
+from hpcenv.text import listed
+
+_NAMED = 3
 
 
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
     """Return the folder of a bundle, which is unpacked below `start` once, and a note on that; else `target` and "".
 
+    A folder that somebody unpacked is compared with its own SHA256SUMS.
+
     Raises:
         BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
+        FileUnusable: a file of the folder cannot be read.
         WouldOverwrite: the folder exists, and is not this bundle.
     """
     path = Path(os.path.abspath(start / target))
+    if (path / SUMS).is_file():
+        _require_as_summed(path)
     if not path.is_file() or path.suffix == ".toml":
         return target, ""
     with Archive(path) as archive:
@@ -51,6 +60,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
     if not os.path.lexists(folder):
         archive.unpack(folder, step=step)
         return True
+    archive.verify(step=step)
     try:
         why = next(_differences(archive, folder), "")
     except OSError as error:
@@ -62,18 +72,45 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
     return False
 
 
+def _require_as_summed(folder: Path) -> None:
+    """Refuse a folder with a file that is not the one of its SHA256SUMS."""
+    try:
+        sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
+        changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]
+    except OSError as error:
+        raise FileUnusable(f"cannot read `{error.filename or folder}`", why=error.strerror) from error
+    except ValueError as error:
+        raise BundleInvalid(f"`{folder / SUMS}` is not valid", why=str(error)) from error
+    if changed:
+        raise BundleInvalid(
+            f"`{folder}` is not the bundle that was published",
+            why=f"not as {SUMS} says: {listed(sorted(changed), _NAMED)}",
+            hint="unpack the bundle again; `sha256sum -c SHA256SUMS` lists every file",
+        )
+
+
+def _is_inside(name: str) -> bool:
+    return not os.path.isabs(name) and ".." not in name.split("/")
+
+
+def _sum_of(path: Path) -> str:
+    """Return the sha256 of a file; empty for what is no regular file."""
+    content = content_of(str(path))
+    return "" if content.startswith(LINK) else content
+
+
 def _differences(archive: Archive, folder: Path) -> Iterator[str]:
     """Yield how a folder differs from a bundle; nothing in it is followed out of it."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         yield "it is not a folder"
         return
     found = {path.removeprefix("./") for path, entry in walk(folder, ".") if not entry.is_dir(follow_symlinks=False)}
-    listed = _contents(archive)
-    for name in sorted(listed.keys() - found):
+    members = _contents(archive)
+    for name in sorted(members.keys() - found):
         yield f"it has no `{name}`"
-    for name in sorted(found - listed.keys()):
+    for name in sorted(found - members.keys()):
         yield f"`{name}` in it is not in the bundle"
-    for name, content in sorted(listed.items()):
+    for name, content in sorted(members.items()):
         if content_of(str(folder / name)) != content:
             yield f"`{name}` in it is not the one of the bundle"
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,33 @@ def test_a_lockfile_alone_is_proved_and_not_repeated(run, hpcenv, tmp_path):
     assert done.status == 2 and "names an environment and no command" in done.stderr
     edit(alone, '"2.13.0+cpu"', '"2.13.1+cpu"')
     assert hpcenv("reproduce", str(alone), cwd=tmp_path).status == 41
+
+
+def test_a_damaged_archive_is_refused_also_where_it_was_unpacked_before(run, hpcenv, tmp_path):
+    assert hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path).status == 0
+    reader = tmp_path / "reader"
+    reader.mkdir()
+    assert hpcenv("reproduce", "../b.zip", cwd=reader).status == 0
+    with zipfile.ZipFile(tmp_path / "b.zip") as good, zipfile.ZipFile(tmp_path / "bad.zip", "w") as bad:
+        for info in good.infolist():
+            bad.writestr(info, good.read(info) + b" " * info.filename.endswith("manifest.json"))
+    done = hpcenv("reproduce", "../bad.zip", cwd=reader)
+    assert done.status == 45 and "'manifest.json' was changed" in done.stderr
+
+
+def test_an_unpacked_bundle_that_was_edited_proves_nothing(run, hpcenv, tmp_path):
+    assert hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path).status == 0
+    reader = tmp_path / "reader"
+    reader.mkdir()
+    assert hpcenv("reproduce", "../b.zip", cwd=reader).status == 0
+    assert hpcenv("reproduce", "table-1", cwd=reader).status == 0
+    sums = reader / "table-1" / "SHA256SUMS"
+    edit(reader / "table-1" / "manifest.json", '"run"', ' "run"')
+    done = hpcenv("reproduce", "table-1", cwd=reader)
+    assert done.status == 45 and "not as SHA256SUMS says: manifest.json" in done.stderr
+    sums.chmod(0o644)
+    sums.write_text(sums.read_text() + f"{'0' * 64}  ../outside\n")
+    assert "../outside" in hpcenv("reproduce", "table-1", cwd=reader).stderr
 
 
 def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
