@@ -61,5 +61,8 @@ def _tell_and_ask(planned: Mapping[int, Repetition], steps: TracedSteps, wish: E
             _render.tell(f"{one.of}: repeats the steps up to {steps.last}, traces {steps}: {one.plan.request.shape}")
             for note in one.notes:
                 _render.tell(f"  {note}")
-    for one in planned.values():
-        _accept.require(one.workspace, wish.accept, as_json=wish.as_json, more=one.recorded)
+    # One list for all that is repeated in a project, so that one `--accept` is enough.
+    workspaces = {one.workspace.root: one.workspace for one in planned.values()}
+    for root, workspace in workspaces.items():
+        more = [asked for one in planned.values() if one.workspace.root == root for asked in one.recorded]
+        _accept.require(workspace, wish.accept, as_json=wish.as_json, more=more)
