@@ -93,7 +93,7 @@ class RankDeterminism:
         steps: number of optimizer steps in this process.
         samples: that the rank took from its loaders between the first two of them; None where that is not known.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
-        apart: the rank trained, with a loss of its own, and no collective operation of torch.distributed ran in it.
+        apart: the rank trained, with its own loss, and no collective operation of torch.distributed ran in it.
     """
 
     schema: int

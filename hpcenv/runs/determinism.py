@@ -113,7 +113,7 @@ def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
     if report is None or not report.apart:
         return ()
     what = f"the {report.ranks} ranks trained, and no collective operation of torch.distributed ran between them"
-    return (f"{what}: each trained a model of its own (Accelerate on CPUs needs --env ACCELERATE_USE_CPU=true)",)
+    return (f"{what}: each trained its own model (Accelerate on CPUs needs --env ACCELERATE_USE_CPU=true)",)
 
 
 def lines(report: DeterminismReport) -> Iterator[str]:

@@ -45,7 +45,7 @@ class LostRun:
 
 
 def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
-    """Return the user's own hpcenv job with this id or name if its run folder is gone; None if there is none."""
+    """Return the user's own hpcenv job with this id or name if its run folder is gone; else None."""
     if word is None:
         return None
     try:

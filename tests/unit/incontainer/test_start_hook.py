@@ -671,7 +671,7 @@ optimizer.step()
         (JOINED + ALONE + "torch.distributed.destroy_process_group()\n", [True, True]),
         (JOINED + TOGETHER + "loss_of(model).backward(); optimizer.step()\n", [False, False]),
         (JOINED + LATE, [False, False]),
-        # Gloo counts what one rank sends to another. With NCCL, the first stage of a pipeline has no loss of its own.
+        # Gloo counts what one rank sends to another. With NCCL, the first stage of a pipeline has no own loss.
         (JOINED + STAGES, [False, False]),
     ],
     ids=["no group", "an unused group", "ddp", "at the end", "pipeline"],
