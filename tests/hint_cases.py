@@ -365,7 +365,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/overlay.py: mksquashfs FOLDER *": "FOLDER is the user's; tests/cluster/test_overlay.py packs one",
     "locking/overlay.py: * python3 -m venv --system-site-packages *": "it makes an environment in FOLDER; "
     "tests/cluster/test_overlay.py makes one so",
-    "locking/pins/formats.py: uv export --frozen --format pylock.toml -o pylock.toml": "uv is a program of the user",
+    "locking/pins/uv_export.py: * -o pylock.toml": "uv is a program of the user",
     "locking/project_image.py: hpcenv lock --upgrade": "an archive was replaced; tests/unit/locking/test_lock_image.py",
     "container/apptainer.py: hpcenv lock": "the image must be gone from the registry",
     "container/apptainer.py: hpcenv image build --compression gzip": "it needs SingularityCE; docs/reference/runtimes.md",

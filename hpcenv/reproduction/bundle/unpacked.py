@@ -94,7 +94,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _sum_of(path: Path) -> str:
-    """Return the sha256 of a file; empty for what is no regular file."""
+    """Return the sha256 of a file; empty for a link, a folder and a missing file."""
     content = content_of(str(path))
     return "" if content.startswith(LINK) else content
 
