@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from hpcenv.runs.diagnose.patterns import read_patterns
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "README.zh-CN.md")
 
@@ -26,6 +28,11 @@ def test_both_name_the_same_words_of_code_and_the_same_pages() -> None:
     for found in (r"`[^`\n]+`", r"\]\(([^)]+)\)"):
         english, chinese = ({*re.findall(found, _text(page))} - set(PAGES) for page in PAGES)
         assert english == chinese
+
+
+def test_both_name_the_number_of_patterns() -> None:
+    count = len(read_patterns())
+    assert all(f"[{count} " in _text(page) for page in PAGES)
 
 
 def test_the_first_line_of_each_leads_to_the_other() -> None:
