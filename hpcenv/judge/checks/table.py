@@ -3,7 +3,8 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 `project/fields.py` takes the severities from here into its table of fields, so that [policy] can change them. The
-functions that measure are beside this file; docs/reference/checks.md is written from this table.
+functions that measure are in the modules that `facts/host_checks.py` names; docs/reference/checks.md is written from
+this table.
 """
 
 from __future__ import annotations
