@@ -341,7 +341,7 @@ def package_folder_removed_by_hand(case: Case) -> None:
     case.remove("purepkg", "purepkg-1.0.dist-info")
 
 
-@mutation("record", "packages.purepkg.record-sha256", *ENV)
+@mutation("record", "packages.purepkg.record-sha256", *ENV, *UNLISTED)
 def dist_info_renamed(case: Case) -> None:
     case.path("purepkg-1.0.dist-info").rename(case.path("purepkg-9.9.dist-info"))
 

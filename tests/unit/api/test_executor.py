@@ -155,7 +155,7 @@ def test_a_function_that_the_check_stops_does_not_run(project: Path) -> None:
         if __name__ == "__main__":
             lock = pathlib.Path("lockfiles/default.lock.toml")
             text = lock.read_text()
-            found = re.search(r'record-sha256 = "([0-9a-f]{64})"', text)
+            found = re.search(r'stdlib-sha256 = "([0-9a-f]{64})"', text)
             lock.write_text(text.replace(found[1], "0" * 64))
             job = hpcenv.Executor("jobs", cluster="local", frozen=True).submit(work)
             try:
@@ -349,7 +349,7 @@ def test_a_file_that_submits_when_it_is_imported_says_what_to_change(by_name: An
     assert done.returncode != 0
     assert "mine.py` cannot be imported: " in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
-    assert "hpcenv.Executor is not there on the compute nodes" in done.stderr, done.stderr
+    assert "hpcenv.Executor is for the program that submits, and not for a rank of a run" in done.stderr, done.stderr
     assert len(fake_slurm.calls("sbatch")) == 1, "none submits again"
 
 

@@ -74,8 +74,9 @@ def test_what_modules_set_reaches_the_command_and_the_verdict_names_them(
     done = hpcenv(*site, *words, cwd=project, environ=with_modules)
     assert done.status == 0, done.stderr
     assert done.stdout == "{'NCCL_MIN_NCHANNELS': '4', 'FI_MR_CACHE_MONITOR': None}\n"
-    log = next((project / "runs").glob("run-*/job.log")).read_text()
-    assert "NCCL_MIN_NCHANNELS = 4 (module fabric" in " ".join(log.split())
+    [run] = (project / "runs").glob("run-*")
+    report = hpcenv("report", run.name, cwd=project, environ=with_modules)
+    assert "NCCL_MIN_NCHANNELS = 4 (module fabric" in " ".join(report.stdout.split())
     done = hpcenv(*site, "--env", "NCCL_MIN_NCHANNELS=9", *words, cwd=project, environ=with_modules)
     assert done.stdout == "{'NCCL_MIN_NCHANNELS': '9', 'FI_MR_CACHE_MONITOR': None}\n", done.stderr
     done = hpcenv("run", "--site", "none", *words, cwd=project, environ=with_modules)

@@ -55,7 +55,7 @@ def test_the_probe_gets_its_source_level_and_the_ranks_variables(run):
     run.save(settings=(facts_setting("NCCL_DEBUG", "TRACE"),))
     found = gather(run.manifest)
     python = run.manifest.environment.python
-    argv = f"-B --check-hash-based-pycs always - --python {python} --level full"
+    argv = f"-B --check-hash-based-pycs always - --python {python} --revision 1 --level full"
     assert (found.values["argv"], found.values["debug"]) == (argv, "TRACE")
 
 
