@@ -62,8 +62,8 @@ def test_plain_ddp_and_fsdp2_run_unchanged_at_the_same_time(host_project: Projec
     # FSDP2: every rank holds a quarter.
     held = set(re.findall(r"rank (\d) holds (\d+) of 32 rows", logs["fsdp2"]))
     assert held == {(str(rank), "8") for rank in range(4)}
-    meetings = [re.search(r"^rendezvous (\S+), id", log, re.MULTILINE) for log in logs.values()]
-    assert len({found[1] for found in meetings if found}) == 2, "two jobs on the same nodes met at the same port"
+    meetings = [host_project.record(run, "verdict.json")["rendezvous"] for run in logs]
+    assert len({found["port"] for found in meetings}) == 2, "two jobs on the same nodes met at the same port"
 
 
 @pytest.fixture(scope="module")
