@@ -67,7 +67,8 @@ def test_a_shared_sif_is_known_again_without_reading_it(
     done = submit("known", "--nodes", "2")
     assert done.status == 0, done.text
     assert checked(sif_project, "known") == {"n1": "identity", "n2": "identity"}
-    assert "n[1-2]  match" in done.stdout and "SIF: same file as hashed" in done.stdout
+    report = sif_project.must("report", "known")
+    assert "n[1-2]  match" in report and "SIF: same file as hashed" in report
     [facts] = [sif_project.record("known", "facts/n1.json")]
     assert facts["seconds"]["sif"] - facts["seconds"]["probe"] < 0.3
     records = cluster.must("sh", "-c", "ls ~/.cache/hpcenv/sif").split()
