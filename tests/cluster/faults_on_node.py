@@ -363,9 +363,11 @@ def disk_fills(image: dict[str, Any], store: Path) -> dict[str, Any]:
     while not list(store.glob("tmp/*/image.sif")):
         assert call.poll() is None, call.communicate()
         time.sleep(0.002)
+    call.send_signal(signal.SIGSTOP)  # what feeds the packer waits until the disk is full
     with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
+    call.send_signal(signal.SIGCONT)
     _, said = call.communicate(timeout=100)
     filler.unlink()
     fault = {"status": call.returncode, "stderr": said, "wrong": wrong(store, image["good"])}
