@@ -67,7 +67,7 @@ def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple
                 why="\n".join(problems[:_MOST_PROBLEMS]) + (f"\nand {more} more" if more > 0 else ""),
                 hint=hint,
             )
-    torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+    torch = _torch(pins)
     if torch is None:
         # The virtual environment of the image does not see the packages of the base.
         raise SpecError(
@@ -96,7 +96,7 @@ def other_index(pins: Sequence[PinnedPackage]) -> str:
 
     The default index takes no version with a local label (PEP 440), so the label names the index.
     """
-    torch = next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+    torch = _torch(pins)
     return "" if torch is None else torch.version.partition("+")[2]
 
 
@@ -134,7 +134,12 @@ def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combina
 
 def torch_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
     """Return the locked torch release, None without torch."""
-    return next((pin.version.partition("+")[0] for pin in pins if canonicalize_name(pin.name) == "torch"), None)
+    torch = _torch(pins)
+    return None if torch is None else torch.version.partition("+")[0]
+
+
+def _torch(pins: Sequence[PinnedPackage]) -> PinnedPackage | None:
+    return next((pin for pin in pins if canonicalize_name(pin.name) == "torch"), None)
 
 
 def cuda_of_pins(pins: Sequence[PinnedPackage]) -> str | None:

@@ -255,14 +255,18 @@ def _require_choice(source: PinSource, path: Path, found: Format) -> None:
     Raises:
         LockfileInvalid: likewise.
     """
-    options = source.options if not found.extras else ("--package",) * bool(source.package)
-    if options and found.name != uv_export.NAME:
-        names = " and ".join(row.name for row in FORMATS if row.extras and options[0] != "--package")
-        raise LockfileInvalid(
-            f"`{options[0]}` does not go with `{path}`",
-            why=f"it is read as a {found.name}; only {names or uv_export.NAME} can be asked for that",
-            hint="leave the option out, or name another file",
-        )
+    with_extras = [row.name for row in FORMATS if row.extras]
+    for option, asked, formats in (
+        ("--extra", source.extras, with_extras),
+        ("--group", source.groups, with_extras),
+        ("--package", source.package, [uv_export.NAME]),
+    ):
+        if asked and found.name not in formats:
+            raise LockfileInvalid(
+                f"`{option}` does not go with `{path}`",
+                why=f"it is read as a {found.name}; only {' and '.join(formats)} can be asked for that",
+                hint="leave the option out, or name another file",
+            )
 
 
 def _syntax(path: Path) -> Syntax:
