@@ -101,4 +101,4 @@ def test_the_run_again_and_then_its_folder_goes(running: Project) -> None:
     told = running.hpcenv("rerun", "watched", "--nodes", "1", "--dry-run")
     assert "  - --nodes 2\n  + --nodes 1\n" in told.stderr, told.text
     assert running.json("clean", "watched", "--yes")["data"]["done"]["removed"][0]["name"] == "watched"
-    assert running.hpcenv("status", "watched").status == 16
+    assert running.must("status", "watched").startswith("watched: cancelled (its run folder is gone)\n")

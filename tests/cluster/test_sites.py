@@ -83,7 +83,7 @@ def seen(text: str) -> list[dict[str, Any]]:
 def test_what_modules_set_reaches_the_ranks_and_the_verdict_names_them(with_modules: Project) -> None:
     done = with_modules.hpcenv(
         "submit", "seen.py", "--nodes", "2", *SHAPE, "--site", "profiles/here.toml", "--name", "modules",
-        "--env", "NCCL_MIN_NCHANNELS=9", "--wait", timeout=300,
+        "--env", "NCCL_MIN_NCHANNELS=9", "--wait", "--verbose", timeout=300,
     )  # fmt: skip
     assert done.status == 0, done.text
     job = with_modules.record("modules", "submission.json")["job_id"]
@@ -101,7 +101,7 @@ def test_what_modules_set_reaches_the_ranks_and_the_verdict_names_them(with_modu
             "/opt/cray/lib64/libfabric.so": True,
             "writable": False,
         }
-    verdict = " ".join(done.stdout.split())
+    verdict = " ".join(done.text.split())
     for part in (
         "SITE_WORD = of the module (module apptainer-enable-mpi",
         "it extends /opt/cray/lib64 (module apptainer-enable-mpi)",

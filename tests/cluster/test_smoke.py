@@ -55,7 +55,7 @@ context = context_of()
 plan = plan_job(_render.open_project(), from_keywords("meet.py", (), keywords), context)
 smoke = dataclasses.replace(plan.manifest.smoke, seconds=seconds)
 plan = dataclasses.replace(plan, manifest=dataclasses.replace(plan.manifest, smoke=smoke))
-sys.exit(carry_out(plan, context, by_name=True, review=None, wait=wait_of(True, None), as_json=False))
+sys.exit(carry_out(plan, context, by_name=True, review=None, wait=wait_of(True, None, False), as_json=False))
 """
 
 

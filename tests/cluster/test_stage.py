@@ -65,11 +65,11 @@ def test_what_is_broadcast_once_is_used_by_the_next_job(sif_project: Project, cl
     cluster.must("sh", "-c", f"head -c 2000000 /dev/urandom > {data}/random; ln -s 'a b.txt' {data}/sub/link")
     digest = cluster.must("sha256sum", f"{data}/random").split()[0]
     for name, how in (("staged", "sbcast"), ("reused", "present")):
-        words = ("--stage", "--stage-data", data, "--stage-dir", disk)
+        words = ("--verbose", "--stage", "--stage-data", data, "--stage-dir", disk)
         done = run(sif_project, name, *words, script=DATA_SCRIPT.format(data=data))
         assert done.status == 0, done.text
         assert ways(sif_project, name) == {node: [how, how] for node in NODES}
-        assert "n[1-2]  match" in done.stdout and "SIF: own copy, same file as hashed" in done.stdout
+        assert "n[1-2]  match" in done.text and "SIF: own copy, same file as hashed" in done.text
         lines = [line.partition("SEEN ")[2] for line in done.stdout.splitlines() if "SEEN " in line]
         assert len(lines) == 2
         for line in lines:
