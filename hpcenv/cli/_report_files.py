@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from hpcenv.cli import _render
@@ -12,8 +13,9 @@ from hpcenv.records.codec import encode_record
 from hpcenv.records.files import write_text
 from hpcenv.reproduction import report_html, report_markdown
 from hpcenv.reproduction.compare import compare_runs
-from hpcenv.reproduction.measured import read_measured
+from hpcenv.reproduction.measured import Measured, read_measured
 from hpcenv.reproduction.record import RunRecord, record_of, with_energy
+from hpcenv.reproduction.report_origin import explained_lines, origin_rows
 from hpcenv.reproduction.run_page import RunPage, make_page
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
@@ -29,7 +31,7 @@ def write(
     made = _with_energy(record_of(found.folder, measured), found)
     texts = {} if record is None else {record: encode_record(made)}
     if html is not None or markdown is not None:
-        page = make_page(made, measured) if against is None else _against(found, made, against, runs)
+        page = _page(found, made, measured, against, runs)
         texts |= {} if html is None else {html: report_html.render(page)}
         texts |= {} if markdown is None else {markdown: report_markdown.render(page)}
     paths = []
@@ -46,14 +48,20 @@ def write(
         _render.say(f"wrote {path}")
 
 
-def _against(found: Run, made: RunRecord, against: str, runs: str | None) -> RunPage:
-    reference = find_run(_render.cwd(), against, runs=runs)
+def _page(found: Run, made: RunRecord, measured: Measured, against: str | None, runs: str | None) -> RunPage:
+    reference = None if against is None else find_run(_render.cwd(), against, runs=runs)
+    origin = tuple(origin_rows(found.folder, made, None if reference is None else reference.folder, time.time()))
+    if reference is None:
+        return make_page(made, measured, origin=origin)
+    folders = str(reference.folder.path), str(found.folder.path)
     return make_page(
         made,
-        read_measured(found.folder),
+        measured,
+        origin=origin,
+        explained=explained_lines(_render.cwd(), *folders, runs),
         other=read_measured(reference.folder),
         other_name=reference.manifest.run,
-        comparison=compare_runs(_render.cwd(), str(reference.folder.path), str(found.folder.path)),
+        comparison=compare_runs(_render.cwd(), *folders),
     )
 
 

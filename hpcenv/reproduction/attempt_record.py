@@ -158,9 +158,7 @@ def timings_of(submission: Submission, attempts: Sequence[AttemptRecord]) -> Tim
         never = one.verdict not in ("", "match")
         trained = max((node.ended for node in one.exits), default=0.0) - (launched or 0.0)
         training.append(trained if launched is not None or never else None)
-    return Timings(
-        queue=_total(queue), check=_total(check), training=_total(training), requeues=max(0, len(attempts) - 1)
-    )
+    return Timings(queue=total(queue), check=total(check), training=total(training), requeues=max(0, len(attempts) - 1))
 
 
 def _span(began: float, launched: float | None, ended: float | None) -> float | None:
@@ -168,6 +166,7 @@ def _span(began: float, launched: float | None, ended: float | None) -> float | 
     return None if until is None else until - began
 
 
-def _total(parts: Sequence[float | None]) -> float | None:
+def total(parts: Sequence[float | None]) -> float | None:
+    """Return the sum of parts; None if one is unknown, or there is no part."""
     known = [part for part in parts if part is not None]
     return math.fsum(known) if known and len(known) == len(parts) else None

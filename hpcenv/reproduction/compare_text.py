@@ -74,11 +74,8 @@ def some_lines(title: str, rows: Sequence[str]) -> Iterator[str]:
 
 
 def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
-    rows = [("METRIC", "SOURCE", "PAIRS", "EQUAL", "LARGEST DIFFERENCE", "LEVEL")]
-    for one in metrics[:_METRICS]:
-        level = one.level if one.judged else "not judged"
-        rows.append((cut(visible(one.name), 24), one.source, str(one.compared), str(one.equal), largest(one), level))
-    yield from columns(rows)
+    header, *rows = metric_rows(metrics[:_METRICS])
+    yield from columns([tuple(map(str.upper, header)), *((cut(visible(row[0]), 24), *row[1:]) for row in rows)])
     if len(metrics) > _METRICS:
         yield f"and {len(metrics) - _METRICS} more metrics"
     for one in metrics[:_METRICS]:
@@ -88,7 +85,25 @@ def _metric_lines(metrics: Sequence[MetricComparison]) -> Iterator[str]:
             yield from wrapped(f"{cut(visible(one.name), 24)}: the tolerance is {one.rule}", first="  ", indent=4)
 
 
-def largest(one: MetricComparison) -> str:
+def metric_rows(metrics: Sequence[MetricComparison]) -> list[tuple[str, ...]]:
+    """Return a header, and a row for each metric."""
+    return [
+        ("metric", "source", "pairs", "equal", "largest difference", "level"),
+        *(
+            (
+                one.name,
+                one.source,
+                str(one.compared),
+                str(one.equal),
+                _largest(one),
+                one.level if one.judged else "not judged",
+            )
+            for one in metrics
+        ),
+    ]
+
+
+def _largest(one: MetricComparison) -> str:
     """Return the largest difference of a metric: in ULP if they are few, else relative."""
     if one.first is None:
         return "-"

@@ -8,8 +8,8 @@ also differ by their dashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 from hpcenv.text import visible
@@ -61,13 +61,25 @@ class _Scale:
         return tuple((first + n) * step for n in range(most + 2) if (first + n) * step <= self.high + step * 1e-9)
 
 
-def curves(title: str, found: Sequence[Curve], *, key: str, mark: int | None = None) -> str:
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value else "0"
+
+
+def curves(
+    title: str,
+    found: Sequence[Curve],
+    *,
+    key: str,
+    mark: int | None = None,
+    label: Callable[[float], str] = _number,
+) -> str:
     """Return a picture of one or two curves.
 
     Args:
         title: name of the metric.
         key: makes the ids of this picture unique in the page.
         mark: the step of the first difference; None without one.
+        label: a value as text.
     """
     points = [(s, v) for one in found for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
@@ -76,17 +88,29 @@ def curves(title: str, found: Sequence[Curve], *, key: str, mark: int | None = N
     lowest, highest = min(v for _, v in points), max(v for _, v in points)
     margin = (highest - lowest) * 0.04
     up = _Scale(low=lowest - margin, high=highest + margin, start=_HEIGHT - _BOTTOM, end=_TOP)
-    body = [*_axes(across, up), *_mark(mark, across), *_lines(found, across, up), *_legend(found)]
-    return _svg(key, title, _described(title, found, mark), _HEIGHT, body)
+    body = [*_axes(across, up, label), *_mark(mark, across), *_lines(found, across, up), *_legend(found)]
+    return _svg(key, title, _described(title, found, mark, label), _HEIGHT, body)
 
 
-def _described(title: str, found: Sequence[Curve], mark: int | None) -> str:
+def logarithmic(title: str, found: Sequence[Curve], *, key: str, mark: int | None = None) -> str:
+    """Return a picture of values from 0 on by their powers of ten; 0 has the place below the smallest one."""
+    powers = [math.log10(v) for one in found for v in one.values if 0 < v < math.inf]
+    zero = math.floor(min(powers, default=0.0)) - 1.0
+
+    def label(power: float) -> str:
+        return "0" if power <= zero else f"{10.0 ** min(power, 308.0):.0e}"
+
+    placed = (replace(one, values=tuple(zero if v == 0 else math.log10(v) for v in one.values)) for one in found)
+    return curves(title, tuple(placed), key=key, mark=mark, label=label)
+
+
+def _described(title: str, found: Sequence[Curve], mark: int | None, label: Callable[[float], str]) -> str:
     parts = []
     for one in found:
         finite = [value for value in one.values if math.isfinite(value)]
         if finite:
             span = f"steps {one.steps[0]} to {one.steps[-1]}"
-            parts.append(f"{one.name}: {span}, from {one.values[0]:.6g} to {one.values[-1]:.6g}")
+            parts.append(f"{one.name}: {span}, from {label(one.values[0])} to {label(one.values[-1])}")
     text = f"{title} by step. " + ". ".join(parts) + "."
     return text + (f" The first difference is at step {mark}." if mark is not None else "")
 
@@ -100,11 +124,11 @@ def _svg(key: str, title: str, description: str, height: int, body: Sequence[str
     )
 
 
-def _axes(across: _Scale, up: _Scale) -> Iterator[str]:
+def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> Iterator[str]:
     for value in up.ticks(5):
         y = up.place(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label(value)}</text>'
     for value in across.ticks(8):
         if value == int(value):
             x = across.place(value)
@@ -164,7 +188,7 @@ def _reduced(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _legend(found: Sequence[Curve]) -> Iterator[str]:
     for number, one in enumerate(found[:2]):
-        y = _TOP + 10 + 18 * number
+        y = _TOP + 10 + 24 * number
         x = _WIDTH - _RIGHT - 330
         yield f'<line class="curve{number}" x1="{x}" x2="{x + 34}" y1="{y}" y2="{y}"/>'
         yield f'<text x="{x + 42}" y="{y + 4}">{_text(one.name[:28])}</text>'
@@ -193,10 +217,6 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if value else "0"
 
 
 def _text(text: str) -> str:

@@ -18,7 +18,6 @@ from hpcenv.text import visible
 from hpcenv.version import VERSION
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-_WORDS = {"equal": "Equal", "within": "Within the tolerance", "differs": "Differs", "none": "Report"}
 _CHANGES = 12
 
 _STYLE = """
@@ -31,25 +30,28 @@ body { background: var(--bg); color: var(--fg); font: 16px/1.5 system-ui, sans-s
   padding: 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; margin: .2rem 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 .verdict { border-left: .4rem solid var(--soft); background: var(--panel); padding: .7rem 1rem; margin: 1rem 0; }
-.verdict strong { display: block; font-size: 1.2rem; }
+.verdict strong { font-size: 1.2rem; }
 .equal { border-color: var(--good); } .equal strong { color: var(--good); }
 .within { border-color: var(--fair); } .within strong { color: var(--fair); }
 .differs { border-color: var(--bad); } .differs strong { color: var(--bad); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; color: var(--soft); padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
-th, .wide td { overflow-wrap: normal; } figure { margin: 0; }
+th, .wide td { overflow-wrap: break-word; } .wide td.long { overflow-wrap: anywhere; } figure { margin: 0; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; }
-pre { background: var(--panel); padding: .7rem; overflow-x: auto; }
-svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { fill: var(--fg); }
+pre { background: var(--panel); padding: .7rem; white-space: pre-wrap; }
+svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { fill: var(--fg); stroke: var(--bg);
+  stroke-width: 4px; paint-order: stroke; }
 svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
 svg .curve0 { fill: none; stroke: var(--a); stroke-width: 2; }
 svg .curve1 { fill: none; stroke: var(--b); stroke-width: 2; stroke-dasharray: 7 4; }
 svg circle.curve0 { fill: var(--a); } svg circle.curve1 { fill: var(--b); }
 svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 2 3; } svg .mark-text { fill: var(--mark); }
 svg .span { fill: var(--a); } footer { color: var(--soft); margin-top: 2rem; font-size: .85rem; }
-@media (max-width: 32rem) { svg { font-size: 22px; } }
-@media print { body { max-width: none; } details { display: block; } }
+@media (max-width: 32rem) { svg { font-size: 22px; } table { font-size: .75rem; } td, th { padding-right: .4rem; } }
+@media print { body { max-width: none; padding: 0; font-size: 11pt; } summary { display: none; }
+  details::details-content { content-visibility: visible; block-size: auto; } figure, .wide, tr { break-inside: avoid; }
+  h2 { break-after: avoid; } }
 """
 
 
@@ -67,8 +69,7 @@ def render(page: RunPage) -> str:
 
 def _body(page: RunPage) -> Iterator[str]:
     yield f"<header><h1>{_text(page.title)}</h1></header><main>"
-    yield f'<div class="verdict {page.verdict}" role="status"><strong>{_WORDS[page.verdict]}</strong>'
-    yield f"{_text(page.headline)}</div>"
+    yield f'<div class="verdict {page.verdict}" role="status"><strong>{_text(page.headline)}</strong></div>'
     yield _pairs("Summary", page.summary)
     if page.answers:
         yield "<h2>Three questions</h2>"
@@ -79,6 +80,8 @@ def _body(page: RunPage) -> Iterator[str]:
             yield from _plot(one, number)
     if page.comparison is not None:
         yield from _comparison(page.comparison)
+        yield "<h2>The first operation that differs</h2>"
+        yield f"<pre>{_text_lines(page.explained or ('unknown',))}</pre>"
     yield "<h2>Nodes</h2>"
     yield _table("What each node found on itself", page.nodes)
     yield "<h2>Timeline</h2>"
@@ -97,6 +100,10 @@ def _body(page: RunPage) -> Iterator[str]:
 def _plot(one: PlotContent, number: int) -> Iterator[str]:
     yield f"<figure>{plot.curves(one.title, one.curves, key=f'plot{number}', mark=one.mark)}"
     yield f"<figcaption>{_text(one.title)}</figcaption></figure>"
+    if one.gaps:
+        title = f"Difference of {one.title}, mean of the ranks"
+        yield f"<figure>{plot.logarithmic(title, one.gaps, key=f'gap{number}', mark=one.mark)}"
+        yield f"<figcaption>{_text(title)}; the tolerance is {_text(one.rule)}</figcaption></figure>"
     yield "<details><summary>Exact values</summary>"
     yield _table(f"{one.title}: both ends, and around the first difference", one.rows)
     yield "</details>"
@@ -104,13 +111,7 @@ def _plot(one: PlotContent, number: int) -> Iterator[str]:
 
 def _comparison(found: RunComparison) -> Iterator[str]:
     yield "<h2>Results</h2>"
-    header = ("metric", "source", "pairs", "equal", "largest difference", "level")
-    rows = [
-        (one.name, one.source, str(one.compared), str(one.equal), compare_text.largest(one),
-         one.level if one.judged else "not judged")
-        for one in found.metrics
-    ]  # fmt: skip
-    yield _table("Metrics of both runs", (header, *rows))
+    yield _table("Metrics of both runs", compare_text.metric_rows(found.metrics))
     yield f"<p>{_text(' '.join(compare_text.parameter_lines(found)))}</p>"
     if found.first is not None:
         yield f"<pre>{_text_lines(tuple(compare_text.divergence_lines(found.first)))}</pre>"
@@ -144,7 +145,7 @@ def _pairs(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
 def _table(caption: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a table whose first row is its header, in a box that scrolls by itself."""
     head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[1:])
     label = escape(visible(caption), quote=True)
     return (
         f'<div class="wide" role="region" aria-label="{label}" tabindex="0"><table><caption>{label}</caption>'
@@ -152,7 +153,13 @@ def _table(caption: str, rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-_LONGEST = 2000
+def _cell(cell: str) -> str:
+    """Return a cell; only a long word may be broken, so that a table fits a phone and a page."""
+    long = any(len(word) > _WORD for word in cell.split())
+    return f"<td{' class=long' if long else ''}>{_text(cell)}</td>"
+
+
+_LONGEST, _WORD = 2000, 14
 
 
 def _text(text: str) -> str:

@@ -32,6 +32,8 @@ def _lines(page: RunPage) -> Iterator[str]:
         yield from (f"- {_text(question)} {_text(answer)}" for question, answer in page.answers)
     if page.comparison is not None:
         yield from _comparison(page.comparison)
+        yield "\n## The first operation that differs\n"
+        yield from (f"    {visible(line)}" for line in page.explained or ("unknown",))
     yield "\n## Nodes\n"
     yield from _table(page.nodes)
     yield "\n## Timeline\n"
@@ -47,12 +49,7 @@ def _lines(page: RunPage) -> Iterator[str]:
 
 def _comparison(found: RunComparison) -> Iterator[str]:
     yield "\n## Results\n"
-    rows = [
-        (one.name, one.source, str(one.compared), str(one.equal), compare_text.largest(one),
-         one.level if one.judged else "not judged")
-        for one in found.metrics
-    ]  # fmt: skip
-    yield from _table((("metric", "source", "pairs", "equal", "largest difference", "level"), *rows))
+    yield from _table(compare_text.metric_rows(found.metrics))
     yield ""
     yield from (_text(line) for line in compare_text.parameter_lines(found))
     if found.first is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from hpcenv.locking.difference import show
 from hpcenv.records.manifest import Value
 from hpcenv.reproduction import compare_text
+from hpcenv.reproduction.closeness import Tolerance, same_bits
 from hpcenv.reproduction.compare import RunComparison
 from hpcenv.reproduction.comparison import means_of
 from hpcenv.reproduction.measured import OF_RANKS, Measured
@@ -25,12 +25,19 @@ _HARDWARE = ("host.machine", "host.gpu-models", "host.gpu-count", "host.driver-v
 
 @dataclass(frozen=True, kw_only=True)
 class PlotContent:
-    """One plot: its curves, the first step that differs, and exact values around it and at both ends."""
+    """One plot: its curves, the first step that differs, and exact values around it and at both ends.
+
+    Attributes:
+        gaps: the difference of two runs at each step, and the one that the tolerance allows; empty without two.
+        rule: the tolerance, as text.
+    """
 
     title: str
     curves: tuple[Curve, ...]
     mark: int | None
     rows: tuple[tuple[str, ...], ...]
+    gaps: tuple[Curve, ...] = ()
+    rule: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,7 @@ class RunPage:
         verdict: the word by which the page chooses its colours: `equal`, `within`, `differs`, or `none`
             without a comparison.
         summary: name and value of what a reader looks for first.
+        explained: lines of what `compare --explain-op` says; empty without a comparison.
         nodes: header, and one row for each node.
         checklist: question and answer of a paper's checklist; an empty answer is not known.
     """
@@ -52,6 +60,7 @@ class RunPage:
     answers: tuple[tuple[str, str], ...]
     plots: tuple[PlotContent, ...]
     comparison: RunComparison | None
+    explained: tuple[str, ...]
     nodes: tuple[tuple[str, ...], ...]
     spans: tuple[Span, ...]
     again: tuple[str, ...]
@@ -66,23 +75,28 @@ def make_page(
     other: Measured | None = None,
     other_name: str = "",
     comparison: RunComparison | None = None,
+    origin: Sequence[tuple[str, str]] = (),
+    explained: Sequence[str] = (),
 ) -> RunPage:
     """Return the content of the report of a run.
 
     Args:
         record, measured: of the run; of a comparison, the run that is compared with the reference.
-        other, other_name: of the reference, if there is a comparison.
+        other, other_name: of the reference, if there is a comparison, which has the usual tolerance.
+        origin: more rows of the summary, see `report_origin.py`.
+        explained: lines of what `compare --explain-op` says.
     """
     return RunPage(
         title=record.run if comparison is None else f"{record.run} against {other_name}",
         verdict="none" if comparison is None else comparison.verdict,
         headline=f"{record.run}: {record.outcome}" if comparison is None else comparison.headline,
-        summary=tuple(_summary(record)),
+        summary=(*_summary(record), *origin),
         answers=()
         if comparison is None
         else tuple((compare_text.QUESTIONS[one.question], one.text) for one in comparison.answers),
         plots=tuple(_plots(record.run, measured, other, other_name, comparison)),
         comparison=comparison,
+        explained=tuple(explained),
         nodes=tuple(_node_rows(record)),
         spans=tuple(_spans(record)),
         again=tuple(_again(record)),
@@ -116,18 +130,36 @@ def _plots(
 ) -> Iterator[PlotContent]:
     own = means_of(measured.series)
     theirs = {} if other is None else means_of(other.series)
-    first = {} if comparison is None else {(one.source, one.name): one.first for one in comparison.metrics}
+    compared = {} if comparison is None else {(one.source, one.name): one for one in comparison.metrics}
     keys = sorted(own.keys() & theirs.keys() if other is not None else own.keys(), key=_order)
     for key in keys[:_PLOTS]:
         pair = [(other_name, theirs[key])] if key in theirs else []
         pair.append((name, own[key]))
-        mark = first.get(key)
+        metric = compared.get(key)
+        mark = None if metric is None else metric.first
         yield PlotContent(
             title=f"{key[1]} ({key[0]})",
             curves=tuple(Curve(name=label, steps=one.steps, values=one.values) for label, one in pair),
             mark=None if mark is None else mark.step,
             rows=tuple(_value_rows(pair, None if mark is None else mark.step)),
+            gaps=() if metric is None or len(pair) < 2 else _gaps(pair[0][1], own[key], metric.dtype),
+            rule="" if metric is None else metric.rule,
         )
+
+
+def _gaps(reference: Series, run: Series, dtype: str) -> tuple[Curve, ...]:
+    """Return how far a run is from its reference at the steps that both have, and how far it may be."""
+    theirs, values = (dict(zip(one.steps, one.values, strict=True)) for one in (reference, run))
+    steps = tuple(step for step in run.steps if step in theirs)
+    if not steps:
+        return ()
+    rtol, atol = Tolerance().of(dtype)
+    gaps = tuple(0.0 if same_bits(theirs[n], values[n]) else abs(values[n] - theirs[n]) for n in steps)
+    allowed = tuple(atol + rtol * abs(theirs[n]) for n in steps)
+    return (
+        Curve(name="difference", steps=steps, values=gaps),
+        Curve(name="tolerance", steps=steps, values=allowed),
+    )
 
 
 def _order(key: tuple[str, str]) -> tuple[int, str, str]:
@@ -197,7 +229,6 @@ def _checklist(record: RunRecord) -> Iterator[tuple[str, str]]:
     shape = record.shape
     yield "Type of compute", "CPU" if not shape.gpus_per_node else ", ".join(models)
     yield "Number of GPUs", str(shape.nodes * shape.gpus_per_node)
-    yield "GPU hours", "" if record.gpu_hours is None else f"{record.gpu_hours:.2f}"
     trained = record.timings.training
     yield "Time of the training", "" if trained is None else duration(trained)
     energy = record.energy.joules
@@ -211,14 +242,6 @@ def _checklist(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Environment", "" if record.lock is None else record.lock.fingerprint
     yield "Code", _code(record)
     yield "Data", "; ".join(f"{one.hub or one.name}: {one.compare} {one.state[:16]}..." for one in record.data)
-    yield "Submitted", _date(record.submitted)
-
-
-def _date(seconds: float) -> str:
-    """Return a time as ISO 8601 in UTC; empty if a record has a number that is no time of a run."""
-    if not 1e9 < seconds < 1e11:
-        return ""
-    return dt.datetime.fromtimestamp(seconds, tz=dt.timezone.utc).isoformat(timespec="seconds")
 
 
 def _seeds(record: RunRecord) -> str:

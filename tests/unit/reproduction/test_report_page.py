@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,8 +19,9 @@ from hpcenv.reproduction import plot, report_html, report_markdown
 from hpcenv.reproduction.compare import compare_runs
 from hpcenv.reproduction.measured import read_measured
 from hpcenv.reproduction.record import read_record
+from hpcenv.reproduction.report_origin import origin_rows
 from hpcenv.reproduction.run_page import RunPage, make_page
-from tests import measured_runs
+from tests import measured_runs, traces
 
 RECORDED = Path(__file__).parents[2] / "recorded_runs"
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "record.schema.json"
@@ -62,7 +65,7 @@ def test_the_page_says_the_verdict_first_and_marks_the_first_difference():
     elements = Elements(text)
     assert elements.open == []
     body = text[text.index("<main>") :]
-    assert body.index("Differs") < body.index("Summary") < body.index("<svg") < body.index("Checklist")
+    assert body.index("differs: loss is beyond") < body.index("Summary") < body.index("<svg") < body.index("Checklist")
     assert "first difference: step 2" in body and "run.arguments" in body and "--lr, 0.021" in body
     assert "hpcenv reproduce table-1-rung-3 --rung 3" in body
 
@@ -82,11 +85,75 @@ def test_plots_have_names_for_screen_readers_and_ids_are_unique():
     ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     pictures = [attributes for tag, attributes in elements if tag == "svg"]
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     for one in pictures:
         assert one["role"] == "img" and set(str(one["aria-labelledby"]).split()) <= set(ids)
     tables = [attributes for tag, attributes in elements if tag == "div" and attributes.get("role") == "region"]
     assert all(one["aria-label"] and one["tabindex"] == "0" for one in tables)
+
+
+def test_the_difference_has_a_panel_with_the_tolerance(tmp_path):
+    losses = (3.0, 2.5, 2.25, 2.0)
+    reference = measured_runs.make(tmp_path, "first", losses=losses)
+    run = measured_runs.make(tmp_path, "second", losses=(3.0, 2.5, 2.2500002, 1.0))
+    page = page_of(run.path, reference.path)
+    gap, allowed = page.plots[0].gaps
+    assert gap.values == pytest.approx((0.0, 0.0, 2e-7, 1.0)) and gap.steps == (1, 2, 3, 4)
+    # torch.testing.assert_close for float32: atol + rtol * |reference|.
+    assert allowed.values == pytest.approx([1e-5 + 1.3e-6 * one for one in losses])
+    text = report_html.render(page)
+    panel = text[text.index('<svg role="img" aria-labelledby="gap0') :]
+    panel = panel[: panel.index("</figure>")]
+    ET.fromstring(panel[: panel.index("</svg>") + 6])
+    assert "difference: steps 1 to 4, from 0 to 1e+00. tolerance" in panel
+    assert "the tolerance is rtol 1.3e-06, atol 1e-05" in panel
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (float("nan"), 1e308), (float("inf"), 5e-324)], ids=str)
+def test_strange_differences_make_a_picture_or_words(values):
+    found = [plot.Curve(name="difference", steps=(1, 2), values=values)]
+    ET.fromstring(plot.logarithmic("x", found, key="p"))
+
+
+def test_the_origin_of_a_run_is_read_from_its_records(tmp_path):
+    run = shutil.copytree(RECORDED / "table-1", tmp_path / "run")
+    rows = dict(origin_rows(RunFolder(run), read_record(run), None, 1.8e9))
+    assert rows["Bundle"] == rows["Site"] == "unknown" and rows["Slurm"] == "24.11.5"
+    assert rows["Check"].startswith("match: 2 nodes, 95 fields")
+    assert re.fullmatch(r"0\.0\d node hours, 0\.0\d CPU hours, 0\.00 GPU hours", rows["Hours"])
+    assert (rows["Submitted"][:10], rows["Date of this report"]) == ("2026-11-23", "2027-01-15T08:00:00+00:00")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["settings"][0]["origin"] = "site profile lumi"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "SHA256SUMS").write_text("")
+    (run / "verdict.json").unlink()
+    (run / "finished.json").unlink()
+    rows = dict(origin_rows(RunFolder(run), read_record(run), None, 1.8e9))
+    assert rows["Site"] == "lumi" and rows["Bundle"].startswith(f"sha256:{hashlib.sha256().hexdigest()} (SHA256SUMS")
+    assert rows["Check"] == "unknown: no verdict" and rows["Hours"].startswith("unknown node hours, unknown CPU hours")
+
+
+def test_the_operation_that_differs_is_in_the_report_if_both_runs_have_traces(tmp_path, hpcenv):
+    first, second = (measured_runs.make(tmp_path / "runs", name) for name in ("first", "second"))
+    words = ("report", "runs/second", "--against", "runs/first", "--html", "r.html", "--markdown", "r.md")
+    assert hpcenv(*words, cwd=tmp_path).status == 0
+    assert "the runs are equal to the last bit" in (tmp_path / "r.html").read_text()
+    changed = traces.operation("aten.mm.default", {"self": "x", "mat2": "w"}, {"0": "other"})
+    for rank in (0, 1):
+        traces.write(first, rank, traces.lines(traces.STEP))
+        traces.write(second, rank, traces.lines([changed, traces.STEP[1]]))
+    assert hpcenv(*words, cwd=tmp_path).status == 0
+    for name in ("r.html", "r.md"):
+        assert "the first operation that differs: aten.mm.default" in (tmp_path / name).read_text()
+
+
+def test_text_that_is_copied_wraps_and_nothing_stays_folded_in_print():
+    text = report_html.render(page_of(RECORDED / "other-lr", RECORDED / "table-1"))
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert re.search(r"pre \{[^}]*white-space: pre-wrap", style)
+    assert "details::details-content { content-visibility: visible" in style.partition("@media print")[2]
+    digest = "ab" * 32
+    assert f"<td class=long>{digest}</td><td>differs</td>" in report_html._table("x", [("a",), (digest, "differs")])
 
 
 def test_the_picture_is_xml_and_bounded():
