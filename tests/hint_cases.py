@@ -157,7 +157,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "a run that does not end in time",
-        ("wait", "a", "--timeout", "1"),
+        ("wait", "a", "--timeout", "1s"),
         "echo 'import time; time.sleep(4)' > train.py; " + RUN.replace("--wait", ""),
         ("runs/wait.py: hpcenv logs -f *",),
     ),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._help_all import RareOption
 from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import FileUnusable, NotAccepted
 from hpcenv.project import acceptance
@@ -30,7 +31,7 @@ _GROUPS = ("data", "image")
 def option(command: Command) -> Command:
     """Give a command `--accept`."""
     text = "Accept what the project asks of this machine, by the digest of that list."
-    return click.option("--accept", metavar="DIGEST", help=text)(command)
+    return click.option("--accept", cls=RareOption, metavar="DIGEST", help=text)(command)
 
 
 def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Sequence[Asked] = ()) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import click
 
+from hpcenv.cli import _render
 from hpcenv.project import duration
 
 
-def parse_seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the value of an option, and say the unit of a plain number: that of --time is minutes."""
+    if value and value.isdecimal() and int(value):
+        flag = f"{parameter.opts[-1]} {value}"
+        _render.tell(
+            f"note: {flag} is {value} seconds, and a plain number of --time is minutes: write the unit, {flag}s"
+        )
+    return value
+
+
+def parse_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of an option's value, a plain number being seconds; None without a value."""
-    if value is None:
+    if tell_unit(context, parameter, value) is None or value is None:
         return None
     try:
         return float(duration.parse(value, number="seconds"))

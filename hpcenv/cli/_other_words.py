@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.project.gone_options import GONE
+from hpcenv.project.options import in_place
 
 # A command that does not exist -> the command in its place.
 _COMMANDS = {
@@ -57,7 +58,10 @@ _OPTIONS = {
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,
 }
-_GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
+_GONE = {
+    **{option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")},
+    **{"--" + option.name.replace("_", "-"): option.instead for option in GONE},
+}
 
 
 def command(group: str, typed: Sequence[str]) -> UsageError | None:
@@ -84,5 +88,5 @@ def option(command_path: str, typed: str) -> UsageError | None:
     """
     hint = _OPTIONS.get((command_path, typed))
     if hint is None and command_path in ("hpcenv submit", "hpcenv rerun"):
-        hint = _GONE.get(typed)
+        hint = _GONE.get(typed.replace("--no-", "--", 1))
     return None if hint is None else UsageError(f"no such option `{typed}` of `{command_path}`", hint=hint)

@@ -19,6 +19,7 @@ import click
 
 from hpcenv.cli import _errors
 from hpcenv.cli._complete import run_names
+from hpcenv.cli._help_all import RareOption
 from hpcenv.cli._terminal import clean_text
 from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import Hint, HpcenvError, Interrupted, UsageError, render_hint
@@ -216,7 +217,8 @@ def store_option(command: Command) -> Command:
             raise where.with_options(problem) from problem
 
     store = click.option("--store", metavar="DIR", help="Where images are kept, if not HPCENV_STORE or the project's.")
-    owners = click.option("--trust", metavar="USER", multiple=True, help="... also if this user owns that folder.")
+    text = "Use the folder of --store also if this user owns it."
+    owners = click.option("--trust", cls=RareOption, metavar="USER", multiple=True, help=text)
     return cast("Command", store(owners(with_place)))
 
 

@@ -1,30 +1,17 @@
-"""The options of `hpcenv submit` and `hpcenv rerun`: made from the table of options, and shown in groups."""
+"""The options of `hpcenv submit` and `hpcenv rerun`: made from the table of options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import click
 
+from hpcenv.cli import _duration
 from hpcenv.cli._complete import lockfile_names
+from hpcenv.cli._help_all import GroupedOption
 from hpcenv.project import options
-from hpcenv.project.options import GROUPS, in_place
-
-_GROUP = "Output"
-
-
-class GroupedOption(click.Option):
-    """An option of click that knows the group under which the help shows it."""
-
-    def __init__(self, *args: Any, group: str = _GROUP, **words: Any) -> None:
-        super().__init__(*args, **words)
-        self.group = group
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """Add nothing to the help text: it says the default and the range where they matter."""
-        del ctx
-        return {}
+from hpcenv.project.options import in_place
 
 
 class _Whole(click.IntRange):
@@ -36,26 +23,15 @@ class _Whole(click.IntRange):
         return self.fail(f"{value!r} is not a whole number from {self.min} on", param, ctx)
 
 
-class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups."""
+def submit_options(command: Callable[..., Any], *, rare_groups: Collection[str] = ()) -> Callable[..., Any]:
+    """Give a command all options of the table that can be set on the command line.
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for group in GROUPS:
-            records = [
-                record
-                for option in self.get_params(ctx)
-                if isinstance(option, click.Option)
-                if getattr(option, "group", _GROUP) == group and (record := option.get_help_record(ctx)) is not None
-            ]
-            if records:
-                with formatter.section(group):
-                    formatter.write_dl(records)
-
-
-def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command all options of the table that can be set on the command line."""
+    Args:
+        rare_groups: groups whose options are all rare in this command.
+    """
     for row in reversed(in_place("command")):
-        command = click.option(*_spelling(row), row.name, cls=GroupedOption, **_words(row))(command)
+        words = {**_words(row), "rare": row.rare or row.group in rare_groups}
+        command = click.option(*_spelling(row), row.name, cls=GroupedOption, **words)(command)
     return command
 
 
@@ -72,8 +48,6 @@ def table_option(name: str, note: str = "") -> Callable[[Callable[..., Any]], Ca
 
 
 def _spelling(row: options.Option) -> tuple[str, ...]:
-    if row.kind == "switch":
-        return (f"{row.flag}/--no-{row.key}",)
     return (f"-{row.letter}", row.flag) if row.letter else (row.flag,)
 
 
@@ -81,14 +55,14 @@ def _words(row: options.Option) -> dict[str, Any]:
     words: dict[str, Any] = {"group": row.group, "help": row.help, "metavar": row.metavar or None}
     if row.kind == "flag":
         return {**words, "is_flag": True}
-    if row.kind == "switch":
-        return {**words, "default": True}
     if row.kind == "count":
         return {**words, "metavar": row.metavar or "N", "type": _Whole(min=row.minimum)}
     if row.kind == "choice":
         return {**words, "type": click.Choice(row.choices)}
     if row.name == "lock":
         words["shell_complete"] = lockfile_names
+    if row.kind == "seconds":
+        words["callback"] = _duration.tell_unit
     return {**words, "multiple": row.kind in ("texts", "variables", "secrets", "native"), "default": row.default}
 
 

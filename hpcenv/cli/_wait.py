@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 
 from hpcenv.cli import _duration
+from hpcenv.cli._help_all import RareOption
 from hpcenv.errors import Command, Interrupted, UsageError
 
 
@@ -27,10 +28,12 @@ class Wait:
 def wait_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add `--wait`, `--timeout` and `--verbose` to a command."""
     verbose = click.option(
-        "-v", "--verbose", is_flag=True, help="With --wait: print the whole verdict, with the settings of the ranks."
-    )
+        "-v", "--verbose", is_flag=True, cls=RareOption,
+        help="With --wait: print the whole verdict, with the settings of the ranks.",
+    )  # fmt: skip
     timeout = click.option(
         "--timeout",
+        cls=RareOption,
         metavar="TIME",
         callback=_duration.parse_seconds,
         help="With --wait: wait at most this long, then end with exit status 124; the run continues."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import click
 from hpcenv.cli import _accept, _duration, _progress, _render
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._dashes import WithDashes, after_dashes
-from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
+from hpcenv.cli._help_all import GroupedCommand, GroupedOption
+from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import interruptible
 from hpcenv.cli.wait import wait_telling
 from hpcenv.errors import NotComparable, Status
+from hpcenv.project.options import GROUPS
 from hpcenv.reproduction import reproduction_text
 from hpcenv.reproduction.bundle.unpacked import unpacked
 from hpcenv.reproduction.new_run import NewRun, ReproductionWish, get_image, reproduce_target
@@ -30,6 +33,11 @@ _STATUS = {
 }  # fmt: skip
 
 
+# Groups of options that the record of the run says; a reproduction changes them only to look for a cause.
+_OF_THE_RECORD = ("What runs", "Environment", "Checks", "Many runs")
+_OWN: Any = {"cls": GroupedOption, "group": GROUPS[0]}
+
+
 class _ReproduceCommand(WithDashes, GroupedCommand):
     """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
 
@@ -37,16 +45,18 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.command("reproduce", cls=_ReproduceCommand)
 @click.argument("target")
 @click.option(
-    "--rung", type=click.IntRange(0, 3), default=0, show_default=True, help="How much is repeated, see above."
+    "--rung", type=click.IntRange(0, 3), default=0, help="How much is repeated, see above. Default: 0.", **_OWN
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, metavar="N",
-    help="How many optimizer steps rungs 1 and 2 repeat.",
+    "--steps", type=click.IntRange(min=1), default=STEPS, metavar="N", **_OWN,
+    help=f"How many optimizer steps rungs 1 and 2 repeat. Default: {STEPS}.",
 )  # fmt: skip
-@click.option("--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.")
-@click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.")
+@click.option(
+    "--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.", **_OWN
+)
+@click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.", **_OWN)
 @click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
-@submit_options
+@functools.partial(submit_options, rare_groups=_OF_THE_RECORD)
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,

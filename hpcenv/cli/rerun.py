@@ -14,7 +14,8 @@ from hpcenv.cli import _accept, _render, _sweep
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._dashes import WithDashes, after_dashes
-from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
+from hpcenv.cli._help_all import GroupedCommand
+from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import UsageError
 from hpcenv.project.acceptance import Asked

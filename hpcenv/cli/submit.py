@@ -11,7 +11,8 @@ import click
 
 from hpcenv.cli import _accept, _estimate, _export, _follow, _render, _sweep
 from hpcenv.cli._dashes import KnowsDashes, after_dashes
-from hpcenv.cli._submit_options import GroupedCommand, submit_options, table_values
+from hpcenv.cli._help_all import GroupedCommand, RareOption
+from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import Wait, interruptible, wait_of, wait_options
 from hpcenv.project.acceptance import Review
 from hpcenv.project.context import Context
@@ -30,11 +31,14 @@ class _SubmitCommand(KnowsDashes, GroupedCommand):
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @submit_options
-@click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start. Nothing is submitted.")
+@click.option(
+    "--test-only", cls=RareOption, is_flag=True, help="Ask Slurm when the job would start. Nothing is submitted."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
 @click.option(
-    "--export", metavar="DIR", help="Write a folder that a person without hpcenv can submit. Nothing is submitted."
-)
+    "--export", cls=RareOption, metavar="DIR",
+    help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
+)  # fmt: skip
 @_accept.option
 @wait_options
 @_render.json_option

@@ -53,8 +53,17 @@ ONLY_PROJECT: frozenset[OptionPlace] = frozenset({"project"})
 ONLY_FILES: frozenset[OptionPlace] = frozenset({"project", "site"})
 ALL_BUT_COMMAND: frozenset[OptionPlace] = ONLY_FILES | {"python"}
 
+# In the order of a user's thoughts; the rows below are in the order of the `#SBATCH` lines.
 OptionGroup = Literal[
-    "Shape", "Slurm", "Launch", "Environment", "Checks", "Stop and requeue", "Code", "Many runs", "Staging", "Output"
+    "What runs",
+    "Where",
+    "How many",
+    "When and how long",
+    "Environment",
+    "Checks",
+    "Many runs",
+    "Staging",
+    "Submit and follow",
 ]
 GROUPS: tuple[OptionGroup, ...] = get_args(OptionGroup)
 
@@ -69,6 +78,7 @@ class Option:
         name: in Python; on the command line and in TOML, `-` stands for `_`.
         help: understandable without the other rows.
         places: where it can be set.
+        rare: few users need it: `--help` leaves it out, `--help-all` shows it.
         metavar: what stands for the value in the help text.
         minimum: of a count.
         choices: of a choice.
@@ -91,6 +101,7 @@ class Option:
     group: OptionGroup
     help: str
     places: frozenset[OptionPlace] = COMMAND
+    rare: bool = False
     metavar: str = ""
     minimum: int = 1
     choices: tuple[str, ...] = ()
@@ -128,15 +139,17 @@ class Option:
 
 
 def _directive(
-    name: str, kind: ValueKind, text: str, *, short: str = "", environment: str = "", metavar: str = ""
-) -> Option:
+    name: str, kind: ValueKind, text: str, *, group: OptionGroup = "Where", rare: bool = False,
+    short: str = "", environment: str = "", metavar: str = "",
+) -> Option:  # fmt: skip
     """Return a row whose value is written as `#SBATCH --NAME=VALUE`; it can be set everywhere."""
     return Option(
         name=name,
         kind=kind,
-        group="Slurm",
+        group=group,
         help=text,
         places=EVERYWHERE,
+        rare=rare,
         metavar=metavar,
         sbatch=name.replace("_", "-"),
         short=short,
@@ -153,7 +166,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="nodes",
         kind="count",
-        group="Shape",
+        group="How many",
         help="Number of nodes. Default: 1.",
         places=PROJECT,
         sbatch="nodes",
@@ -165,7 +178,7 @@ OPTIONS: tuple[Option, ...] = (
         name="gpus",
         kind="count",
         minimum=0,
-        group="Shape",
+        group="How many",
         help="GPUs on each node, not in total. With 0 the ranks use CPUs, and --nproc says how many ranks there are.",
         places=PROJECT,
         sbatch="gpus-per-node",
@@ -174,13 +187,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="allow_cpu_torch",
         kind="flag",
-        group="Shape",
+        group="How many",
+        rare=True,
         help="Request GPUs although the locked torch cannot use them. The run records them and does not compare them.",
     ),
     Option(
         name="gpu_type",
         kind="word",
-        group="Shape",
+        group="How many",
         help="Type of the GPUs, as `sinfo --format=%G` names it, for example h100.",
         places=EVERYWHERE,
         metavar="TYPE",
@@ -191,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
         name="gpu_request",
         kind="choice",
         choices=("gpus-per-node", "gres"),
-        group="Shape",
+        group="How many",
         help="Option of sbatch by which this cluster accepts requests for GPUs. Default: gpus-per-node.",
         places=ONLY_FILES,
         needs_slurm=True,
@@ -199,7 +213,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="nproc",
         kind="count",
-        group="Shape",
+        group="How many",
         help="Ranks (processes) on each node. Default: one for each GPU.",
         places=PROJECT,
         torchrun="nproc-per-node",
@@ -207,7 +221,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="cpus",
         kind="count",
-        group="Shape",
+        group="How many",
         help="CPUs on each node. The ranks of a node share them. Default: the share of the node that belongs to the "
         "requested GPUs, as scontrol shows it; without GPUs, one core for each rank.",
         places=EVERYWHERE,
@@ -218,7 +232,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="mem",
         kind="word",
-        group="Shape",
+        group="How many",
         help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
         "share of the node that belongs to the requested GPUs, where the cluster counts memory.",
         places=EVERYWHERE,
@@ -232,7 +246,8 @@ OPTIONS: tuple[Option, ...] = (
         name="spare",
         kind="count",
         minimum=0,
-        group="Shape",
+        group="How many",
+        rare=True,
         help="Extra nodes to allocate. They replace nodes that the check rejects. Default: 0.",
         places=EVERYWHERE,
         metavar="N",
@@ -243,6 +258,7 @@ OPTIONS: tuple[Option, ...] = (
         "time",
         "time",
         "Time limit of the job: 90 (minutes), 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS.",
+        group="When and how long",
         short="t",
         environment="SBATCH_TIMELIMIT",
         metavar="TIME",
@@ -266,14 +282,15 @@ OPTIONS: tuple[Option, ...] = (
         environment="SBATCH_CONSTRAINT",
         metavar="FEATURES",
     ),
-    _directive("reservation", "word", "Slurm reservation to run in.", environment="SBATCH_RESERVATION"),
+    _directive("reservation", "word", "Slurm reservation to run in.", rare=True, environment="SBATCH_RESERVATION"),
     _directive(
         "exclude", "word", "Nodes that the job must not get, for example n1,n[3-5].", short="x", metavar="NODES"
     ),
     Option(
         name="nodelist",
         kind="word",
-        group="Slurm",
+        group="Where",
+        rare=True,
         help="Nodes that the job must get, for example n1,n[3-5]. Slurm adds others if --nodes is larger.",
         places=PROJECT,
         metavar="NODES",
@@ -286,7 +303,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="dependency",
         kind="word",
-        group="Slurm",
+        group="When and how long",
+        rare=True,
         help="Other jobs that must come first, for example afterok:1234.",
         places=PROJECT,
         metavar="JOBS",
@@ -299,7 +317,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="after",
         kind="texts",
-        group="Slurm",
+        group="When and how long",
         help="Start when that run has completed. If it fails, this job is cancelled. A run that has failed is refused.",
         metavar="RUN",
         asks="",
@@ -307,7 +325,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="comment",
         kind="text",
-        group="Slurm",
+        group="Where",
+        rare=True,
         help="Comment of the job. hpcenv appends `hpcenv:` and the fingerprint of the lockfile, so that Slurm knows "
         "the environment of each job.",
         places=EVERYWHERE,
@@ -319,7 +338,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="sbatch",
         kind="native",
-        group="Slurm",
+        group="Where",
         help="Pass another option to sbatch, for example --sbatch mail-type=END. hpcenv.toml and site profiles have a "
         "table [sbatch] for this.",
         places=EVERYWHERE,
@@ -330,7 +349,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="srun",
         kind="native",
-        group="Slurm",
+        group="Where",
+        rare=True,
         help="Pass another option to the srun that starts the training, for example --srun cpu-bind=none. hpcenv.toml "
         "and site profiles have a table [srun] for this.",
         places=EVERYWHERE,
@@ -341,14 +361,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="retry_excluding",
         kind="count",
-        group="Slurm",
+        group="Checks",
+        rare=True,
         help="If the check rejects nodes, queue the job again without these nodes, at most N times.",
         metavar="N",
     ),
     Option(
         name="site",
         kind="text",
-        group="Slurm",
+        group="Where",
+        rare=True,
         help="Site profile to use: its name, its path, or `none`. Default: the profile that fits this cluster.",
         metavar="NAME",
         asks="the site profile of the run",
@@ -357,13 +379,13 @@ OPTIONS: tuple[Option, ...] = (
         name="cluster",
         kind="choice",
         choices=("slurm", "local"),
-        group="Slurm",
+        group="Where",
         help="Where to run: slurm, or local for this machine. Default: slurm if `sbatch` is on PATH.",
     ),
     Option(
         name="assume_shared",
         kind="flag",
-        group="Slurm",
+        group="Where",
         help="Do not check that compute nodes can see the project, the run folder and the environment.",
         places=ONLY_PROJECT,
     ),
@@ -371,7 +393,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="module",
         kind="flag",
-        group="Launch",
+        group="What runs",
         help="SCRIPT is the name of a Python module: package.train (torchrun -m).",
         letter="m",
         torchrun="module",
@@ -379,14 +401,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="entry",
         kind="flag",
-        group="Launch",
+        group="What runs",
         help="SCRIPT is the name of a console script of the environment, for example axolotl or accelerate.",
     ),
     Option(
         name="launcher",
         kind="choice",
         choices=LAUNCHERS,
-        group="Launch",
+        group="What runs",
         help="What starts the ranks: torchrun; srun, one Slurm task for each rank; or none: the program is started "
         "once on each node, and starts the ranks itself. Default: torchrun.",
         places=EVERYWHERE,
@@ -395,22 +417,24 @@ OPTIONS: tuple[Option, ...] = (
         name="cpu_binding",
         kind="choice",
         choices=CPU_BINDINGS,
-        group="Launch",
+        group="What runs",
         help="Bind each rank to the CPUs near its GPU, where the machine says which, or off. Off, too, where torchrun "
         "(--numa-binding) or srun (gpu-bind) binds the ranks. Default: near-gpu.",
-        places=EVERYWHERE,
+        places=ALL_BUT_COMMAND,
     ),
     Option(
         name="expand",
         kind="flag",
-        group="Launch",
+        group="What runs",
+        rare=True,
         help="Replace {master_addr}, {master_port}, {nnodes}, {node_rank} and the like in ARGS, on each node. {{NAME}} "
         "stays {NAME}.",
     ),
     Option(
         name="torchrun_args",
         kind="texts",
-        group="Launch",
+        group="What runs",
+        rare=True,
         help="Pass one more argument to torchrun, for example --torchrun-args --monitor-interval=1.",
         metavar="ARG",
         asks="",
@@ -422,7 +446,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Environment",
         help="For a torch built for ROCm: bring ROCm's libraries of the host into the container (apptainer --rocm). "
         "Those that need a newer C library than the image's cannot load.",
-        places=EVERYWHERE,
+        places=ALL_BUT_COMMAND,
     ),
     Option(
         name="lock",
@@ -437,12 +461,14 @@ OPTIONS: tuple[Option, ...] = (
         name="frozen",
         kind="flag",
         group="Environment",
+        rare=True,
         help="Use the lockfile even if hpcenv.toml has changed since the lockfile was written.",
     ),
     Option(
         name="runtime",
         kind="text",
         group="Environment",
+        rare=True,
         help="Program that starts containers, by path or by name: Apptainer or SingularityCE 4. Default: the site "
         "profile's, else apptainer or singularity on PATH.",
         places=PROJECT,
@@ -533,6 +559,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="count",
         minimum=0,
         group="Environment",
+        rare=True,
         help="Record a hash of all parameters after each N-th optimizer step. Default: never, only at the end.",
         metavar="N",
     ),
@@ -541,12 +568,13 @@ OPTIONS: tuple[Option, ...] = (
         kind="switch",
         group="Environment",
         help="Record the loss of every rank and optimizer step to the last bit, without a change of the script.",
-        places=PROJECT,
+        places=PROJECT - ONLY_COMMAND,
     ),
     Option(
         name="trace_steps",
         kind="steps",
         group="Environment",
+        rare=True,
         help="Record each operation of torch in the optimizer steps A to B, with hashes of its inputs and outputs, for "
         "`hpcenv compare --explain-op`. These steps take longer.",
         metavar="A:B",
@@ -555,14 +583,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="stop_after_steps",
         kind="count",
-        group="Stop and requeue",
+        group="When and how long",
+        rare=True,
         help="End the training with status 0 after N optimizer steps, for example to compare its beginning.",
         metavar="N",
     ),
     Option(
         name="grace",
         kind="seconds",
-        group="Stop and requeue",
+        group="When and how long",
+        rare=True,
         help="How long before the time limit the ranks get the signal to save and end: 90 (seconds), 10m, 1h. "
         "Default: 60, at most a tenth of --time.",
         places=PROJECT,
@@ -573,7 +603,8 @@ OPTIONS: tuple[Option, ...] = (
         name="stop_signal",
         kind="choice",
         choices=SIGNALS,
-        group="Stop and requeue",
+        group="When and how long",
+        rare=True,
         help="Signal that tells the ranks to save and end. Default: USR2.",
         places=PROJECT,
     ),
@@ -581,7 +612,7 @@ OPTIONS: tuple[Option, ...] = (
         name="requeue",
         kind="choice",
         choices=("saved", "always", "never"),
-        group="Stop and requeue",
+        group="When and how long",
         help="When the job is queued again after it had to end: saved (if the ranks saved their state), always or "
         "never. Default: saved.",
         places=PROJECT,
@@ -591,7 +622,7 @@ OPTIONS: tuple[Option, ...] = (
         name="max_requeues",
         kind="count",
         minimum=0,
-        group="Stop and requeue",
+        group="When and how long",
         help="How often the job is queued again at most. Default: 20.",
         places=ONLY_PROJECT,
         metavar="N",
@@ -599,7 +630,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="resume_from",
         kind="text",
-        group="Stop and requeue",
+        group="What runs",
         help="Continue from a checkpoint of another run: the name of the run (its newest checkpoint), or the path of a "
         "checkpoint. `hpcenv.training.resume_path()` returns it.",
         metavar="RUN|PATH",
@@ -610,7 +641,7 @@ OPTIONS: tuple[Option, ...] = (
         name="workdir",
         kind="choice",
         choices=("copy", "live"),
-        group="Code",
+        group="What runs",
         help="Where the script runs: in the run's own copy of the project (the default), or in the live project, "
         "where later edits change the job.",
         places=PROJECT,
@@ -618,7 +649,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="include",
         kind="texts",
-        group="Code",
+        group="What runs",
+        rare=True,
         help="Also copy and hash the files that fit this pattern, of any kind and size, also if git ignores them, for "
         "example '*.npz'. A bundle of the run holds them.",
         places=PROJECT,
@@ -628,7 +660,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="allow_dirty",
         kind="flag",
-        group="Code",
+        group="What runs",
         help="Submit code that has changes which are not committed. The run records the changes.",
     ),
     # -- Many runs ------------------------------------------------------------------------
@@ -657,6 +689,7 @@ OPTIONS: tuple[Option, ...] = (
         name="max_parallel",
         kind="count",
         group="Many runs",
+        rare=True,
         help="With --sweep or --array: how many runs may be active at the same time.",
         places=ONLY_COMMAND,
         metavar="N",
@@ -664,7 +697,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="chain",
         kind="count",
-        group="Many runs",
+        group="When and how long",
         help="Submit N jobs that run one after the other and continue the same run.",
         metavar="N",
     ),
@@ -673,12 +706,14 @@ OPTIONS: tuple[Option, ...] = (
         name="stage",
         kind="flag",
         group="Staging",
+        rare=True,
         help="Copy the SIF to the local disk of every node before it is used.",
     ),
     Option(
         name="stage_data",
         kind="texts",
         group="Staging",
+        rare=True,
         help="Copy this folder to the local disk of every node. The script sees the copy at the same path.",
         metavar="DIR",
         asks="it is copied to the nodes, and the ranks can read it",
@@ -687,6 +722,7 @@ OPTIONS: tuple[Option, ...] = (
         name="stage_dir",
         kind="text",
         group="Staging",
+        rare=True,
         help="Folder on the nodes for the copies. Default: the first local disk that all nodes have.",
         metavar="DIR",
         asks="hpcenv writes there",
@@ -703,7 +739,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="name",
         kind="text",
-        group="Output",
+        group="Submit and follow",
         help="Name of the run and of its folder. Default: the name of the script with date and time.",
         sbatch="job-name",
         short="J",
@@ -712,7 +748,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="runs_dir",
         kind="text",
-        group="Output",
+        group="Submit and follow",
+        rare=True,
         help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
         metavar="DIR",
         asks="hpcenv writes there",

@@ -237,7 +237,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
         (*SUBMIT, "--export", "out"),
     ),
     "verify": (("verify",), ("verify", "--nodes", "2"), ("verify", "--deep"), ("verify", "--sif", "a.sif")),
-    "wait": (("wait", "{run}", "--timeout", "1"),),
+    "wait": (("wait", "{run}", "--timeout", "1s"),),
 }
 
 

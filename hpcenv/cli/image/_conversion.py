@@ -14,6 +14,7 @@ import click
 
 from hpcenv import size
 from hpcenv.cli import _render
+from hpcenv.cli._help_all import RareOption
 from hpcenv.errors import Command as HintCommand
 from hpcenv.errors import HpcenvError, SpecError
 from hpcenv.image.convert.layer_index import LayerLimits
@@ -84,7 +85,9 @@ _plain_http_or_own = click.option(
     callback=_check_hosts,
     help="Use http instead of https; without HOST for the registry of the image. Only for networks that you trust.",
 )
-_ca_file = click.option("--ca-file", metavar="FILE", help="Certificates to trust for the registry, in PEM form.")
+_ca_file = click.option(
+    "--ca-file", cls=RareOption, metavar="FILE", help="Certificates to trust for the registry, in PEM form."
+)
 
 
 def layered_image(text: str) -> LayeredImage:
@@ -133,6 +136,7 @@ def registry_access(source: LayeredImage | RegistryName, values: dict[str, Any])
 _limit = click.option(
     "--limit",
     "limits",
+    cls=RareOption,
     metavar="NAME=NUMBER",
     multiple=True,
     help="Raise a limit for an image that you trust, or NAME=none; the error for a large image names the limit.",
@@ -175,6 +179,7 @@ def convert_options(command: _render.Command) -> _render.Command:
         [
             click.option(
                 "--builder",
+                cls=RareOption,
                 type=click.Choice(["auto", "hpcenv", "apptainer"]),
                 default="auto",
                 show_default=True,
@@ -182,13 +187,16 @@ def convert_options(command: _render.Command) -> _render.Command:
             ),
             click.option(
                 "--compression",
+                cls=RareOption,
                 type=click.Choice(["auto", "zstd", "gzip"]),
                 default="auto",
                 show_default=True,
                 help="Compression of a new SIF. auto: gzip if SingularityCE starts containers here, which cannot "
                 "read zstd; else zstd, which is faster.",
             ),
-            click.option("--no-proof", is_flag=True, help="Skip the comparison of the new SIF with the layers."),
+            click.option(
+                "--no-proof", cls=RareOption, is_flag=True, help="Skip the comparison of the new SIF with the layers."
+            ),
             limit,
         ]
     ):

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpcenv.cli import _accept, _progress, _render
+from hpcenv.cli._help_all import GroupedCommand
 from hpcenv.cli.image import _conversion
 from hpcenv.container import runtime
 from hpcenv.errors import UsageError
@@ -22,7 +23,7 @@ from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.verify import request_options
 
 
-@click.command("pull")
+@click.command("pull", cls=GroupedCommand)
 @click.argument("reference")
 @_conversion.image_options
 @click.option("--allow-floating", is_flag=True, help="Accept `latest` or no tag.")

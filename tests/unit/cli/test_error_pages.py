@@ -84,7 +84,7 @@ def waiting(scene: Scene) -> str:
     started = scene._run("submit", "train.py", "--nproc", "1", "--cluster", "local", "--name", "a", cwd=scene.project)
     assert started.status == 0, started.stderr
     try:
-        return scene.typed("wait", "a", "--timeout", "1")
+        return scene.typed("wait", "a", "--timeout", "1s")
     finally:
         scene._run("cancel", "a", cwd=scene.project)
 

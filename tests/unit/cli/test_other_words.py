@@ -30,6 +30,10 @@ from hpcenv.cli import _other_words
         ("bundle push a b", "no such command `hpcenv bundle push`", "oras push HOST/NAME:TAG FILE.hpcenv.zip"),
         ("image pull x:1 --on-cluster", "no such option `--on-cluster` of `hpcenv image pull`", "srun -c 8 hpcenv image pull REFERENCE"),
         ("submit t.py --locked", "no such option `--locked` of `hpcenv submit`", "`hpcenv lock --check` before"),
+        ("submit t.py --rocm", "no such option `--rocm` of `hpcenv submit`", "`rocm` under [submit] of hpcenv.toml"),
+        ("submit t.py --cpu-binding off", "no such option `--cpu-binding` of `hpcenv submit`", "`cpu-binding` under [submit] of hpcenv.toml"),
+        ("rerun one --no-record-metrics", "no such option `--no-record-metrics` of `hpcenv rerun`", "`record-metrics` under [submit] of hpcenv.toml"),
+        ("submit t.py --max-requeues 1", "no such option `--max-requeues` of `hpcenv submit`", "`max-requeues` under [submit] of hpcenv.toml"),
         ("rerun one --template x", "no such option `--template` of `hpcenv rerun`", 'setup = ["LINE"] under [submit] of hpcenv.toml'),
     ],
 )  # fmt: skip
