@@ -19,7 +19,15 @@ from hpcenv.judge.compat.kernels import covers
 from hpcenv.judge.compat.libraries import PAIRS, check_library, check_pair, library_of
 from hpcenv.judge.compat.table import Compat, GpuModel, TorchRelease
 from hpcenv.judge.compat.toolkits import check_driver_branch, check_toolkit
-from hpcenv.judge.compat.torch_builds import AARCH64, X86_64, builds_for, check_python, python_range, triton_note
+from hpcenv.judge.compat.torch_builds import (
+    AARCH64,
+    X86_64,
+    builds_for,
+    check_python,
+    default_cuda,
+    python_range,
+    triton_note,
+)
 from hpcenv.judge.compat.versions import minor, numbers, public, sort_key
 from hpcenv.project import compatibility
 from hpcenv.records.verdict import Result
@@ -155,16 +163,19 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> A
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     machine = asked.machine or (gpu.machine if gpu is not None and gpu.machine else X86_64)
     asked = replace(asked, machine=machine)
+    # Of a torch or a GPU outside of the table nothing can be said about any build.
+    is_known = (release is not None or not asked.torch) and (gpu is not None or not asked.gpu)
     if release is not None:
         checks = [*_about_versions(compat, asked, gpu), *_about_build(compat, asked, release, gpu)]
-        builds = tuple(_build(compat, asked, release, cuda, gpu) for cuda in _cudas(release, asked))
+        builds = tuple(_build(compat, asked, release, cuda, gpu) for cuda in _cudas(release, asked) if is_known)
         triton = triton_note(release, asked.python) if asked.python else ""
         notes += [triton] if triton else []
     else:
         checks = [*_about_versions(compat, asked, gpu), *_without_torch(compat, asked, gpu)]
-        # Of a torch or a GPU outside of the table nothing can be said about any build.
-        is_known = not asked.torch and (gpu is not None or not asked.gpu)
         builds = tuple(_of_each_minor(compat, asked, gpu)) if is_known else ()
+        if not checks and not builds:
+            what = f"no torch of the table is built for CUDA {asked.cuda}"
+            checks.append(CompatCheck(part="build", result="unknown", what=what, hint="add --driver, or --gpu"))
     return Answer(
         result=_overall(checks, builds),
         question=asked,
@@ -219,7 +230,7 @@ def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, Tor
 _FORMS = {
     "driver": (r"\d{3,4}(\.\d+){0,2}", "535.183.06"),
     "torch": (r"\d+(\.\d+)*[\w.+-]*", "2.9.1"),
-    "cuda": (r"\d+\.\d+|cpu", "12.6"),
+    "cuda": (r"\d+\.\d+(\.\d+)?|cpu", "12.6"),
     "python": (r"\d\.\d+(\.\d+)?t?", "3.13"),
     "cuda_compat": (r"\d+\.\d+", "12.8"),
 }
@@ -253,7 +264,8 @@ def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None)
     if asked.torch and compat.torch(asked.torch) is None:
         yield CompatCheck(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
     if asked.gpu and gpu is None:
-        hint = "name it as NVIDIA does, for example `RTX A6000` or `RTX 6000 Ada`"
+        amd = re.search("(?i)instinct|mi[0-9]{2,3}", asked.gpu)
+        hint = "the table has no GPUs of AMD" if amd else "name it as NVIDIA does, for example `RTX A6000`"
         yield CompatCheck(part="gpu", result="unknown", what=compat.missing(f"the GPU `{asked.gpu}`"), hint=hint)
     if asked.cuda not in ("", "cpu") and not compat.knows_toolkit(asked.cuda):
         yield CompatCheck(part="build", result="unknown", what=compat.missing(f"CUDA {asked.cuda}"), hint=_RENEW)
@@ -276,15 +288,15 @@ def _about_build(
     compat: Compat, asked: CompatQuestion, release: TorchRelease, gpu: GpuModel | None
 ) -> Iterator[CompatCheck]:
     """Yield what is said about one build: the one that was asked for, else that of the default index."""
-    cuda = asked.cuda or release.pypi
+    cuda = asked.cuda or default_cuda(release, asked.machine)
     builds = builds_for(release, asked.machine)
     if asked.python:
         yield _check("python", check_python(compat, release, asked.python, machine=asked.machine))
     for name, version in asked.packages:
         yield _check("package", _judge_package(compat, asked, name, version))
-    if cuda == "cpu" or not (asked.cuda or asked.driver or asked.gpu):
+    if asked.cuda == "cpu" or not (asked.cuda or asked.driver or asked.gpu):
         return
-    missing = _missing_build(compat, release, cuda, asked.machine, labelled=bool(asked.cuda))
+    missing = _missing_build(release, cuda, asked.machine)
     if missing is not None:
         yield _check("build", missing)
         return
@@ -295,22 +307,20 @@ def _about_build(
         yield _check("gpu", _judge_kernels(compat, asked, release, cuda, kernels, gpu))
 
 
-def _missing_build(
-    compat: Compat, release: TorchRelease, cuda: str, machine: str, *, labelled: bool
-) -> Judgement | None:
-    """Return why there is no such build; None if there is. A build with a label (+cu128) is not the default index's."""
+def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
+    """Return why there is no such build; None if there is. `cpu` is that of the default index."""
     builds = builds_for(release, machine)
     if minor(cuda) in builds:
         return None
-    if machine == AARCH64 and not builds and not labelled:
-        first = min((one for one in compat.torches if one.aarch64), key=lambda one: sort_key(one.version), default=None)
+    if cuda == "cpu":
         what = f"torch {release.version} on the default index is built for CPUs on {machine}"
-        hint = "" if first is None else f"from torch {first.version} on it is built for CUDA"
+        labels = [f"{release.version}+cu{one.replace('.', '')}" for one in builds]
+        hint = f"PyTorch's own index has it for CUDA: --torch {' or '.join(labels)}" if labels else ""
         return Judgement(result="mismatch", what=what, why=release.source, hint=hint)
     kept = ", ".join(builds) or "none"
     what = f"the table has no build of torch {release.version} for CUDA {cuda} on {machine}; it has {kept}"
     # Where the table has one build only, it is not known which others exist.
-    certain = machine == X86_64 and len(builds) > 1
+    certain = len(builds) != 1
     return Judgement(result="mismatch" if certain else "unknown", what=what, why=release.source)
 
 
@@ -329,6 +339,7 @@ def _judge_driver(compat: Compat, asked: CompatQuestion, cuda: str, gpu: GpuMode
         forward_compat=asked.cuda_compat or None,
         gpus=(asked.gpu,) if asked.gpu else (),
         compute_capability="" if gpu is None else gpu.compute_capability,
+        machine=asked.machine,
     )
     return _sourced(judged, compat.floors_source)
 
@@ -341,8 +352,9 @@ def _judge_kernels(
         what = f"which GPUs {subject} has kernels for is not in the table (dated {compat.dated})"
         return Judgement(result="unknown", what=what, why=release.source)
     judged = covers(
-        compat, kernels, gpu.compute_capability, gpu=gpu.name, cuda=cuda, driver=asked.driver, subject=subject
-    )
+        compat, kernels, gpu.compute_capability, gpu=gpu.name, cuda=cuda, driver=asked.driver, machine=asked.machine,
+        subject=subject,
+    )  # fmt: skip
     return _sourced(judged, release.source)
 
 
@@ -382,7 +394,7 @@ def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) 
 def _cudas(release: TorchRelease, asked: CompatQuestion) -> list[str]:
     """Return the CUDA of every build of a release, that of the default index first."""
     cudas = sorted(builds_for(release, asked.machine), key=sort_key, reverse=True)
-    return sorted(cudas, key=lambda cuda: cuda != release.pypi) or ["cpu"]
+    return sorted(cudas, key=lambda cuda: cuda != default_cuda(release, asked.machine)) or ["cpu"]
 
 
 def _of_each_minor(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[BuildAnswer]:
@@ -415,7 +427,7 @@ def _build(
         torch=release.version,
         cuda=cuda,
         python="-".join(python_range(release, asked.machine)),
-        default=cuda in (release.pypi, "cpu"),
+        default=cuda in (default_cuda(release, asked.machine), "cpu"),
         result=result,
         what=bad.what if bad is not None else what,
         hint=_lifted(compat, only, cuda, bad, gpu),

@@ -12,7 +12,7 @@ from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.toolkits import check_driver_branch
-from hpcenv.judge.compat.torch_builds import suggest_torch, would_run
+from hpcenv.judge.compat.torch_builds import X86_64, suggest_torch, would_run
 from hpcenv.judge.compat.versions import Numbers, numbers, older
 from hpcenv.records.verdict import Result
 
@@ -27,6 +27,7 @@ def check_driver(
     forward_compat: str | None = None,
     gpus: Sequence[str] = (),
     compute_capability: str = "",
+    machine: str = X86_64,
 ) -> Judgement:
     """Say whether a driver runs a CUDA toolkit.
 
@@ -39,7 +40,7 @@ def check_driver(
         forward_compat: CUDA version of the cuda-compat package that the job will put first on
             the loader's path, None when it will not.
         gpus: GPU models of the node; forward compatibility is for data-centre GPUs only.
-        compute_capability: of those GPUs, so that no torch without kernels is suggested.
+        compute_capability, machine: of those GPUs and their processors, so that no torch is suggested that lacks them.
     """
     has = f"node {node} has" if node else "the driver here is"
     if driver == "absent":
@@ -53,10 +54,11 @@ def check_driver(
         return Judgement(result="unknown", what=what, hint="a newer hpcenv has a newer table")
     too_old = f"this driver is too old for CUDA {cuda}{holder}: needs >= {floor.version}, {has} {driver}"
     without = older(have, floor.version)
-    hint = would_run(suggest_torch(compat, driver, compute_capability=compute_capability)) if without else ""
+    others = suggest_torch(compat, driver, compute_capability=compute_capability, machine=machine) if without else ()
+    hint = would_run(others)
     if forward_compat is None and without:
         return Judgement(result="mismatch", what=too_old, why=compat.floors_source, hint=hint)
-    ended = check_driver_branch(compat, driver, compute_capability)
+    ended = check_driver_branch(compat, driver, compute_capability, gpu=gpus[0] if gpus else "")
     if ended.result == "mismatch":
         return ended
     if forward_compat is None:
@@ -95,11 +97,12 @@ def _judge_forward(
         return "mismatch", f"{name} is older than CUDA {cuda}"
     branches = compat.forward.package.get(".".join(map(str, has[:2])), {})
     word = branches.get(driver[0])
-    if word is None:
+    by_gpu = _judge_forward_gpus(compat, name, gpus)
+    if word is None and by_gpu[0] != "mismatch":
         return "unknown", f"nothing is said about {name} on driver branch {driver[0]} ({source})"
     if word == "no":
         return "mismatch", f"{name} does not work on driver branch {driver[0]} ({source})"
-    return _judge_forward_gpus(compat, name, gpus)
+    return by_gpu
 
 
 def _judge_forward_gpus(compat: Compat, name: str, gpus: Sequence[str]) -> tuple[Result, str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpcenv.judge.compat.architectures import ARCHITECTURE, cubin_for, ptx_for
+from hpcenv.judge.compat.architectures import ARCHITECTURE, TEGRA, cubin_for, ptx_for
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat
-from hpcenv.judge.compat.torch_builds import suggest_torch, would_run
+from hpcenv.judge.compat.torch_builds import X86_64, suggest_torch, would_run
 from hpcenv.judge.compat.versions import numbers, older
 
 
@@ -24,6 +24,7 @@ def covers(
     gpu: str = "",
     cuda: str = "",
     driver: str = "",
+    machine: str = X86_64,
     subject: str = "this image's torch",
 ) -> Judgement:
     """Say whether torch holds kernels for a GPU.
@@ -35,6 +36,7 @@ def covers(
         gpu: its name, for the message.
         cuda, driver: of the image and the node; with both it can be said whether the driver
             compiles PTX of this toolkit, where no kernel but PTX fits.
+        machine: architecture of the processors, for what would run instead.
         subject: what holds the kernels, for the message.
     """
     wanted = numbers(compute_capability)
@@ -54,9 +56,11 @@ def covers(
     return Judgement(
         result="mismatch",
         what=f"{subject} has no kernels for this GPU ({this}; it has {_range(arch_list)})",
-        why="a kernel runs on GPUs of the same major and the same or a higher minor compute capability",
+        why="a Tegra runs only kernels that were compiled for it (CUDA Programming Guide, Binary Compatibility)"
+        if wanted in TEGRA
+        else "a kernel runs on GPUs of the same major and the same or a higher minor compute capability",
         hint=would_run(
-            suggest_torch(compat, driver, compute_capability=compute_capability),
+            suggest_torch(compat, driver, compute_capability=compute_capability, machine=machine),
             verb="would run" if driver else "has kernels for it",
         ),
     )

@@ -32,7 +32,8 @@ class TorchRelease:
         requires_python: what the metadata says; it has no upper end.
         pypi: CUDA of the build on the default index.
         builds: CUDA -> kernels of each build for x86_64, empty where they are not known.
-        aarch64: the same for the builds of the default index for aarch64; empty where these are for CPUs only.
+        aarch64: the same for aarch64; empty where there are builds for CPUs only.
+        aarch64_pypi: as `pypi`, for aarch64; `cpu` for a build for CPUs.
         aarch64_python: as `python`, for aarch64.
         libraries: name -> what the metadata of the `pypi` build requires.
         triton_before_python: from that Python on, this torch installs no triton; "" for no end.
@@ -45,6 +46,7 @@ class TorchRelease:
     pypi: str
     builds: Mapping[str, tuple[str, ...]]
     aarch64: Mapping[str, tuple[str, ...]]
+    aarch64_pypi: str
     aarch64_python: tuple[str, str]
     source: str
     free_threaded: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class GpuModel:
         sm_count: multiprocessors; None if the name is not enough.
         memory_gb: the sizes that are sold, in 10^9 bytes; empty if not known.
         machine: architecture of the processors that it is built with; "" for any.
+        first_driver: the oldest driver that its maker names, and the source; empty where no source has one.
     """
 
     name: str
@@ -69,6 +72,7 @@ class GpuModel:
     source: str
     memory_gb: tuple[int, ...] = ()
     machine: str = ""
+    first_driver: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

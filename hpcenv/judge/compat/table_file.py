@@ -197,6 +197,7 @@ def _parse_torch(row: _Table) -> TorchRelease:
         pypi=row.version("pypi"),
         builds={cuda: _parse_arch_list(builds, cuda) for cuda in builds.data},
         aarch64={cuda: _parse_arch_list(aarch64, cuda) for cuda in aarch64.data},
+        aarch64_pypi=row.data.get("aarch64-pypi", row.version("pypi") if aarch64.data else "cpu"),
         aarch64_python=_parse_range(row, "aarch64-python") if "aarch64-python" in row.data else python,
         source=row.source(),
         free_threaded=row.texts("free-threaded") if "free-threaded" in row.data else (),
@@ -244,6 +245,8 @@ def _parse_arch_list(builds: _Table, cuda: str) -> tuple[str, ...]:
 def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
     counts = table.table("sm-count").table("number")
     memory = table.table("memory").table("gb")
+    drivers = table.table("driver")
+    first = drivers.table("first")
     on_aarch64 = table.table("aarch64").texts("names")
     variants = table.table("variants")
     blocks = [
@@ -267,6 +270,7 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
                     source=source,
                     memory_gb=_parse_sizes(memory, name) if name in memory.data else (),
                     machine="aarch64" if name in on_aarch64 else "",
+                    first_driver=(first.optional_version(name), drivers.source()),
                 )
                 gpus.update(dict.fromkeys(names(name), model))
     return gpus | _longer_names(gpus, counts)

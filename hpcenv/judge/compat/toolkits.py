@@ -6,9 +6,10 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 from __future__ import annotations
 
 from hpcenv.judge.compat.floors import driver_floor
+from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Capability, Compat
-from hpcenv.judge.compat.versions import less, numbers
+from hpcenv.judge.compat.versions import less, numbers, older
 
 
 def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: str = "") -> Judgement:
@@ -62,6 +63,11 @@ def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *,
         what = f"driver {driver} is older than {this}: the first CUDA for it, {row.first_toolkit}, came with R{branch}"
         why = f"{row.source}; {compat.packaged_source}"
         return Judgement(result="mismatch", what=what, why=why, hint=f"install a driver of R{branch} or newer")
+    model = gpu_by_name(compat, gpu)
+    named, source = model.first_driver if model is not None else ("", "")
+    if named and older(have, named):
+        what = f"driver {driver} is older than {this}: the first for it is {named}"
+        return Judgement(result="mismatch", what=what, why=source)
     return Judgement(result="match", what=f"driver {driver} supports {this}", why=row.source)
 
 

@@ -59,11 +59,12 @@ def suggest_torch(
         builds = builds_for(release, machine)
         runs = [cuda for cuda, kernels in builds.items() if _runs(compat, cuda, kernels, have, compute_capability)]
         if runs and installs_on(release, python, machine) and minor(release.version) not in found:
-            cuda = release.pypi if release.pypi in runs else max(runs, key=sort_key)
+            default = default_cuda(release, machine)
+            cuda = default if default in runs else max(runs, key=sort_key)
             found[minor(release.version)] = Suggestion(
                 torch=release.version,
                 cuda=cuda,
-                on_pypi=cuda == release.pypi,
+                on_pypi=cuda == default,
                 python=python_range(release, machine),
             )
     return tuple(found.values())
@@ -86,6 +87,11 @@ def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> 
 def builds_for(release: TorchRelease, machine: str) -> Mapping[str, tuple[str, ...]]:
     """Return CUDA -> kernels of the builds for an architecture; empty if there are only builds for CPUs."""
     return release.aarch64 if machine == AARCH64 else release.builds
+
+
+def default_cuda(release: TorchRelease, machine: str) -> str:
+    """Return the CUDA of the build that a plain `pip install` gives; `cpu` for one without."""
+    return release.aarch64_pypi if machine == AARCH64 else release.pypi
 
 
 def python_range(release: TorchRelease, machine: str) -> tuple[str, str]:

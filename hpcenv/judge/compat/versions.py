@@ -6,10 +6,12 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 Numbers = tuple[int, ...]
 
 
+@cache
 def numbers(version: str) -> Numbers | None:
     """Return `580.65.06` as numbers; None for other texts."""
     if len(version) > 64 or not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):

@@ -1,5 +1,6 @@
 """`hpcenv compat`: thirty questions with the vendors' answers, and what nobody knows is never called fine."""
 
+import csv
 import datetime as dt
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,18 @@ TABLE = compatibility.table()
 TODAY = dt.date(2026, 11, 23)
 QUESTIONS = toml_files.read(Path(__file__).with_name("compat_questions.toml"), error=SpecError)["question"]
 WORDS = {"match": "yes", "mismatch": "no", "unknown": "unknown"}
+
+
+PUBLIC = [
+    line for line in Path(__file__).with_name("compat_public.tsv").read_text().splitlines() if not line.startswith("#")
+]
+# What no table row answers: who else than the default index builds 2.15, and cuda-compat on branches that have ended.
+OPEN = {
+    ("2.15.0+cu126", ""),
+    ("2.11.0+cu130", "550.54.15"),
+    ("2.11.0+cu130", "530.30.02"),
+    ("2.11.0+cu130", "555.42.06"),
+}
 
 
 def asked(row):
@@ -45,6 +58,58 @@ def test_the_answer_is_that_of_the_vendor(row):
 def test_every_answer_names_its_source_or_what_the_table_lacks(row):
     for check in ask(TABLE, asked(row), today=TODAY).checks:
         assert "read 20" in check.why or "dated 20" in check.what or check.result == "unknown", check
+
+
+def said(row, cuda_compat):
+    parts = ("gpu", "driver", "torch", "cuda", "machine")
+    return WORDS[ask(TABLE, CompatQuestion(**{p: row[p] for p in parts}, cuda_compat=cuda_compat), today=None).result]
+
+
+def test_the_answers_are_those_of_the_public_pages():
+    rows = list(csv.DictReader(PUBLIC, delimiter="\t"))
+    wrong, unknown = [], []
+    for row in rows:
+        answer = said(row, row["cuda-compat"])
+        if row["answer"] == "compat":
+            expected, answer = ("no", "yes"), (said(row, ""), answer)
+        else:
+            expected = row["answer"]
+        if answer == expected:
+            continue
+        (unknown if "unknown" in answer else wrong).append(row)
+
+    assert len(rows) >= 145
+    assert all(row["source"] and row["read"] for row in rows)
+    assert not wrong
+    assert {(row["torch"], row["driver"] * (row["torch"] != "2.15.0+cu126")) for row in unknown} == OPEN
+
+
+@pytest.mark.parametrize(
+    ("question", "hint"),
+    [
+        (CompatQuestion(gpu="MI300X"), "the table has no GPUs of AMD"),
+        (CompatQuestion(gpu="MI250X", torch="2.9.1"), "the table has no GPUs of AMD"),
+        (CompatQuestion(cuda="13.4.2"), "add --driver, or --gpu"),
+        (CompatQuestion(gpu="GH200", torch="2.9.1"), "2.9.1+cu126 or 2.9.1+cu128 or 2.9.1+cu130"),
+        (CompatQuestion(gpu="GH200", torch="2.11.0", driver="535.183.06"), "torch 2.14 (cu126) would run"),
+    ],
+    ids=str,
+)
+def test_what_to_do_instead_is_of_that_machine(question, hint):
+    answer = ask(TABLE, question, today=TODAY)
+
+    assert any(hint in check.hint for check in answer.checks)
+    assert answer.result != "match"
+    assert question.gpu[:2] != "MI" or answer.builds == ()
+
+
+def test_a_tegra_is_told_apart_from_its_neighbours():
+    (check,) = ask(TABLE, CompatQuestion(gpu="Jetson AGX Orin", torch="2.11.0"), today=TODAY).checks
+
+    assert (check.result, check.why.split(";")[0]) == (
+        "mismatch",
+        "a Tegra runs only kernels that were compiled for it (CUDA Programming Guide, Binary Compatibility)",
+    )
 
 
 def test_without_torch_the_builds_that_run_are_listed_and_why_the_others_do_not():
