@@ -185,6 +185,30 @@ def test_every_value_that_is_shipped_has_a_source_with_dates(path: Path) -> None
     assert set(site.source) == {value.cited for _, value in found}
 
 
+def test_the_page_of_values_has_every_value_that_is_shipped() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "site-profiles.md").read_text()
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:4]) for line in text.splitlines() if " | `" in line]
+    shipped = []
+    for path in SHIPPED:
+        site, _ = site_files.read(path)
+        for what, value in site.sourced():
+            keys = ("value", "folder", "kind", "host", "name")
+            shown = next(str(getattr(value, key)) for key in keys if getattr(value, key, None))
+            shipped.append((site.name, what, shown))
+
+    assert rows == shipped
+
+
+def test_frontier_loads_the_plugin_that_its_nccl_net_asks_for() -> None:
+    site, _ = site_files.read(next(path for path in SHIPPED if path.stem == "frontier"))
+    found = profile(site, "frontier")
+    one, two = (found.for_run(replace(AMD, nodes=nodes)) for nodes in (1, 2))
+    net = [{setting.name: setting.value for setting in run.settings}["NCCL_NET"] for run in (one, two)]
+
+    assert net == ["Socket", "OFI"]
+    assert two.modules == (*one.modules, "rocm", "rccl-net-plugin")
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_site_where_hpcenv_starts_no_sif_says_that_first(path: Path) -> None:
     site, _ = site_files.read(path)
