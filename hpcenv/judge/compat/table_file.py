@@ -246,7 +246,6 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
     counts = table.table("sm-count").table("number")
     memory = table.table("memory").table("gb")
     drivers = table.table("driver")
-    first = drivers.table("first")
     on_aarch64 = table.table("aarch64").texts("names")
     variants = table.table("variants")
     blocks = [
@@ -270,7 +269,7 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
                     source=source,
                     memory_gb=_parse_sizes(memory, name) if name in memory.data else (),
                     machine="aarch64" if name in on_aarch64 else "",
-                    first_driver=(first.optional_version(name), drivers.source()),
+                    first_driver=(drivers.table("first").optional_version(name), drivers.source()),
                 )
                 gpus.update(dict.fromkeys(names(name), model))
     return gpus | _longer_names(gpus, counts)
