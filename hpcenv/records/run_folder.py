@@ -63,6 +63,10 @@ class RunFolder:
         """The modules that the steps on the nodes import, and what Python has compiled of them."""
         return self.code / "hpcenv.zip"
 
+    def shared_archive(self, sha256: str) -> Path:
+        """That archive in the folder of runs: the runs with this content are hard links to it."""
+        return self.path.parent / ".data" / f"sha256-{sha256}.zip"
+
     @property
     def inside(self) -> Path:
         """What ranks can import: `hpcenv.training`, and the start of torchrun."""

@@ -11,6 +11,8 @@ import os
 import re
 import secrets
 import shutil
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,18 +274,22 @@ def _holds_checkpoint(folder: RunFolder) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file or folder on disk. Each file counts once; unreadable ones do not count."""
-    seen: set[tuple[int, int]] = set()
+    """Return the bytes of a file or folder on disk. Each file counts once; unreadable ones do not count.
+
+    Neither does a file that has further names elsewhere: its bytes stay when this folder goes.
+    """
+    seen: Counter[tuple[int, int]] = Counter()
     total, waiting = 0, [path]
     while waiting:
         with contextlib.suppress(OSError):
             current = waiting.pop()
             status = os.lstat(current)
-            if (status.st_dev, status.st_ino) in seen:
+            is_folder = stat.S_ISDIR(status.st_mode)
+            seen[status.st_dev, status.st_ino] += 1
+            if not is_folder and seen[status.st_dev, status.st_ino] != status.st_nlink:
                 continue
-            seen.add((status.st_dev, status.st_ino))
             total += status.st_blocks * 512  # lstat(2): st_blocks is in units of 512 bytes
-            if os.path.isdir(current) and not os.path.islink(current):
+            if is_folder:
                 waiting += [Path(entry.path) for entry in os.scandir(current)]
     return total
 
@@ -295,6 +301,7 @@ _TAR = re.compile(r"sha256-[0-9a-f]{64}\.tar")
 
 def _unneeded_data(folder: Path, gone: set[Path], now: float) -> Iterator[RunRemoval]:
     """Yield the packed data folders that no run names any more."""
+    yield from _unneeded_archives(folder, gone)
     store = folder / ".data"
     tars = [path for path in store.glob("sha256-*.tar") if _TAR.fullmatch(path.name)]
     needed = _needed_data(folder, gone) if tars else set()
@@ -306,6 +313,16 @@ def _unneeded_data(folder: Path, gone: set[Path], now: float) -> Iterator[RunRem
                 yield RunRemoval(
                     name=f".data/{path.name[:19]}", path=path, size=size_of(path), why="no run uses these data"
                 )
+
+
+def _unneeded_archives(folder: Path, gone: Iterable[Path]) -> Iterator[RunRemoval]:
+    """Yield the archives of hpcenv that runs share, of which no run that stays is a hard link."""
+    for path in sorted((folder / ".data").glob("sha256-*.zip")):
+        with contextlib.suppress(OSError):
+            links = sum(os.path.exists(run.archive) and run.archive.samefile(path) for run in map(RunFolder, gone))
+            if os.lstat(path).st_nlink <= 1 + links:
+                size = os.lstat(path).st_blocks * 512
+                yield RunRemoval(name=f".data/{path.name[:19]}", path=path, size=size, why="no run uses this archive")
 
 
 def _needed_data(folder: Path, gone: Iterable[Path]) -> set[str] | None:
@@ -383,6 +400,11 @@ def _remove_data(folder: Path, tar: Path) -> str:
     """Remove a packed data folder, unless a new run needs it; return why it was kept, empty if it was removed."""
     aside = tar.with_name(f".{tar.name}.{secrets.token_hex(4)}")
     try:
+        if tar.suffix == ".zip":  # a run that links to it at this moment keeps the content
+            if os.lstat(tar).st_nlink > 1:
+                return _NEEDED_NOW
+            tar.unlink()
+            return ""
         os.rename(tar, aside)
         needed = _needed_data(folder, ())
         if needed is None or tar.name in needed:

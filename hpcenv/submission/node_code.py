@@ -6,6 +6,8 @@ nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.m
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import os
 import zipfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from hpcenv import filesystem, steps
 from hpcenv.errors import FileUnusable
 from hpcenv.records import listing
+from hpcenv.records.files import read_file, sha256_at
 from hpcenv.records.run_folder import RunFolder
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
@@ -86,7 +89,7 @@ def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
         _copy(package / _RANK_EXECUTOR, run.inside / "hpcenv" / "api" / "executor.py")
         copy_start_hook(run.start_hook)
         if not as_files:
-            _write(run.archive, packed(package, modules))
+            _write_archive(run, packed(package, modules))
     except OSError as error:
         what, path = f"cannot copy the code of the nodes to `{run.code}`", error.filename
         hint = filesystem.refused(Path(path), error).hint
@@ -119,6 +122,33 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         # A write does not say of which file (a full disk, a quota).
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
+
+
+def _write_archive(run: RunFolder, content: bytes) -> None:
+    """Write the archive of a run: a hard link to the one that runs with this content share; where links fail, a copy.
+
+    The shared file of another user, or with another content (a machine that failed, an editor), is not used.
+
+    Raises:
+        OSError: it cannot be written; `filename` names it.
+    """
+    shared = run.shared_archive(hashlib.sha256(content).hexdigest())
+    with contextlib.suppress(OSError):
+        os.link(shared, run.archive)
+        if os.lstat(run.archive).st_uid == os.geteuid() and read_file(run.archive, follow=False) == content:
+            return
+    run.archive.unlink(missing_ok=True)  # writing into it would change the other runs
+    _write(run.archive, content)
+
+
+def share_archive(run: RunFolder) -> None:
+    """Let later runs link to the archive of a run that is submitted; where links fail, they do without."""
+    with contextlib.suppress(OSError):
+        shared = run.shared_archive(sha256_at(run.archive))
+        if not (shared.exists() and shared.samefile(run.archive)):
+            shared.parent.mkdir(exist_ok=True)
+            shared.unlink(missing_ok=True)
+            os.link(run.archive, shared)
 
 
 def packed(package: Path, modules: Sequence[str]) -> bytes:

@@ -37,7 +37,7 @@ from hpcenv.records.files import save_record, sync, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.submission import after, host_packages, hub_cache, kept_secrets, locked_container, snapshot
-from hpcenv.submission.node_code import copy_node_code
+from hpcenv.submission.node_code import copy_node_code, share_archive
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
 from hpcenv.submission.run_data import packed_folder
@@ -182,6 +182,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         after=plan.after.names,
     )
     save_record(submission, run.submission)
+    share_archive(run)
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:

@@ -34,6 +34,7 @@ from hpcenv.runs.state import RunState, read_states
 from hpcenv.submission import batch_script, host_packages, kept_secrets
 from hpcenv.submission import submit as submit_step
 from hpcenv.submission.locked_container import notes_on_sif
+from hpcenv.submission.node_code import share_archive
 from hpcenv.submission.plan import Call, Plan, directives_of, render_script
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -302,6 +303,7 @@ def _record(record: SweepRecord, run: RunFolder, job_id: str, command: Sequence[
             command=tuple(command),
         )
         _write(RunFolder(run.path / element.folder).submission, encode_record(submission))
+    share_archive(run)
 
 
 # -- afterwards ---------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def by_name(project: Path, fake_slurm: Any) -> Any:
             env={**fake_slurm.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert (project / "runs").is_dir(), submitted.stderr
-        (folder,) = (project / "runs").iterdir()
+        (folder,) = (project / "runs").glob("[!.]*")
         assert json.loads((folder / "function" / "call.json").read_text())["how"] == "name", submitted.stderr
         return folder, call_as_rank(folder)
 

@@ -143,6 +143,29 @@ def test_packed_data_goes_with_the_last_run_that_needs_it(some: Path, fake_slurm
     )
 
 
+def test_a_shared_archive_goes_with_the_last_run_that_is_a_link_to_it(some: Path, fake_slurm: Any) -> None:
+    shared = some / "runs" / ".data" / f"sha256-{'a' * 64}.zip"
+    shared.parent.mkdir()
+    shared.write_bytes(b"x" * 50_000)
+    for name in ("done", "failed"):
+        (some / "runs" / name / "code").mkdir(exist_ok=True)
+        os.link(shared, some / "runs" / name / "code/hpcenv.zip")
+    found = plan(some, fake_slurm, "failed")
+    assert found.data == () and found.frees < 50_000
+    clean(found, environ=fake_slurm.environ)
+    assert (some / "runs/done/code/hpcenv.zip").read_bytes() == shared.read_bytes() == b"x" * 50_000
+    found = plan(some, fake_slurm, "done")
+    assert names(found.data) == {".data/sha256-aaaaaaaaaaaa"} and found.frees > 50_000
+    # A run that was submitted after the plan keeps it.
+    os.link(shared, some / "new")
+    assert [(one.name, one.why) for one in clean(found, environ=fake_slurm.environ).kept] == [
+        (".data/sha256-aaaaaaaaaaaa", "a run needs it now")
+    ]
+    (some / "new").unlink()
+    clean(plan(some, fake_slurm, "saved"), environ=fake_slurm.environ)
+    assert not shared.exists()
+
+
 def test_data_stays_while_a_manifest_cannot_be_read(some: Path, fake_slurm: Any) -> None:
     tar = some / "runs" / ".data" / f"sha256-{'a' * 64}.tar"
     tar.parent.mkdir()

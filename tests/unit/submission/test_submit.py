@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 import time
@@ -604,6 +605,82 @@ def test_what_python_has_compiled_of_the_node_code_comes_along(tmp_path: Path) -
     sources = {name for name in names if name.endswith(".py")}
     assert {"hpcenv/steps/step.py", "hpcenv/records/manifest.py", "hpcenv/incontainer/agent.py"} <= sources
     assert names - sources == {f"{name}c" for name in sources}
+
+
+def archive_of(parent: Path, name: str) -> Path:
+    run = RunFolder(parent / name)
+    copy_node_code(run)
+    node_code.share_archive(run)
+    return run.archive
+
+
+def test_runs_share_one_archive_and_each_is_complete(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first, second = archive_of(runs, "first"), archive_of(runs, "second")
+    (shared,) = (runs / ".data").iterdir()
+    assert shared.name == f"sha256-{hashlib.sha256(first.read_bytes()).hexdigest()}.zip"
+    assert first.samefile(second) and first.samefile(shared) and first.stat().st_nlink == 3
+    # A copy, and a tar of one run, have the content.
+    copied = shutil.copytree(runs / "second", tmp_path / "copied")
+    subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", runs, "second"], check=True)
+    (tmp_path / "out").mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"], check=True)
+    for one in (copied, tmp_path / "out/second"):
+        assert RunFolder(one).archive.read_bytes() == first.read_bytes()
+        assert RunFolder(one).archive.stat().st_nlink == 1
+
+
+def test_a_shared_archive_with_another_content_is_not_used_and_replaced(tmp_path: Path) -> None:
+    first = archive_of(tmp_path, "first")
+    good = first.read_bytes()
+    (shared,) = (tmp_path / ".data").iterdir()
+    shared.write_bytes(good[:1000])  # as after a failure of the machine; it is the first run's file, too
+    second = archive_of(tmp_path, "second")
+    assert second.read_bytes() == good and first.read_bytes() == good[:1000]
+    assert archive_of(tmp_path, "third").samefile(second) and shared.samefile(second)
+    # The same run once more: what others link to is not written.
+    assert archive_of(tmp_path, "first").read_bytes() == second.read_bytes() == good
+
+
+def test_a_link_in_the_place_of_the_shared_archive_is_not_followed(tmp_path: Path) -> None:
+    first = archive_of(tmp_path, "first")
+    (shared,) = (tmp_path / ".data").iterdir()
+    aside = shared.rename(tmp_path / "elsewhere.zip")
+    shared.symlink_to(aside)
+    second = archive_of(tmp_path, "second")
+    assert not second.is_symlink() and second.read_bytes() == first.read_bytes() and not shared.is_symlink()
+
+
+def test_where_links_fail_each_run_has_a_copy(tmp_path: Path) -> None:
+    (tmp_path / ".data").write_text("a file: nothing can be linked there")
+    first, second = archive_of(tmp_path, "first"), archive_of(tmp_path, "second")
+    assert first.read_bytes() == second.read_bytes() and first.stat().st_nlink == second.stat().st_nlink == 1
+
+
+@pytest.mark.ordinary_user
+def test_a_shared_archive_that_may_not_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / ".data").mkdir(mode=0o555)
+    assert archive_of(tmp_path, "first").stat().st_nlink == 1
+
+
+def test_a_submission_that_is_killed_leaves_no_torn_archive_to_others(tmp_path: Path) -> None:
+    whole = archive_of(tmp_path / "reference", "run").read_bytes()
+    code = (
+        "import os, sys; from pathlib import Path; from hpcenv.submission import node_code;"
+        "from hpcenv.records.run_folder import RunFolder;"
+        "run = RunFolder(Path(sys.argv[1])); node_code.copy_node_code(run); node_code.share_archive(run)"
+    )
+    for number in range(4):
+        victim = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"runs/killed-{number}")])
+        deadline = time.monotonic() + 30
+        while not RunFolder(tmp_path / f"runs/killed-{number}").archive.exists() and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        time.sleep(number * 0.001)
+        victim.kill()
+        victim.wait()
+        for shared in (tmp_path / "runs/.data").glob("*"):
+            assert shared.read_bytes() == whole
+    assert archive_of(tmp_path / "runs", "next").read_bytes() == whole
 
 
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
