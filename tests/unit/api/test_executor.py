@@ -82,7 +82,8 @@ def test_functions_run_after_the_check_and_their_results_come_back(project: Path
             while job.state == "RUNNING":
                 time.sleep(0.2)
             print(job.state, job.run.folder.name.startswith("work-"), (job.run.folder / "verdict.json").exists())
-            print("raise KeyError" in str(executor.submit(work, 1, fail=1).exception()))
+            failure = executor.submit(work, 1, fail=1).exception()
+            print(type(failure).__name__, "raise KeyError" in str(failure))
             executor.update_parameters(ntasks_per_node=1, stderr_to_stdout=True)
             job = executor.submit(lambda: print("err", file=sys.stderr) or OFFSET)
             print(job.result(), "err" in job.stdout(), job.stderr())
@@ -95,7 +96,7 @@ def test_functions_run_after_the_check_and_their_results_come_back(project: Path
         "out of 1 | err of 0",
         "True 2 completed",
         "COMPLETED True True",
-        "True",
+        "FailedJobError True",
         "4 True None",
         "4 True",
     ]
@@ -105,25 +106,32 @@ def test_a_list_may_mix_jobs_of_scripts_and_of_functions(project: Path) -> None:
     printed = program(
         project,
         """
-        import time, hpcenv, submitit.helpers
+        import os, time, hpcenv, submitit.helpers
 
         def work(x):
             return x + 1
 
+        def die(status):
+            print("the last words", flush=True)
+            os._exit(status)
+
         if __name__ == "__main__":
             executor = hpcenv.Executor("jobs", cluster="local")
-            jobs = [hpcenv.submit("train.py", nproc=1, cluster="local"), executor.submit(work, 1), executor.submit(int, "x")]
+            jobs = [hpcenv.submit("train.py", nproc=1, cluster="local"), executor.submit(work, 1), executor.submit(die, 3)]
             submitit.helpers.monitor_jobs(jobs, poll_frequency=1, test_mode=True)
             print(len(list(submitit.helpers.as_completed(jobs, timeout=60))))
             # A function is done when its result is there; its state follows.
             while "RUNNING" in [job.state for job in jobs]:
                 time.sleep(0.2)
             print([job.state for job in jobs])
-            print(jobs[0].results()[0].exit_status, jobs[1].results(), type(jobs[2].exception()).__name__)
+            died = jobs[2].exception()
+            print(jobs[0].results()[0].exit_status, jobs[1].results(), type(died).__name__)
+            print("failed, exit status 3" in str(died), "the last words" in str(died))
         """,
     )
     assert "All jobs finished, jobs with indices [" in printed
-    assert printed.splitlines()[-3:] == ["3", "['COMPLETED', 'COMPLETED', 'FAILED']", "0 [2] FailedJobError"]
+    ended = "['COMPLETED', 'COMPLETED', 'FAILED']"
+    assert printed.splitlines()[-4:] == ["3", ended, "0 [2] NoResult", "True True"]
 
 
 def test_a_function_can_be_called_in_each_rank_of_torchrun(project: Path) -> None:
