@@ -62,12 +62,12 @@ class Guard:
         host = one_line(request.url.host)
         elsewhere = _origin(request.url) != _origin(self._own)
         if not self.files:
+            if elsewhere:
+                raise self.refused(f"it leads to {host}, which is another host")
             self._documents += 1
             self.left = _MOST_BYTES
             if self._documents > MOST_PAGES:
                 raise self.refused(f"the list of files has more than {MOST_PAGES} pages")
-            if elsewhere:
-                raise self.refused(f"it leads to {host}, which is another host")
         if not elsewhere:
             return
         if "Authorization" in request.headers:

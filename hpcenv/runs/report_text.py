@@ -11,9 +11,10 @@ from hpcenv.cluster.queue import in_words
 from hpcenv.judge import first_failure
 from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.machine.network import port_errors
-from hpcenv.project import duration
+from hpcenv.project import duration, fields
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
+from hpcenv.records.verdict import Verdict
 from hpcenv.runs import determinism, rank_gpus
 from hpcenv.runs.determinism import DeterminismReport
 from hpcenv.runs.diagnose.diagnose import FailureDiagnosis
@@ -118,12 +119,23 @@ def _lines(report: RunReport) -> Iterator[str]:
         if report.status.waits_again:
             yield f"verdict of attempt {report.status.attempt}, before the job was requeued:\n"
         yield report.table.rstrip()
+    if report.status.state == "rejected" and report.status.verdict is not None:
+        yield from _hints(report.status.verdict)
     if report.last_lines and report.status.state != "rejected":
         yield ""
         yield "end of the log:"
         for line in report.last_lines:
             shown = visible(line)
             yield f"  {shown[:_MAX_LINE]}..." if len(shown) > _MAX_LINE else f"  {shown}".rstrip()
+
+
+def _hints(verdict: Verdict) -> Iterator[str]:
+    """Yield what to do about the fields that differ; a check has its own words in the table."""
+    rows = [one for one in verdict.findings if one.severity == "must" and one.result == "mismatch" and not one.owner]
+    hints = dict.fromkeys(field.hint for row in rows if (field := fields.find(row.field)) is not None)
+    if hints:
+        yield ""
+    yield from (wrap(f"hint: {hint}", indent=6) for hint in hints)
 
 
 def _failure_lines(report: RunReport) -> Iterator[str]:

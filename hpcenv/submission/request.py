@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.errors import Command, UsageError
+from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.judge.checks.table import BY_ID as CHECKS_BY_ID
 from hpcenv.judge.checks.table import at_level
 from hpcenv.project import option_values
@@ -30,6 +30,9 @@ from hpcenv.records.manifest import LaunchOptions, PreflightOptions, SmokeOption
 from hpcenv.records.request import RequestRecord
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
+
+_HELP = Command("hpcenv", "submit", "--help")
+_IN_PYTHON = "docs/reference/options.md lists the keywords: `--gpu-type` is `gpu_type=`"
 
 Cluster = Literal["slurm", "local"]
 
@@ -131,18 +134,19 @@ def parse_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean `{close[0]}`?" if close else "docs/reference/options.md lists the options"
             raise UsageError(f"`{name}` is no option of a submission", hint=hint)
-    return _parse({name: (_plain(value), name) for name, value in keywords.items()})
+    return _parse({name: (_plain(value), name) for name, value in keywords.items()}, _IN_PYTHON)
 
 
 def _plain(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _parse(values: Mapping[str, tuple[object, str]]) -> dict[str, Any]:
+def _parse(values: Mapping[str, tuple[object, str]], hint: Hint = _HELP) -> dict[str, Any]:
     """Return values in the form that hpcenv keeps.
 
     Args:
         values: option name -> its value, and the place that the value comes from.
+        hint: where the options are described, in the words of that place.
 
     Raises:
         UsageError: one line for each value that is not valid.
@@ -157,9 +161,7 @@ def _parse(values: Mapping[str, tuple[object, str]]) -> dict[str, Any]:
             shown = f"`{option.key}`" if isinstance(value, (list, tuple, Mapping)) else f"`{option.key}` = {value!r}"
             problems.append(f"{shown}: {error} (from {origin})")
     if problems:
-        raise UsageError(
-            "this cannot be submitted", why="\n".join(problems), hint=Command("hpcenv", "submit", "--help")
-        )
+        raise UsageError("this cannot be submitted", why="\n".join(problems), hint=hint)
     return parsed
 
 

@@ -122,6 +122,14 @@ def test_a_run_is_reproduced_and_its_bundle_is_asked_about(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("wrong", [{"time": "x"}, {"sbatch": {"output": "x"}}, {"srun": {"ntasks": "4"}}])
+def test_a_wrong_value_has_a_hint_in_python(wrong: dict[str, Any], project: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        api.plan_job("train.py", project=project, **wrong)
+    assert f"(from {next(iter(wrong))})" in str(caught.value.why)
+    assert caught.value.hint == "docs/reference/options.md lists the keywords: `--gpu-type` is `gpu_type=`"
+
+
 def test_a_misspelt_option_is_named(project: Path) -> None:
     with pytest.raises(UsageError) as caught:
         api.submit("train.py", project=project, nprocs=1)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from hpcenv.errors import DataUnavailable
-from hpcenv.hub.guard import Guard
+from hpcenv.hub.guard import MOST_PAGES, Guard
 
 OUTSIDE = "https://1.1.1.1"
 
@@ -51,3 +51,15 @@ def test_the_token_and_a_document_stay_with_the_hub() -> None:
     with pytest.raises(DataUnavailable) as caught:
         ask("http://8.8.8.8/x")
     assert "without encryption" in str(caught.value.why)
+
+
+def test_a_document_that_is_not_asked_for_is_no_page() -> None:
+    """The library asks huggingface.co once a day for a list of its own, whatever the hub is (huggingface_hub 2.4)."""
+    guard = Guard(OUTSIDE, timeout=5)
+    with pytest.raises(DataUnavailable, match="cannot be used"):
+        guard.on_request(httpx2.Request("GET", "https://8.8.8.8/api/agent-harnesses"))
+    for _ in range(MOST_PAGES):
+        guard.on_request(httpx2.Request("GET", f"{OUTSIDE}/x"))
+    with pytest.raises(DataUnavailable) as caught:
+        guard.on_request(httpx2.Request("GET", f"{OUTSIDE}/x"))
+    assert f"more than {MOST_PAGES} pages" in str(caught.value.why)
