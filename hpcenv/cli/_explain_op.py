@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcenv.cli import _accept, _render
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._wait import interruptible
 from hpcenv.cli.wait import wait_telling
 from hpcenv.errors import Status
+from hpcenv.project import acceptance
 from hpcenv.reproduction import explain_op_text
 from hpcenv.reproduction.repetition import Repetition, TracedSteps
 from hpcenv.reproduction.traced_pair import explain_pair, find_pair, plan_missing, with_repetitions
@@ -40,9 +43,11 @@ def show(wish: ExplainWish) -> int:
         if wish.as_json:
             _render.verdict_on("compare", {"verdict": "equal", "headline": "equal to the last bit"}, ok=True)
         return 0
-    planned = plan_missing(pair, submit_cli.context_of(), _render.open_project)
-    _tell_and_ask(planned, pair.steps, wish)
-    folders = [submit(one.plan, one.context).run_folder for one in planned.values()]
+    # Outside of the work tree: git knows no copy in it. The new runs have copies of their own.
+    with tempfile.TemporaryDirectory(prefix="hpcenv-code-") as copies:
+        planned = plan_missing(pair, submit_cli.context_of(), Path(copies).resolve(), _render.open_project)
+        _tell_and_ask(planned, pair.steps, wish)
+        folders = [submit(one.plan, one.context).run_folder for one in planned.values()]
     with interruptible(f"{len(folders)} repetitions continue", *map(str, folders)):
         statuses = wait_telling([open_run(folder) for folder in folders], wish.timeout, as_json=wish.as_json)
     ended = zip(folders, statuses, strict=True)
@@ -61,8 +66,11 @@ def _tell_and_ask(planned: Mapping[int, Repetition], steps: TracedSteps, wish: E
             _render.tell(f"{one.of}: repeats the steps up to {steps.last}, traces {steps}: {one.plan.request.shape}")
             for note in one.notes:
                 _render.tell(f"  {note}")
-    # One list for all that is repeated in a project, so that one `--accept` is enough.
-    workspaces = {one.workspace.root: one.workspace for one in planned.values()}
-    for root, workspace in workspaces.items():
-        more = [asked for one in planned.values() if one.workspace.root == root for asked in one.recorded]
-        _accept.require(workspace, wish.accept, as_json=wish.as_json, more=more)
+    # One list for all that is repeated, so that one `--accept` is enough.
+    if planned:
+        first, *others = planned.values()
+        more = [asked for one in planned.values() for asked in one.recorded]
+        more += [asked for one in others for asked in acceptance.asked_by(one.workspace)]
+        own = acceptance.asked_by(first.workspace)
+        more = [asked for asked in dict.fromkeys(more) if asked not in own]
+        _accept.require(first.workspace, wish.accept, as_json=wish.as_json, more=more)

@@ -49,7 +49,9 @@ def _lines(result: ExplainedOperation) -> Iterator[str]:
 
 def _operation_lines(first: OperationDifference) -> Iterator[str]:
     if first.at:
-        yield f"  called at  {visible(first.at)}"
+        yield f"  called at  {visible(first.at)}" + (" in the reference" if first.other_at else "")
+    if first.other_at:
+        yield f"             {visible(first.other_at)} in the run"
     yield f"  before it  {first.index} operations of this rank and step are equal"
     for value in first.values[:_VALUES]:
         yield from _value_lines(value)

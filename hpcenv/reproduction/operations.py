@@ -53,6 +53,7 @@ class OperationDifference:
         index: place of the operation in the step, from 0; so many operations before it are equal.
         other_name: of a `sequence`, what the other run called; empty if it called nothing more.
         name, phase, module, module_class, at: of the reference's operation; `name` is empty if it called nothing more.
+        other_at: of a `sequence`, the place of the other run's operation.
         values: what differs, the first ones.
     """
 
@@ -67,6 +68,7 @@ class OperationDifference:
     at: str
     values: tuple[DifferingValue, ...] = ()
     other_name: str = ""
+    other_at: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +167,7 @@ def _sequence(left: TracedOperation | None, right: TracedOperation | None, step:
         rank,
         name="" if left is None else left.name,
         other_name="" if right is None else right.name,
+        other_at="" if right is None or left is None else right.at,
     )
 
 
@@ -200,6 +203,7 @@ def _difference(
     values: tuple[DifferingValue, ...] = (),
     name: str | None = None,
     other_name: str = "",
+    other_at: str = "",
 ) -> OperationDifference:
     return OperationDifference(
         kind=kind,
@@ -213,6 +217,7 @@ def _difference(
         at=shown.at,
         values=values,
         other_name=other_name,
+        other_at=other_at,
     )
 
 

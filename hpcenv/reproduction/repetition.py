@@ -5,17 +5,22 @@ The code is the one in the folder where the run was submitted, if it is unchange
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, HpcenvError
 from hpcenv.project.acceptance import Asked
+from hpcenv.project.code_listing import changed_files
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
+from hpcenv.records.files import load_record
+from hpcenv.records.listing import Listing
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.code_copy import copy_code
-from hpcenv.runs.entries import Run
+from hpcenv.runs.entries import Run, open_run
 from hpcenv.submission import request, rerun
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
@@ -86,12 +91,14 @@ def plan_repetition(
     steps: TracedSteps,
     context: Context,
     *,
+    copies: Path,
     open_project: Callable[[Path], Workspace],
 ) -> Repetition:
     """Plan the job that traces steps of a run.
 
     Args:
-        context: of the command; a copy of the code goes below its folder.
+        context: of the command.
+        copies: a folder outside of every project, for a copy of the code; what is submitted has its own one.
         open_project: returns the project around a folder.
 
     Raises:
@@ -110,7 +117,7 @@ def plan_repetition(
             raise
         in_place = error
     try:
-        return _from_copy(run, options, context, open_project, recorded)
+        return _from_copy(run, options, context, copies, open_project, recorded)
     except HpcenvError as error:
         why = "\n".join(filter(None, (error.why, f"and where it was submitted: {in_place.what}", in_place.why)))
         raise error.changed(why=why) from error
@@ -120,16 +127,51 @@ def _from_copy(
     run: Run,
     options: SubmitOptions,
     context: Context,
+    copies: Path,
     open_project: Callable[[Path], Workspace],
     recorded: tuple[Asked, ...],
 ) -> Repetition:
-    target = Path(os.path.abspath(context.cwd / f"{run.folder.path.name}-code"))
-    copy = copy_code(run.folder, run.manifest, target)
+    copy = copy_code(run.folder, run.manifest, copies / run.folder.path.name)
     workspace = open_project(copy.folder)
-    options = replace(options, runs_dir=str(run.folder.path.parent))
+    options = replace(options, runs_dir=str(run.folder.path.parent), copied=copy.code)
     there = replace(context, cwd=copy.folder, command=request.command_of(options))
     plan = plan_job(workspace, options, there)
-    rerun.require_same_inputs(run.manifest, plan, allow=False, other_lock=False)
+    rerun.require_same_inputs(_at_commit_of(run.manifest, plan.manifest), plan, allow=False, other_lock=False)
+    notes = ("the code is the run's own copy", *copy.left_out)
     return Repetition(
-        of=run.manifest.run, plan=plan, context=there, workspace=workspace, recorded=recorded, notes=copy.notes
+        of=run.manifest.run, plan=plan, context=there, workspace=workspace, recorded=recorded, notes=notes
     )
+
+
+def _at_commit_of(before: Manifest, now: Manifest) -> Manifest:
+    """Return the manifest of a run with the commit of another one: where the files are compared, git says no more."""
+    if before.source is None or now.source is None:
+        return before
+    source = replace(before.source, commit=now.source.commit, diff_sha256=now.source.diff_sha256)
+    return replace(before, source=source)
+
+
+def earlier_repetitions(run: Run, steps: TracedSteps) -> Iterator[RunFolder]:
+    """Yield the runs beside a run that repeated it to trace these steps: same options, lockfile and inputs."""
+    try:
+        wanted = traced_options(run, steps)
+    except HpcenvError:
+        return
+    for path in sorted(run.folder.path.parent.glob("*-trace*")):
+        with contextlib.suppress(HpcenvError, OSError):
+            other = open_run(path)
+            differing = {one.flag for one in rerun.changes(wanted, rerun.options_of_run(other))}
+            # The files differ: each has the name, the code and the command of its run.
+            same_lock = run.manifest.fingerprint == other.manifest.fingerprint != ""
+            if same_lock and differing <= {"--name", "--runs-dir"} and _has_same_inputs(run, other):
+                yield other.folder
+
+
+def _has_same_inputs(run: Run, other: Run) -> bool:
+    before, now = run.manifest, other.manifest
+    if before.source is not None and now.source is not None:
+        listings = (load_record(Listing, one.folder.listing) for one in (run, other))
+        if changed_files(*listings):
+            return False
+        before = replace(before, source=now.source)
+    return not rerun.changed_inputs(before, now)

@@ -19,7 +19,7 @@ from hpcenv.records.trace import read_run_trace
 from hpcenv.reproduction import explain_op
 from hpcenv.reproduction.compare import RunComparison, Side, Steps, causes_between, compare_runs, read_side
 from hpcenv.reproduction.explain_op import ExplainedOperation, Traces, TraceSource
-from hpcenv.reproduction.repetition import Repetition, TracedSteps, plan_repetition
+from hpcenv.reproduction.repetition import Repetition, TracedSteps, earlier_repetitions, plan_repetition
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.status import RunStatus
@@ -75,7 +75,8 @@ def find_pair(
     else:
         steps = explain_op.begin_of(sides, traces, *_first_and_last(trace_steps, traces))
     sources = tuple(TraceSource(run=side.name, folder=side.folder, how="recorded") for side in sides)
-    return TracedPair(runs=found, sides=sides, steps=steps, traces=traces, sources=sources)
+    pair = TracedPair(runs=found, sides=sides, steps=steps, traces=traces, sources=sources)
+    return _with_traces(pair, {n: list(earlier_repetitions(found[n], steps)) for n in pair.missing()})
 
 
 def _first_and_last(trace_steps: str | None, traces: Sequence[Traces]) -> tuple[int, int]:
@@ -96,9 +97,12 @@ def _compared(cwd: Path, reference: str, run: str, runs: str | None) -> RunCompa
 
 
 def plan_missing(
-    pair: TracedPair, context: Context, open_project: Callable[[Path], Workspace]
+    pair: TracedPair, context: Context, copies: Path, open_project: Callable[[Path], Workspace]
 ) -> dict[int, Repetition]:
     """Plan the repetitions that trace what is missing: which of the two -> what is submitted.
+
+    Args:
+        copies: a folder outside of every project, for copies of the code; not needed after the submission.
 
     Raises:
         NotComparable: a run cannot be repeated here.
@@ -107,7 +111,9 @@ def plan_missing(
     planned, reasons = {}, {}
     for number in pair.missing():
         try:
-            planned[number] = plan_repetition(pair.runs[number], pair.steps, context, open_project=open_project)
+            planned[number] = plan_repetition(
+                pair.runs[number], pair.steps, context, copies=copies, open_project=open_project
+            )
         except HpcenvError as error:
             reasons[pair.sides[number].name] = "; ".join(filter(None, (error.what, error.why)))
     if reasons:
@@ -127,16 +133,27 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
     Raises:
         NotComparable: a repetition gave no trace.
     """
-    traces, sources, reasons = list(pair.traces), list(pair.sources), {}
-    for number, (folder, status) in ended.items():
-        side, traces[number] = pair.sides[number], read_run_trace(RunFolder(folder))
-        if explain_op.has_steps(traces[number], side, pair.steps):
-            repeats = explain_op.how_it_repeats(side, RunFolder(folder), pair.steps)
-            sources[number] = TraceSource(run=side.name, folder=folder, how="repeated", repeats=repeats)
-        else:
-            reasons[side.name] = _why_no_trace(folder.name, status, traces[number])
+    found = _with_traces(pair, {number: [RunFolder(folder)] for number, (folder, _) in ended.items()})
+    reasons = {
+        pair.sides[n].name: _why_no_trace(ended[n][0].name, ended[n][1], read_run_trace(RunFolder(ended[n][0])))
+        for n in found.missing()
+    }
     if reasons:
         raise explain_op.missing(reasons, pair.steps, pair.sides)
+    return found
+
+
+def _with_traces(pair: TracedPair, repeated: Mapping[int, Sequence[RunFolder]]) -> TracedPair:
+    """Return the pair with the traces of those repetitions that have the steps."""
+    traces, sources = list(pair.traces), list(pair.sources)
+    for number, folders in repeated.items():
+        side = pair.sides[number]
+        for folder in folders:
+            found = read_run_trace(folder)
+            if explain_op.has_steps(found, side, pair.steps):
+                repeats = explain_op.how_it_repeats(side, folder, pair.steps)
+                traces[number] = found
+                sources[number] = TraceSource(run=side.name, folder=folder.path, how="repeated", repeats=repeats)
     return replace(pair, traces=tuple(traces), sources=tuple(sources))
 
 

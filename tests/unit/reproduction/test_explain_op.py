@@ -140,6 +140,20 @@ def test_what_a_difference_means_is_said(changed, words, tmp_path):
     assert "\x1b" not in text
 
 
+def test_the_lines_of_both_operations_are_shown(tmp_path):
+    other = operation("aten.relu.default", {"self": "h"}, {"0": "y"}, at="source/train.py:9")
+    first, second = runs(tmp_path)
+    for rank in (0, 1):
+        traces.write(first, rank, traces.lines(STEP))
+        traces.write(second, rank, traces.lines([STEP[0], other]))
+    both = sides(tmp_path)
+    sources = [TraceSource(run=one.name, folder=one.folder, how="recorded") for one in both]
+    found = [read_run_trace(run) for run in (first, second)]
+    result = explain(both, found, TracedSteps(first=1, last=1), sources, ())
+    text = render(result)
+    assert "called at  source/train.py:3 in the reference\n             source/train.py:9 in the run" in text
+
+
 def test_equal_traces_are_no_operation(tmp_path):
     result = answer(tmp_path, STEP[0])
     assert (result.verdict, result.first, result.likely) == ("equal", None, ())
@@ -272,9 +286,9 @@ def test_each_side_repeats_a_step_in_its_own_environment_and_the_changed_kernel_
     assert all(source["how"] == "repeated" and "it repeats" in source["repeats"] for source in page["sources"])
     traced = project("rerun", "two", "--trace-steps", "1:1", "--stop-after-steps", "1", "--name", "two-t", "--wait")
     assert traced.status == 0, traced.stderr
-    # Another place, where the code has changed: the run's own copy is used.
+    # Another place, where the code has changed: the trace that is there is used.
     (tmp_path / "project/train.py").write_text(SCRIPT + "# changed\n")
     done = project("compare", "--explain-op", "one", "two-t", "--json")
     page = json.loads(done.stdout)["data"]
     assert (done.status, [one["how"] for one in page["sources"]]) == (41, ["repeated", "recorded"])
-    assert (tmp_path / "project/one-code/train.py").read_text() == SCRIPT
+    assert page["sources"][0]["folder"].endswith("/one-trace") and not (tmp_path / "project/one-code").exists()

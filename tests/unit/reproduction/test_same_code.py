@@ -17,7 +17,11 @@ from hpcenv.project.code_listing import changed_files
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.listing import Listing, content_of, digest_of
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.repetition import TracedSteps, earlier_repetitions
+from hpcenv.runs.entries import open_run
+from tests import traces
 from tests.conftest import ROOT
+from tests.traces import operation
 
 BUNDLES = ROOT / "tests" / "recorded_bundles"
 NAMES = ("with-git", "without-git")
@@ -34,7 +38,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="NOT RUN: gi
 def commit(folder: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
     me = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), ("add", "-A"), (*me, "commit", "-qm", "x")):
+    for words in (("init", "-q"), ("add", "-A"), (*me, "commit", "--allow-empty", "-qm", "x")):
         subprocess.run(["git", *words], cwd=folder, env=environ, check=True)
 
 
@@ -271,3 +275,68 @@ def test_files_are_compared_without_lockfiles_and_links_by_what_they_lead_to(tmp
     assert changed_files(then, Listing(schema=1, files={"source/b.py": "1"})) == (
         "source/a.py", "source/b.py", "source/near", "source/w.bin",
     )  # fmt: skip
+
+
+# -- compare --explain-op -----------------------------------------------------------------
+
+PLAIN = "from hpcenv import training\nfor step in range(1, 4):\n    training.log_metrics(step, loss={top} / step)\n"
+SUBMIT = ("submit", "train.py", "--nproc", "1", "--cluster", "local", "--name")
+FIRST_STEP = TracedSteps(first=1, last=1)
+
+
+@pytest.fixture
+def two_commits(hpcenv: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project in git whose code is that of neither of two submissions; the function submits at another commit."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (project / ".gitignore").write_text("runs/\n")
+
+    def submit(*words: str, top: str) -> None:
+        (project / "train.py").write_text(PLAIN.format(top=top))
+        commit(project)
+        done = hpcenv(*SUBMIT, *words, cwd=project)
+        assert done.status == 0, done.stderr
+        (project / "train.py").write_text(PLAIN.format(top="5.0"))
+
+    return submit
+
+
+def changed_in(folder: Path) -> str:
+    return subprocess.run(
+        ["git", "status", "--porcelain"], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Path, two_commits: Any) -> None:
+    two_commits("one", top="3.0")
+    traced = ("--frozen", "--trace-steps", "1:1", "--stop-after-steps", "1")
+    two_commits("one-trace", *traced, top="3.0")
+    two_commits("two-trace", *traced, top="4.0")
+    assert hpcenv("cancel", "one", "one-trace", "two-trace", cwd=project).status == 0
+    found = list(earlier_repetitions(open_run(project / "runs/one"), FIRST_STEP))
+    assert [one.path.name for one in found] == ["one-trace"]
+    assert list(earlier_repetitions(open_run(project / "runs/one"), TracedSteps(first=1, last=2))) == []
+
+
+@pytest.mark.long
+def test_runs_of_two_commits_are_repeated_from_copies_that_do_not_stay(
+    hpcenv: Any, project: Path, tmp_path: Path, two_commits: Any
+) -> None:
+    for name, top in (("one", "3.0"), ("two", "4.0")):
+        two_commits(name, "--wait", top=top)
+    done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
+    # Without torch there is no trace; but both were repeated, each with its own code.
+    assert done.status == 42 and done.stderr.count("the code is the run's own copy") == 2, done.stderr
+    for name in ("one", "two"):
+        assert (project / f"runs/{name}-trace/source/train.py").read_bytes() == (
+            project / f"runs/{name}/source/train.py"
+        ).read_bytes()
+    assert changed_in(project) == " M train.py\n" and list((tmp_path / "tmp").glob("hpcenv-code-*")) == []
+    # With the traces there, a second call repeats nothing.
+    for name, outputs in (("one", "h"), ("two", "H")):
+        step = [operation("aten.mm.default", {"self": "x"}, {"0": outputs})]
+        traces.write(RunFolder(project / f"runs/{name}-trace"), 0, traces.lines(*[step] * 4))
+    before = sorted(os.listdir(project / "runs"))
+    done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
+    assert done.status == 41 and "aten.mm.default" in done.stdout, done.stderr
+    assert "repeated as one-trace" in done.stdout and sorted(os.listdir(project / "runs")) == before
