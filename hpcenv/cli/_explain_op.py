@@ -43,7 +43,7 @@ def show(wish: ExplainWish) -> int:
         if wish.as_json:
             _render.verdict_on("compare", {"verdict": "equal", "headline": "equal to the last bit"}, ok=True)
         return 0
-    # Outside of the work tree: git knows no copy in it. The new runs have copies of their own.
+    # Outside of the work tree: git knows no copy in it. Each new run has its own copy.
     with tempfile.TemporaryDirectory(prefix="hpcenv-code-") as copies:
         planned = plan_missing(pair, submit_cli.context_of(), Path(copies).resolve(), _render.open_project)
         _tell_and_ask(planned, pair.steps, wish)

@@ -28,7 +28,7 @@ _HARDWARE = {
 }
 _SWITCHES = ("threads", "capability")
 # Groups of differences after which bits can still be equal, but no source promises that they are.
-_UNPROMISED = ("torch and its libraries", "packages", "Python")
+_UNPROMISED = ("ranks per node", "torch and its libraries", "packages", "Python")
 # Characters of a value in a sentence.
 _LONGEST = 80
 

@@ -7,6 +7,7 @@ named.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGr
     return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields, re.IGNORECASE), why=why)
 
 
+# In place of "number of ranks", where that is the same.
+_SAME_RANKS = "ranks per node"
 # The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
 # computed: with other arguments no comparison of libraries explains anything.
 _GROUPS = (
@@ -72,8 +75,14 @@ _GROUPS = (
     _group(
         "number of ranks",
         "changes-results",
-        r"run\.(nodes|nproc-per-node|gpus-per-node|backend|world-size)",
+        r"run\.(nodes|nproc-per-node|gpus-per-node)",
         "each rank has other data, and the sums over the ranks have another order",
+    ),
+    _group(
+        _SAME_RANKS,
+        "may-change-results",
+        r"(?!)",
+        "as many ranks on other nodes or GPUs: the sums over the ranks may have another order",
     ),
     _group(
         "global batch",
@@ -98,7 +107,7 @@ _GROUPS = (
     _group(
         "GPU",
         "changes-results",
-        r"host\.gpu-(models|compute-capabilities|sm-counts|mig)|host\.machine",
+        r"host\.gpu-(models|compute-capabilities|sm-counts|mig)|host\.machine|run\.backend",
         "cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs"
         " (cuBLAS documentation, Results reproducibility)",
     ),
@@ -156,11 +165,16 @@ def rank_causes(
     found: dict[str, list[tuple[str, str, str]]] = {}
     rows = [(change.field, change.left, change.right) for change in changes]
     rows += [(f"determinism.{name}", _shown(pair[0]), _shown(pair[1])) for name, pair in sorted(effective.items())]
+    # What both runs have is no row: a number that is missing is the same on both sides.
+    shape = [row[1:] for row in rows if row[0] in ("run.nodes", "run.nproc-per-node")]
+    same_ranks = math.prod(int(left) for left, _ in shape) == math.prod(int(right) for _, right in shape)
     for field, left, right in rows:
-        group = _GROUPS[-1] if _FOR_THE_RECORD.fullmatch(field) else _group_of(field)
+        name = _GROUPS[-1].name if _FOR_THE_RECORD.fullmatch(field) else _group_of(field).name
+        if name == "number of ranks" and same_ranks:
+            name = _SAME_RANKS
         row = field, left, right
-        if row not in found.setdefault(group.name, []):
-            found[group.name].append(row)
+        if row not in found.setdefault(name, []):
+            found[name].append(row)
     return tuple(
         Cause(group=group.name, likelihood=group.likelihood, why=group.why, changes=tuple(found[group.name]))
         for group in _GROUPS

@@ -49,8 +49,8 @@ def _lines(result: RunComparison) -> Iterator[str]:
         yield from divergence_lines(result.first)
     if result.causes:
         yield ""
-        yield "differences between the runs, the most likely cause first:"
-        yield from cause_lines(result.causes)
+        yield f"differences between the runs, {meaning_of_causes(result)}:"
+        yield from cause_lines(result.causes, explain=result.verdict != "equal")
     if result.findings:
         yield ""
         yield from some_lines("the ranks report", result.findings)
@@ -138,10 +138,24 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
         yield f"  {word:9}  {decimal}  {bits}" if decimal else f"  {word:9}  {bits}"
 
 
-def cause_lines(causes: Iterable[Cause], *, first: int = 1) -> Iterator[str]:
-    """Yield numbered differences between two runs, each with its first changes."""
+def meaning_of_causes(result: RunComparison) -> str:
+    """Return what the differences between two runs are for their results, in words."""
+    return "whose results are equal" if result.verdict == "equal" else "the most likely cause first"
+
+
+def how_it_changes(cause: Cause) -> str:
+    """Return how likely a group of differences changes results, and how, to stand after its name."""
+    return f" ({LIKELIHOODS[cause.likelihood]}): {cause.why}"
+
+
+def cause_lines(causes: Iterable[Cause], *, first: int = 1, explain: bool = True) -> Iterator[str]:
+    """Yield numbered differences between two runs, each with its first changes.
+
+    Args:
+        explain: say how each changes results.
+    """
     for number, cause in enumerate(causes, start=first):
-        yield from wrapped(f"{number}. {cause.group} ({LIKELIHOODS[cause.likelihood]}): {cause.why}", indent=3)
+        yield from wrapped(f"{number}. {cause.group}{how_it_changes(cause) if explain else ''}", indent=3)
         for field, left, right in cause.changes[:_CHANGES]:
             values = f"{cut(shorten(left), 160)} -> {cut(shorten(right), 160)}"
             yield from wrapped(f"{field}: {values}", first="     ", indent=7)

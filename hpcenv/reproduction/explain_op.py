@@ -40,10 +40,10 @@ _EVERY_KERNEL = (
 # Groups of differences between runs (causes.py) that explain a kind of difference between operations.
 _EXPLAINED_BY: dict[DifferenceKind, tuple[str, ...]] = {
     "kernel": _EVERY_KERNEL,
-    "random": ("seed", "arguments", "code", "number of ranks"),
-    "collective": ("communication", "number of ranks", *_EVERY_KERNEL),
+    "random": ("seed", "arguments", "code", "ranks per node"),
+    "collective": ("communication", "ranks per node", *_EVERY_KERNEL),
     "sequence": ("arguments", "code", "data", "packages", *_EVERY_KERNEL),
-    "inputs": ("arguments", "seed", "code", "data", "packages", "number of ranks"),
+    "inputs": ("arguments", "seed", "code", "data", "packages", "ranks per node"),
 }
 
 

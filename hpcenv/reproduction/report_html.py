@@ -119,8 +119,9 @@ def _comparison(found: RunComparison) -> Iterator[str]:
     if not found.causes:
         yield "<p>None that is recorded.</p>"
     else:
-        yield "<p>The most likely cause of other results comes first.</p><ol>"
-        yield from map(_cause, found.causes)
+        meaning = compare_text.meaning_of_causes(found)
+        yield f"<p>Differences between the runs, {meaning}.</p><ol>"
+        yield from (_cause(cause, explain=found.verdict != "equal") for cause in found.causes)
         yield "</ol>"
     if found.not_compared:
         yield "<h2>Not compared</h2><ul>"
@@ -128,12 +129,11 @@ def _comparison(found: RunComparison) -> Iterator[str]:
         yield "</ul>"
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: Cause, *, explain: bool) -> str:
     rows = [("field", "reference", "run"), *((f, shorten(a), shorten(b)) for f, a, b in cause.changes[:_CHANGES])]
     more = len(cause.changes) - _CHANGES
     tail = f"<p>and {more} more</p>" if more > 0 else ""
-    likelihood = compare_text.LIKELIHOODS[cause.likelihood]
-    head = f"<strong>{_text(cause.group)}</strong> ({_text(likelihood)}): {_text(cause.why)}"
+    head = f"<strong>{_text(cause.group)}</strong>{_text(compare_text.how_it_changes(cause)) if explain else ''}"
     return f"<li>{head}{_table(cause.group, rows)}{tail}</li>"
 
 

@@ -57,8 +57,8 @@ def _comparison(found: RunComparison) -> Iterator[str]:
         yield from (f"    {visible(line)}" for line in compare_text.divergence_lines(found.first))
     yield "\n## Differences between the runs\n"
     for number, cause in enumerate(found.causes, start=1):
-        likelihood = compare_text.LIKELIHOODS[cause.likelihood]
-        yield f"{number}. **{_text(cause.group)}** ({likelihood}): {_text(cause.why)}"
+        how = "" if found.verdict == "equal" else compare_text.how_it_changes(cause)
+        yield f"{number}. **{_text(cause.group)}**{_text(how)}"
         for field, left, right in cause.changes[:12]:
             yield f"    - {_text(field)}: {_text(shorten(left))} -> {_text(shorten(right))}"
     if not found.causes:

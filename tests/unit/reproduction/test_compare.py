@@ -235,6 +235,36 @@ def test_each_field_has_its_group(field, group):
     assert rank(field) == [group]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "groups"),
+    [
+        ({"nodes": (2, 1), "nproc-per-node": (2, 4)}, ["ranks per node"]),
+        ({"nodes": (2, 1), "nproc-per-node": (2, 4), "gpus-per-node": (2, 4)}, ["ranks per node"]),
+        ({"nodes": (2, 1), "nproc-per-node": (2, 2)}, ["number of ranks"]),
+        ({"nodes": (2, 1), "nproc-per-node": (2, 2), "gpus-per-node": (2, 4)}, ["number of ranks"]),
+        ({"gpus-per-node": (2, 4)}, ["ranks per node"]),
+        ({"backend": ("gloo", "nccl")}, ["GPU"]),
+    ],
+)
+def test_as_many_ranks_on_other_nodes_are_no_other_number_of_ranks(shapes, groups):
+    changes = [change_of(f"run.{name}", *pair, "info") for name, pair in shapes.items() if pair[0] != pair[1]]
+    assert [cause.group for cause in causes.rank_causes(changes, {})] == groups
+
+
+def test_differences_of_equal_runs_are_called_no_causes(tmp_path):
+    first, second = pair(tmp_path)
+    for run, threads in ((first, "1"), (second, "2")):
+        measured_runs.read_back(run, 0, {"torch.threads": threads})
+    result = compared(tmp_path)
+    assert (result.verdict, [cause.group for cause in result.causes]) == ("equal", ["threads"])
+    text = compare_text.render(result)
+    assert (
+        "differences between the runs, whose results are equal:\n1. threads\n     determinism.torch.threads: 1 -> 2"
+        in text
+    )
+    assert "cause" not in text and "changes results" not in text
+
+
 def test_switches_that_were_read_back_are_causes():
     switches = causes.different_switches(
         {"0": {"torch.threads": "1", "cudnn.benchmark": "True"}, "1": {"torch.threads": "1"}},
