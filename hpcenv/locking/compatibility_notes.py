@@ -57,8 +57,7 @@ def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
     python = locked.facts.get("python.version")
     if release is None or not isinstance(python, str):
         return
-    machine = str(locked.facts.get("system.machine", "x86_64"))
-    judged = check_python(table, release, python, machine=machine)
+    judged = check_python(table, release, python, machine=lock_model.machine_of(locked))
     if judged.result == "mismatch":
         yield str(judged)
 
@@ -82,7 +81,7 @@ def _gpu(locked: Lockfile, table: Compat) -> Iterator[str]:
         yield f"the GPU `{locked.host.gpu}` is not in the compatibility table: kernels are not checked for it"
         return
     capability = model.compute_capability
-    judged = [covers(table, arch_list, capability, gpu=model.name)]
+    judged = [covers(table, arch_list, capability, gpu=model.name, machine=lock_model.machine_of(locked))]
     for package, built in lock_model.built_for(locked).items():
         judged.append(covers_built(table, package, built, capability, gpu=model.name))
     for one in judged:

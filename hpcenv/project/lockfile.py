@@ -648,6 +648,11 @@ def arch_list_of(lockfile: Lockfile) -> tuple[str, ...]:
     return found if isinstance(found, tuple) else ()
 
 
+def machine_of(lockfile: Lockfile) -> str:
+    """Return the processor architecture of the locked environment; `x86_64` when unknown."""
+    return str(lockfile.facts.get("system.machine", "x86_64"))
+
+
 def built_for(lockfile: Lockfile) -> dict[str, tuple[str, ...]]:
     """Return package -> GPU architectures, for the packages that were compiled in the image for GPUs."""
     wheels = {f"{dist.name} {dist.version}": dist.wheel for dist in lockfile.packages.dist}

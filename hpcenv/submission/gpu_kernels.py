@@ -60,7 +60,8 @@ def refuse_gpu_without_kernels(
 def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[Judgement]:
     """Return what has no kernels for a GPU: torch, and packages that were compiled in the image."""
     capability = model.compute_capability
-    judged = [covers(known, lock_model.arch_list_of(locked), capability, gpu=model.name)]
+    arch_list, machine = lock_model.arch_list_of(locked), lock_model.machine_of(locked)
+    judged = [covers(known, arch_list, capability, gpu=model.name, machine=machine)]
     judged += [
         covers_built(known, package, built, capability, gpu=model.name)
         for package, built in lock_model.built_for(locked).items()

@@ -10,6 +10,7 @@ from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.torch_builds import X86_64
 from hpcenv.judge.compat.versions import numbers, older
 from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
@@ -54,6 +55,7 @@ def judge_driver(
         forward_compat=None if package is None else package.version,
         gpus=models if isinstance(models, tuple) else (),
         compute_capability=capability,
+        machine=str(facts.values.get("host.machine", X86_64)),
     )
 
 

@@ -16,6 +16,7 @@ from hpcenv.judge.compat.image_rules import evaluate_require, requirements
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers, covers_built
 from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.torch_builds import X86_64
 from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
 from hpcenv.records.severities import Severities
@@ -75,7 +76,10 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]
     driver, _ = _text(facts, "host.driver-version")
     for capability in sorted(set(gpus)):
         name = models[gpus.index(capability)] if len(models) == len(gpus) else ""
-        judged = covers(table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver)
+        judged = covers(
+            table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver,
+            machine=str(facts.values.get("host.machine", X86_64)),
+        )  # fmt: skip
         if not needs.arch_list:
             judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
         yield field, locked, capability, judged

@@ -48,7 +48,7 @@ def covers(
         return Judgement(result="match", what=f"{subject} has kernels for this GPU ({this}: {kernel})")
     ptx = ptx_for(arch_list, wanted)
     if ptx is not None:
-        return _judge_ptx(compat, ptx, this=this, cuda=cuda, driver=driver, subject=subject)
+        return _judge_ptx(compat, ptx, this=this, cuda=cuda, driver=driver, machine=machine, subject=subject)
     strange = [arch for arch in arch_list if not ARCHITECTURE.fullmatch(arch)]
     if strange:
         what = f"whether {subject} has kernels for this GPU ({this}) is not known"
@@ -83,7 +83,7 @@ def covers_built(
     return judged if judged.result == "match" else replace(judged, hint=again)
 
 
-def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, subject: str) -> Judgement:
+def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, machine: str, subject: str) -> Judgement:
     compiled = f"{subject} has no kernels for this GPU ({this}) but {ptx}, which the driver compiles"
     why = "this takes minutes at first use"
     if not cuda or not driver:
@@ -99,7 +99,7 @@ def _judge_ptx(compat: Compat, ptx: str, *, this: str, cuda: str, driver: str, s
         result="mismatch",
         what=f"driver {driver} cannot compile {ptx} of CUDA {cuda} for this GPU ({this}): needs >= {floor.packaged}",
         why=f"minor-version compatibility excludes PTX ({compat.packaged_source})",
-        hint=would_run(suggest_torch(compat, driver, compute_capability=capability)),
+        hint=would_run(suggest_torch(compat, driver, compute_capability=capability, machine=machine)),
     )
 
 

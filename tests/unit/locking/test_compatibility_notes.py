@@ -66,4 +66,6 @@ def test_an_old_table_says_so():
 
 def test_kernels_for_the_gpu_of_the_project():
     (note,) = notes(gpu="v100")
-    assert "has no kernels for this GPU" in note
+    assert "has no kernels for this GPU" in note and "torch 2.10 (cu128)" in note
+    (note,) = notes(gpu="v100", **{"system.machine": "aarch64"})
+    assert "has no kernels for this GPU" in note and "torch 2.1" not in note

@@ -70,6 +70,14 @@ def test_a_package_that_was_compiled_for_another_gpu_is_refused(refuse_gpus):
     assert note.startswith("flash-attn 2.8.3 has no kernels for this GPU (H100")
 
 
+@pytest.mark.parametrize(("machine", "hint"), [("x86_64", "torch 2.10 (cu128)"), ("aarch64", "")])
+def test_no_build_of_torch_is_named_that_the_locked_image_cannot_run(machine, hint, refuse_gpus):
+    lock = locked()
+    with pytest.raises(SubmitRejected) as caught:
+        refuse_gpus(lock.model_copy(update={"facts": {**lock.facts, "system.machine": machine}}), "v100")
+    assert str(caught.value.hint or "").startswith(hint) and ("torch" in str(caught.value.hint)) == bool(hint)
+
+
 @pytest.mark.parametrize("built", ["9.0", "8.0 9.0+PTX", "8.0+PTX", "9.0a"])
 def test_a_package_that_was_compiled_for_this_gpu_is_not(built, refuse_gpus):
     assert refuse_gpus(locked(built=built), "h100") == []

@@ -1,5 +1,6 @@
 """The gate on cuDNN, NCCL, cuBLAS, torchvision, torchaudio, and on the memory of GPUs."""
 
+import dataclasses
 import json
 
 import pytest
@@ -90,6 +91,17 @@ def test_kernels_of_a_package_that_was_compiled_in_the_image(built, capability, 
     for one in rows:
         assert (one.severity, one.locked) == ("must", ", ".join(built))
         assert "flash-attn 2.8.3" in one.note and "--build flash-attn==2.8.3" in one.note
+
+
+@pytest.mark.parametrize(("machine", "said"), [("x86_64", "torch 2.10 (cu128) would run"), ("aarch64", "")])
+def test_no_build_is_named_that_the_processors_of_the_node_cannot_run(machine, said, make_manifest, make_facts):
+    values = {"host.gpu-compute-capabilities": ("7.0",), "host.gpu-models": ("NVIDIA V100",), "host.machine": machine}
+    values |= {"host.driver-version": "525.60.13"}
+    manifest = make_manifest(gpu_needs=dataclasses.replace(needs(), cuda="13.0"))
+    found = gpu_rules.judge(manifest, make_facts("n1", values=values), SEVERITIES)
+    notes = {one.field: one.note for one in found}
+    for field in ("host.driver-version", "host.gpu-compute-capabilities"):
+        assert (said in notes[field]) if said else ("would run" not in notes[field]), notes[field]
 
 
 @pytest.mark.parametrize(("mib", "gb"), [("15110", 16), ("40960", 40), ("97871", 96), ("183359", 180)])
