@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,23 +16,13 @@ from hpcenv.cli._help_all import GroupedCommand
 from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import Wait, wait_of, wait_options
 from hpcenv.errors import UsageError
-from hpcenv.project.acceptance import Asked
-from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
-from hpcenv.records.files import load_record
-from hpcenv.records.manifest import Manifest
-from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.verdict import Verdict
-from hpcenv.runs.entries import Run, Sweep, is_element
+from hpcenv.runs.entries import Run, Sweep
 from hpcenv.runs.find import find
 from hpcenv.submission import request, rerun
-from hpcenv.submission.first_variables import with_first_variables
-from hpcenv.submission.plan import Plan
-from hpcenv.submission.plan_job import plan_job
-from hpcenv.submission.request import SubmitOptions
-from hpcenv.submission.rerun import OptionChange
-from hpcenv.submission.sweep_job import plan_sweep, read_sweep, rerun_failed
+from hpcenv.submission.rerun import ChangedInput, Rerun, OptionChange
+from hpcenv.submission.sweep_job import SweepPlan, read_sweep, rerun_failed
 
 
 class _RerunCommand(WithDashes, GroupedCommand):
@@ -88,77 +76,35 @@ def command(
         if not dry_run:
             _accept.require(_render.open_project(), accept, as_json=as_json)
         return _rerun_failed(found, words, by_name=by_name, dry_run=dry_run, wait=waiting, as_json=as_json)
-    before = _manifest(found)
-    old = rerun.with_own_checkpoint(_old_options(found), before)
-    new = rerun.change(old, given, without, after_dashes())
-    recorded = rerun.asked_by_record(new, given)
-    return _again(
-        found, before, old, new, recorded, accept,
-        allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json,
-    )  # fmt: skip
-
-
-def _old_options(found: Run | Sweep) -> SubmitOptions:
-    """Return the options of a run; the options of one run of a sweep make it a separate run."""
-    first = found.elements[0] if isinstance(found, Sweep) else found
-    if isinstance(found, Sweep):
-        return rerun.read_options(found.folder, first.submission.command)
-    return rerun.options_of_run(found)
-
-
-def _manifest(found: Run | Sweep) -> Manifest:
-    first = found.elements[0] if isinstance(found, Sweep) else found
-    return load_record(Manifest, first.folder.manifest)
-
-
-def _compared(plan: Plan, found: Run | Sweep, before: Manifest, gone: Sequence[str], context: Context) -> Plan:
-    """Return the plan with what the nodes compare with the first run, and notes."""
-    first = found.elements[0] if isinstance(found, Sweep) else found
-    path = first.folder.verdict
-    verdict = load_record(Verdict, path) if path.is_file() else None
-    plan = with_first_variables(plan, before, verdict, context.environ)
-    return replace(plan, notes=(*gone, *plan.notes))
-
-
-def _folder(found: Run | Sweep) -> Path:
-    return found.folder if isinstance(found, Sweep) else found.folder.path
+    new = rerun.choose(found, given, without, after_dashes(), submit_cli.context_of())
+    return _again(new, accept, allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json)
 
 
 def _again(
-    found: Run | Sweep, before: Manifest, old: SubmitOptions, new: SubmitOptions, recorded: Sequence[Asked],
-    accept: str | None, *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool,
-) -> int:  # fmt: skip
+    new: Rerun, accept: str | None, *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool
+) -> int:
     """Submit the new run, or show it; return the exit status."""
-    folder = _folder(found)
-    if new.name is not None and new.name == old.name:
-        new = replace(new, name=rerun.free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
-    context = rerun.context_again(submit_cli.context_of(), before, request.command_of(new))
-    workspace = _render.open_project(context.cwd)
-    other_lock = new.lock != old.lock
+    workspace = _render.open_project(new.context.cwd)
     if not dry_run:
-        _accept.require(workspace, accept, as_json=as_json, more=recorded)
-    review = _accept.reviewed(workspace, recorded) if dry_run else None
+        _accept.require(workspace, accept, as_json=as_json, more=new.recorded)
+    review = _accept.reviewed(workspace, new.recorded) if dry_run else None
     if not as_json:
-        _tell_changes(folder.name, rerun.changes(old, new))
-    if not other_lock:
-        new = rerun.with_own_lockfile(new, RunFolder(folder))
-    by_name = new.runs_dir is None
-    gone = rerun.notes_on_gone(folder)
-    if new.sweep or new.array is not None:
-        sweep = plan_sweep(workspace, new, context)
-        sweep = replace(sweep, plan=_compared(sweep.plan, found, before, gone, context))
+        _tell_changes(new.folder.name, rerun.changes(new.old, new.options))
+    again = rerun.plan_again(new, workspace, allow_changed=allow_changed)
+    if not as_json:
+        _tell_inputs(again.changed)
+    by_name = new.options.runs_dir is None
+    if isinstance(again.planned, SweepPlan):
         if not dry_run:
-            _accept.remember_typed(workspace, new, sweep.plan)
-        _tell_inputs(rerun.require_same_inputs(before, sweep.plan, allow=allow_changed, other_lock=other_lock), as_json)
+            _accept.remember_typed(workspace, new.options, again.planned.plan)
         return _sweep.carry_out(
-            sweep, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
+            again.planned, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
         )
-    plan = plan_job(workspace, new, context)
-    plan = _compared(plan, found, before, gone, context)
     if not dry_run:
-        _accept.remember_typed(workspace, new, plan)
-    _tell_inputs(rerun.require_same_inputs(before, plan, allow=allow_changed, other_lock=other_lock), as_json)
-    return submit_cli.carry_out(plan, context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun")
+        _accept.remember_typed(workspace, new.options, again.planned)
+    return submit_cli.carry_out(
+        again.planned, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
+    )
 
 
 def _typed_words(given: Mapping[str, Any], without: Sequence[str], *, allow_changed: bool) -> list[str]:
@@ -204,6 +150,6 @@ def _tell_changes(name: str, changed: Sequence[OptionChange]) -> None:
                 _render.tell(f"  {sign} {words}")
 
 
-def _tell_inputs(changed: Sequence[rerun.ChangedInput], as_json: bool) -> None:
-    for item in () if as_json else changed:
+def _tell_inputs(changed: Sequence[ChangedInput]) -> None:
+    for item in changed:
         _render.tell(f"note: {item.what} has changed since the run")

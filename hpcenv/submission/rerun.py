@@ -1,8 +1,7 @@
 """`hpcenv rerun`: submit a run again as a new run, with the inputs that it had.
 
 Runs on: LOGIN NODE. The options come from the run's request.json. The lockfile is the run's own
-copy, and script, code and SIF must be
-unchanged.
+copy, and script, code and SIF must be unchanged.
 """
 
 from __future__ import annotations
@@ -22,15 +21,19 @@ from hpcenv.project.context import Context
 from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME, Option, in_place
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.entries import Run, is_element
+from hpcenv.records.verdict import Verdict
+from hpcenv.runs.entries import Run, Sweep, is_element
+from hpcenv.submission.first_variables import with_first_variables
 from hpcenv.submission.plan import Plan
-from hpcenv.submission.request import SubmitOptions, from_record, value_of
-from hpcenv.submission.sweep_job import ELEMENT
+from hpcenv.submission.plan_job import plan_job
+from hpcenv.submission.request import SubmitOptions, command_of, from_record, value_of
+from hpcenv.submission.sweep_job import ELEMENT, SweepPlan, plan_sweep
 from hpcenv.text import listed
 
 
@@ -56,6 +59,98 @@ class ChangedInput:
     what: str
     before: str
     now: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """A run or sweep that is to run again, and the options of the new one.
+
+    Attributes:
+        folder: of the run or sweep.
+        first: folder of the run; of a sweep, that of its first run.
+        before: the manifest of that run.
+        old: its options.
+        options: of the new run.
+        recorded: what the record of the run asks the user to accept.
+        context: of the new run.
+    """
+
+    folder: Path
+    first: RunFolder
+    before: Manifest
+    old: SubmitOptions
+    options: SubmitOptions
+    recorded: tuple[Asked, ...]
+    context: Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunPlan:
+    """The plan of a new run, and the inputs of the first one that have changed since."""
+
+    planned: Plan | SweepPlan
+    changed: tuple[ChangedInput, ...]
+
+
+def choose(
+    found: Run | Sweep,
+    given: Mapping[str, Any],
+    without: Sequence[str],
+    args: tuple[str, ...] | None,
+    context: Context,
+) -> Rerun:
+    """Return what is to run again, with the options that were typed in place of the old ones.
+
+    Args:
+        found: a run; of a sweep, all its runs.
+        given, without, args: as for `change`.
+        context: of this command.
+
+    Raises:
+        UsageError, RecordInvalid: as for `read_options` and `change`.
+        FileUnusable: as for `context_again`.
+    """
+    if isinstance(found, Sweep):
+        one, folder = found.elements[0], found.folder
+        recorded = read_options(folder, one.submission.command)
+    else:
+        one, folder = found, found.folder.path
+        recorded = options_of_run(found)
+    before = load_record(Manifest, one.folder.manifest)
+    old = with_own_checkpoint(recorded, before)
+    new = change(old, given, without, args)
+    asked = asked_by_record(new, given)
+    if new.name is not None and new.name == old.name:
+        new = replace(new, name=free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
+    here = context_again(context, before, command_of(new))
+    return Rerun(
+        folder=folder, first=one.folder, before=before, old=old, options=new, recorded=asked, context=here
+    )  # fmt: skip
+
+
+def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> RerunPlan:
+    """Plan the new run: with the lockfile of the first one if no other is named, compared with it on the nodes.
+
+    Raises:
+        UsageError: an input of the first run has changed, and `allow_changed` is not set.
+        HpcenvError: as for `plan_job` and `plan_sweep`.
+    """
+    other_lock = new.options.lock != new.old.lock
+    options = new.options if other_lock else with_own_lockfile(new.options, RunFolder(new.folder))
+    many = bool(options.sweep) or options.array is not None
+    planned = (plan_sweep if many else plan_job)(workspace, options, new.context)
+    plan = _compared(planned.plan if isinstance(planned, SweepPlan) else planned, new)
+    changed = require_same_inputs(new.before, plan, allow=allow_changed, other_lock=other_lock)
+    again = replace(planned, plan=plan) if isinstance(planned, SweepPlan) else plan
+    return RerunPlan(planned=again, changed=changed)
+
+
+def _compared(plan: Plan, new: Rerun) -> Plan:
+    """Return the plan with what the nodes compare with the first run, and notes on options that are gone."""
+    path = new.first.verdict
+    verdict = load_record(Verdict, path) if path.is_file() else None
+    plan = with_first_variables(plan, new.before, verdict, new.context.environ)
+    return replace(plan, notes=(*notes_on_gone(new.folder), *plan.notes))
 
 
 def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
