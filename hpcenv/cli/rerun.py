@@ -21,7 +21,7 @@ from hpcenv.project.options import BY_NAME
 from hpcenv.runs.entries import Run, Sweep
 from hpcenv.runs.find import find
 from hpcenv.submission import request, rerun
-from hpcenv.submission.rerun import ChangedInput, Rerun, OptionChange
+from hpcenv.submission.rerun import ChangedInput, OptionChange, Rerun
 from hpcenv.submission.sweep_job import SweepPlan, read_sweep, rerun_failed
 
 
