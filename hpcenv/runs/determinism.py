@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcenv.records.determinism import RankDeterminism, read_run_determinism
 from hpcenv.records.manifest import DeterminismProfile, Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.attempts import read_finished
 from hpcenv.text import listed, visible
 
 _MOST_SHOWN = 4
@@ -47,6 +48,8 @@ class DeterminismReport:
         problems: what ranks could not apply or record, and records that cannot be read.
         stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
         apart: each rank trained by itself: all have recorded optimizer steps, and no collective operation.
+        unseen: the run has completed, and no program that `--launcher none` started on its nodes had a rank when it
+            loaded torch.
     """
 
     profile: DeterminismProfile
@@ -60,6 +63,7 @@ class DeterminismReport:
     problems: tuple[str, ...] = ()
     stopped_after: int = 0
     apart: bool = False
+    unseen: bool = False
 
 
 def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport | None:
@@ -90,7 +94,13 @@ def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport 
         problems=tuple(problems),
         stopped_after=max((rank.stopped_after for rank in ranks), default=0),
         apart=len(ranks) == count and all(rank.apart for rank in ranks),
+        unseen=newest is None and _starts_alone(manifest) and read_finished(run).get("status") == 0,
     )
+
+
+def _starts_alone(manifest: Manifest) -> bool:
+    torch = any(package.name == "torch" for package in manifest.packages)
+    return torch and manifest.launch.launcher == "none" and manifest.nodes > 1
 
 
 def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
@@ -109,7 +119,10 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
 
 
 def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
-    """Return a line if the ranks trained, and did not see each other."""
+    """Return a line if the ranks trained, and did not see each other, or if that is not known."""
+    if report is not None and report.unseen:
+        what = "no program had the variable RANK when it loaded torch"
+        return (f"{what}: whether the programs of the nodes trained one model is not known",)
     if report is None or not report.apart:
         return ()
     what = f"the {report.ranks} ranks trained, and no collective operation of torch.distributed ran between them"
