@@ -49,7 +49,7 @@ def _lines(result: RunComparison) -> Iterator[str]:
         yield from divergence_lines(result.first)
     if result.causes:
         yield ""
-        yield f"differences between the runs, {meaning_of_causes(result)}:"
+        yield f"differences between the runs ({meaning_of_causes(result)}):"
         yield from cause_lines(result.causes, explain=result.verdict != "equal")
     if result.findings:
         yield ""
@@ -140,7 +140,7 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
 
 def meaning_of_causes(result: RunComparison) -> str:
     """Return what the differences between two runs are for their results, in words."""
-    return "whose results are equal" if result.verdict == "equal" else "the most likely cause first"
+    return "the results are equal" if result.verdict == "equal" else "the most likely cause first"
 
 
 def how_it_changes(cause: Cause) -> str:

@@ -15,7 +15,7 @@ from html import escape
 from hpcenv.text import visible
 
 _WIDTH, _HEIGHT = 720, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 34, 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,9 +187,10 @@ def _reduced(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _legend(found: Sequence[Curve]) -> Iterator[str]:
+    # One line above the curves, which would lie under it.
+    y = _TOP - 22
     for number, one in enumerate(found[:2]):
-        y = _TOP + 10 + 24 * number
-        x = _WIDTH - _RIGHT - 330
+        x = _LEFT + 330 * number
         yield f'<line class="curve{number}" x1="{x}" x2="{x + 34}" y1="{y}" y2="{y}"/>'
         yield f'<text x="{x + 42}" y="{y + 4}">{_text(one.name[:28])}</text>'
 

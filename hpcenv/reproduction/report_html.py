@@ -119,8 +119,7 @@ def _comparison(found: RunComparison) -> Iterator[str]:
     if not found.causes:
         yield "<p>None that is recorded.</p>"
     else:
-        meaning = compare_text.meaning_of_causes(found)
-        yield f"<p>Differences between the runs, {meaning}.</p><ol>"
+        yield f"<p>{compare_text.meaning_of_causes(found).capitalize()}.</p><ol>"
         yield from (_cause(cause, explain=found.verdict != "equal") for cause in found.causes)
         yield "</ol>"
     if found.not_compared:

@@ -17,6 +17,7 @@ from hpcenv.reproduction.measured import OF_RANKS, Measured
 from hpcenv.reproduction.plot import Curve, Span, duration
 from hpcenv.reproduction.record import RunRecord
 from hpcenv.reproduction.series import Series
+from hpcenv.text import plural
 
 # Plots, and rows of a table of values.
 _PLOTS, _ROWS = 6, 40
@@ -107,8 +108,9 @@ def make_page(
 
 def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     shape = record.shape
+    ranks = f" = {shape.world_size} ranks" if shape.nodes > 1 else ""
     gpus = f", {shape.gpus_per_node} GPUs on each" if shape.gpus_per_node else ", no GPU"
-    yield "Shape", f"{shape.nodes} nodes, {shape.nproc_per_node} ranks on each = {shape.world_size} ranks{gpus}"
+    yield "Shape", f"{plural(shape.nodes, 'node')}, {plural(shape.nproc_per_node, 'rank')} on each{ranks}{gpus}"
     yield "Outcome", record.outcome
     yield "Lockfile", "cannot be read" if record.lock is None else record.lock.fingerprint
     yield "Image", "unknown" if record.lock is None else record.lock.manifest_digest or record.lock.image

@@ -259,7 +259,7 @@ def test_differences_of_equal_runs_are_called_no_causes(tmp_path):
     assert (result.verdict, [cause.group for cause in result.causes]) == ("equal", ["threads"])
     text = compare_text.render(result)
     assert (
-        "differences between the runs, whose results are equal:\n1. threads\n     determinism.torch.threads: 1 -> 2"
+        "differences between the runs (the results are equal):\n1. threads\n     determinism.torch.threads: 1 -> 2"
         in text
     )
     assert "cause" not in text and "changes results" not in text

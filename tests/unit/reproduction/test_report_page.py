@@ -228,3 +228,11 @@ def test_the_command_writes_the_files(hpcenv, tmp_path):
 )
 def test_energy_is_unknown_rather_than_zero(text, joules):
     assert energy.parse(text)[0] == joules
+
+
+def test_the_names_of_the_curves_do_not_lie_on_them() -> None:
+    found = [plot.Curve(name=name, steps=(1, 2, 3), values=(3.0, height, 1.0)) for name, height in zip("ab", (9, 8))]
+    picture = plot.curves("loss", found, key="k")
+    points = [pair.split(",") for text in re.findall(r'points="([^"]+)"', picture) for pair in text.split()]
+    names = [float(y) for y, name in re.findall(r'<text x="\d+" y="(\d+)">([ab])</text>', picture)]
+    assert len(names) == 2 and max(names) < min(float(y) for _, y in points)
