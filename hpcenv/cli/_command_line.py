@@ -31,6 +31,7 @@ class _Hpcenv(LazyGroup):
     cls=_Hpcenv,
     verbs=VERBS,
     package="hpcenv.cli",
+    help="Lock an environment, submit to Slurm, and know that every node runs it.",
     modules={"list": "listing"},
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
     invoke_without_command=True,

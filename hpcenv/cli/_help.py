@@ -46,6 +46,7 @@ TASKS = {
         "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
         "net": "Explain and compare the network settings of runs.",
     },
+    "Shell": {"completion": "Print what makes bash, zsh or fish complete commands and names."},
 }
 VERBS = {name: text for verbs in TASKS.values() for name, text in verbs.items()}
 

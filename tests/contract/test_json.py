@@ -21,6 +21,7 @@ ERROR_KEYS = {"code", "what", "why", "hint", "commands", "exit_status"}
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "doctor": (("doctor", "--write"), "environment-unreadable"),
     "compat": (("compat", "--with", "torchvision"), "usage"),
+    "completion": (("completion", "tcsh"), "usage"),
     "init": (("init", "--image", ""), "spec-invalid"),
     "lock": (("lock",), "spec-invalid"),
     "submit": (("submit", "train.py"), "spec-invalid"),

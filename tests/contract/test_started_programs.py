@@ -184,6 +184,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "clean": (("clean", "--dry-run"), ("clean", "--yes")),
     "compare": (("compare", "{run}", "{other}"), ("compare", "{run}", "{other}", "--explain-op")),
     "compat": (("compat", "--gpu", "h100"), ("compat",)),
+    "completion": (("completion", "bash"),),
     "data fetch": (("data", "fetch"), ("data", "fetch", "--check")),
     "data list": (("data", "list"),),
     "data resolve": (("data", "resolve", "hf://a/b"),),

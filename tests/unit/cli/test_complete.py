@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import run_folders as folders
 
 TYPED = """\
-eval "$(_HPCENV_COMPLETE=bash_source hpcenv)"
+eval "$(hpcenv completion bash)"
 COMP_WORDS=(hpcenv "$@") COMP_CWORD=$#
 _hpcenv_completion hpcenv
 printf '%s\\n' "${COMPREPLY[@]}"
@@ -56,12 +57,36 @@ def test_without_a_project_nothing_is_offered_and_nothing_is_printed(tmp_path: P
     assert completed(tmp_path, "submit", "--lock", "") == []
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_script_of_another_shell_is_valid(shell: str) -> None:
-    done = subprocess.run(
-        ["hpcenv"], env={**environ(), "_HPCENV_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, check=True
-    )
-    assert "_HPCENV_COMPLETE" in done.stdout
+# What a line in the start file of the shell does, and then the tab key.
+OFFERED = {
+    "fish": 'hpcenv completion fish | source; complete -C "hpcenv status train"',
+    # compadd outside of the line editor is an error: a function takes its place and prints what it gets.
+    "zsh": """\
+compadd() { print -l -- ${(P)@[-1]} }
+compdef() { : }
+_describe() { print -l -- ${(P)@[-1]} }
+eval "$(hpcenv completion zsh)"
+words=(hpcenv status train) CURRENT=3
+_hpcenv_completion
+""",
+}
+
+
+@pytest.mark.parametrize("shell", OFFERED)
+def test_another_shell_completes_the_names_of_runs(project: Path, shell: str) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"NOT RUN: {shell} is not installed; its completion script was not read by it")
-    subprocess.run([shell, "-n"], input=done.stdout, text=True, check=True)
+        pytest.skip(f"NOT RUN: {shell} is not installed")
+    done = subprocess.run(
+        [shell, "-c", OFFERED[shell]], cwd=project, env=environ(), capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.split(), done.stderr) == (["train-1", "train-2"], "")
+
+
+def test_the_script_is_also_json(tmp_path: Path) -> None:
+    line = ["hpcenv", "completion", "zsh"]
+    plain, as_json = (
+        subprocess.run([*line, *more], cwd=tmp_path, env=environ(), capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--json"])
+    )
+    assert plain.startswith("#compdef hpcenv\n")
+    assert json.loads(as_json)["data"] == {"shell": "zsh", "script": plain}

@@ -1,0 +1,36 @@
+"""`hpcenv completion`: what a shell loads. The wheel has the same files. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import ShellComplete, get_completion_class
+
+from hpcenv.cli import _render
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def script(root: click.Command, shell: str) -> str:
+    """Return the script of click for one of `SHELLS`."""
+    made = get_completion_class(shell)
+    # Not the method of the class: that of bash starts a bash, to ask its version.
+    return "" if made is None else ShellComplete.source(made(root, {}, "hpcenv", "_HPCENV_COMPLETE"))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@_render.json_option
+@click.pass_context
+def command(context: click.Context, /, shell: str, as_json: bool) -> None:
+    """Print the script by which SHELL completes commands, options, and names of runs and lockfiles.
+
+    \b
+        eval "$(hpcenv completion bash)"     # in ~/.bashrc
+        eval "$(hpcenv completion zsh)"      # in ~/.zshrc
+        hpcenv completion fish | source      # in ~/.config/fish/config.fish
+    """  # noqa: D301  (click's mark for "do not wrap")
+    text = script(context.find_root().command, shell)
+    if as_json:
+        _render.success("completion", {"shell": shell, "script": text})
+        return
+    _render.put(text)
