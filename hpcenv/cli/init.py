@@ -17,7 +17,7 @@ from hpcenv.locking.init import init
 @click.option("--force", is_flag=True, help="Replace the hpcenv.toml that is there; what was changed in it is lost.")
 @_render.json_option
 def command(image: str, python: str | None, plain_http: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Write a commented hpcenv.toml into the current folder.
+    """Write a commented hpcenv.toml into the current folder, and hpcenv.schema.json for your editor.
 
     An image or an interpreter that `hpcenv lock` would refuse is refused here.
     """

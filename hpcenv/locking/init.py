@@ -1,4 +1,4 @@
-"""`hpcenv init`: write a commented hpcenv.toml.
+"""`hpcenv init`: write a commented hpcenv.toml, and its JSON Schema.
 
 Runs on: LOGIN NODE. What `hpcenv lock` would refuse without looking into an image is refused here, before the file
 is there.
@@ -25,8 +25,11 @@ from hpcenv.image.reference import (
 from hpcenv.locking.environment import require_python
 from hpcenv.project import acceptance, document, toml_files
 from hpcenv.project.spec import TEMPLATE, Project
+from hpcenv.project.template import data_file
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.records.files import write_text
+
+SCHEMA_NAME = "hpcenv.schema.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,8 @@ def init(
         _require_new(path, environ)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(text, path)
+    # For editors: the first line of hpcenv.toml names it.
+    write_text(data_file("docs/reference", SCHEMA_NAME).read_text(encoding="utf-8"), folder / SCHEMA_NAME)
     # Not the site profiles that the folder may have.
     written = tuple(one for one in acceptance.asked_by(open_workspace(folder)) if one.key in ("python", "image"))
     # Without that folder, the next command asks.

@@ -154,6 +154,7 @@ class SiteBindTable(SourcedTable):
     Attributes:
         source: path on the nodes; with `*`, `?` or `[` a pattern. `${user}` and `${jobid}` are replaced.
         target: path in the container. One that ends in `/` is a folder that shows every file of the pattern.
+        read_only: programs in the container cannot write to it.
         optional: a node that does not have it goes without it.
         cites: what `source` says elsewhere: the ID of a [source.ID], or a page.
     """
@@ -195,13 +196,17 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, dict) else value
 
 
-Variables = Annotated[tuple[VariableTable, ...], BeforeValidator(_as_tuple)]
+Variables = Annotated[
+    tuple[VariableTable, ...],
+    BeforeValidator(_as_tuple, json_schema_input_type=tuple[VariableTable, ...] | VariableTable),
+]
 
 
 class ModuleTable(SourcedTable):
     """[[module]]: an environment module that the batch script loads, after those in `modules`.
 
     Attributes:
+        name: of the module, for example `PrgEnv-gnu/8.5.0`.
         use: folder of modules that `module use` adds before.
     """
 
@@ -214,7 +219,12 @@ OWN_OPTIONS = ("constraint", "exclude", "qos", "reservation")
 
 
 class OptionTable(SourcedTable):
-    """[[option]]: an option of sbatch, or of the srun that starts the training."""
+    """[[option]]: an option of sbatch, or of the srun that starts the training.
+
+    Attributes:
+        program: sbatch or srun.
+        name, value: of the option, without dashes; `true` for an option without a value.
+    """
 
     program: Literal["sbatch", "srun"]
     name: Text
@@ -259,7 +269,11 @@ class StoreTable(SourcedTable):
 
 
 class RendezvousTable(SourcedTable):
-    """[rendezvous]: the name by which other nodes reach a node, with `{node}` for its name in Slurm."""
+    """[rendezvous]: the name by which other nodes reach a node.
+
+    Attributes:
+        host: the name, with `{node}` for the node's name in Slurm.
+    """
 
     host: Annotated[Text, AfterValidator(_host_pattern)]
 
@@ -275,7 +289,11 @@ class EntryWrapperTable(SourcedTable):
 
 
 class BaseImageTable(SourcedTable):
-    """[[base-image]]: an image that the site recommends, by digest."""
+    """[[base-image]]: an image that the site recommends.
+
+    Attributes:
+        image: by digest, IMAGE@sha256:...
+    """
 
     image: Annotated[Text, AfterValidator(_by_digest)]
 
@@ -284,6 +302,7 @@ class PartitionTable(Document):
     """[[slurm.partition]]: a partition, as `doctor` found it.
 
     Attributes:
+        name: of the partition.
         default: jobs that name no partition get this one.
     """
 
@@ -301,6 +320,8 @@ class SiteFile(Document):
     """The content of a site profile's file.
 
     Attributes:
+        name: by which `--site` names it.
+        sbatch, srun: options that are passed on to sbatch and srun.
         notes: what a user of the system should know first: what does not work, where sources contradict each other.
         modules: environment modules that the batch script loads, in this order.
         module_use: folders of modules that `module use` adds before.

@@ -30,7 +30,7 @@ def _listed(value: object) -> object:
 
 
 BoundsText = Annotated[Text, AfterValidator(_bounds)]
-Words = Annotated[tuple[Word, ...], BeforeValidator(_listed)]
+Words = Annotated[tuple[Word, ...], BeforeValidator(_listed, json_schema_input_type=tuple[Word, ...] | str)]
 
 
 class WhenTable(Document):

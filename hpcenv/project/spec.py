@@ -57,7 +57,12 @@ def split_overlay(value: str) -> tuple[str, str | None]:
 
 
 class BindTable(Document):
-    """[[bind]]: a host folder that the container sees."""
+    """[[bind]]: a host folder that the container sees.
+
+    Attributes:
+        source, target: path on the nodes, and in the container; without `target` the same.
+        read_only: programs in the container cannot write to it.
+    """
 
     source: Text
     target: Annotated[str, AfterValidator(_absolute)] | None = None
@@ -134,6 +139,7 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
+        profile: off, seeded (seeds and deterministic kernels, warns) or bitwise.
         seed: base seed of the ranks; with the profile `off` it seeds them and leaves their kernels as they are.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
@@ -158,6 +164,7 @@ class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
     Attributes:
+        runs, lockfiles: folders of the project for them.
         store: blobs and SIFs, for all projects that name the same folder.
         store_shared: the folder's group may write to it, and is trusted.
     """
@@ -214,6 +221,9 @@ class Project(Document):
         ca_file: CA certificates to trust, for registries with a private CA.
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
+        site: name or path of the site profile; without it, the one that fits this cluster.
+        env: variables for the ranks, as literal text. They override what hpcenv detects.
+        secrets: variables for the ranks whose value only the nodes read: file:PATH or env:NAME.
         policy: field -> severity in the gate; recorded in the lockfile.
         environment: name of a lockfile -> what its environment has in place of the values here.
     """
@@ -273,6 +283,7 @@ class Project(Document):
 
 
 TEMPLATE = """\
+#:schema ./hpcenv.schema.json
 # hpcenv.toml: what this project needs. `hpcenv lock` resolves it into a lockfile.
 
 # The container image, with a tag or a digest that does not float:

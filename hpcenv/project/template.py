@@ -42,6 +42,11 @@ def fill(template: str, values: Mapping[str, str], *, parts: Collection[str] = (
 
 def built_in(name: str) -> Path:
     """Return the path of one of hpcenv's batch templates."""
+    return data_file("sbatch_templates", name)
+
+
+def data_file(folder: str, name: str) -> Path:
+    """Return the path of a file beside the code: in `_data` where hpcenv is installed, else in the checkout."""
     package = Path(__file__).parents[1]
-    installed = package / "_data" / "sbatch_templates" / name
-    return installed if installed.exists() else package.parent / "sbatch_templates" / name
+    installed = package / "_data" / folder / name
+    return installed if installed.exists() else package.parent / folder / name
