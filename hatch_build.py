@@ -1,7 +1,7 @@
 """What a wheel has beside the package: a man page for each command, and the completion of three shells.
 
-hatchling calls it for each wheel that is not editable. click-man 0.6.0 was tried: it does not see commands that are
-loaded late, and its pages do not pass `mandoc -Tlint` (the mark of click for "do not wrap" is left in them).
+hatchling calls it for each wheel that is not editable. The source of click-man 0.6.0 was read, and it was not run: it
+asks a group for `commands`, which those that are loaded late are not in, and keeps click's mark for "do not wrap".
 """
 
 from __future__ import annotations

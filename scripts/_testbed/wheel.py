@@ -73,9 +73,9 @@ def _build(shop: Workshop) -> Path:
     target.mkdir()
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     argv += ["--wheel-dir", str(target), str(shop.instance.checkout)]
-    shop.runner.run(
-        argv, timeout=300, extra={"PYTHONPATH": str(tools), "PATH": f"{tools}/bin:{shop.runner.environment['PATH']}"}
-    )
+    # Without hatch_build.py: its man pages need hpcenv's own dependencies, which this Python may not have.
+    words = {"HATCH_BUILD_NO_HOOKS": "true", "PATH": f"{tools}/bin:{shop.runner.environment['PATH']}"}
+    shop.runner.run(argv, timeout=300, extra={"PYTHONPATH": str(tools), **words})
     wheels = list(target.glob("*.whl"))
     if len(wheels) != 1:
         raise TestbedError(f"expected one wheel of {shop.instance.checkout}, got {[one.name for one in wheels]}")
