@@ -80,6 +80,7 @@ def man_page(context: click.Context) -> str:
     short = context.command.get_short_help_str(200).rstrip(".")
     page = _Page()
     page.write(f'.TH {_name(context).upper()} 1 "{date}" "hpcenv {VERSION}" "hpcenv"\n')
+    page.write(".nh\n")  # names and options stay in one piece, so that they can be copied
     page.write(f".SH NAME\n{_filled(f'{_name(context)} - {short}')}\n")
     context.command.format_help(context, page)
     parent = context.parent

@@ -22,7 +22,7 @@ def script(root: click.Command, shell: str) -> str:
 @_render.json_option
 @click.pass_context
 def command(context: click.Context, /, shell: str, as_json: bool) -> None:
-    """Print the script by which SHELL completes commands, options, and names of runs and lockfiles.
+    """Print the script that lets a shell complete commands, options, and names of runs and lockfiles.
 
     \b
         eval "$(hpcenv completion bash)"     # in ~/.bashrc
@@ -32,5 +32,5 @@ def command(context: click.Context, /, shell: str, as_json: bool) -> None:
     text = script(context.find_root().command, shell)
     if as_json:
         _render.success("completion", {"shell": shell, "script": text})
-        return
-    _render.put(text)
+    else:
+        _render.put(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable, HpcenvError, SpecError
-from hpcenv.project import document, toml_files
+from hpcenv.project import document, template, toml_files
 from hpcenv.project.site import SiteFile
 
 SUFFIX = ".toml"
@@ -56,9 +56,7 @@ def _absolute(named: str | None, default: Path) -> Path:
 
 def shipped() -> Path:
     """Return the folder of the examples in hpcenv."""
-    package = Path(__file__).parents[1]
-    installed = package / "_data" / "sites"
-    return installed if installed.exists() else package.parent / "sites"
+    return template.data_file("sites")
 
 
 def is_path(named: str) -> bool:

@@ -45,8 +45,8 @@ def built_in(name: str) -> Path:
     return data_file("sbatch_templates", name)
 
 
-def data_file(folder: str, name: str) -> Path:
-    """Return the path of a file beside the code: in `_data` where hpcenv is installed, else in the checkout."""
+def data_file(*names: str) -> Path:
+    """Return the path of a file or folder beside the code: in `_data` where hpcenv is installed, else in the checkout."""
     package = Path(__file__).parents[1]
-    installed = package / "_data" / folder / name
-    return installed if installed.exists() else package.parent / folder / name
+    installed = package.joinpath("_data", *names)
+    return installed if installed.exists() else package.parent.joinpath(*names)
