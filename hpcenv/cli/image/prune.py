@@ -60,10 +60,10 @@ def command(
 ) -> None:
     """Remove images, downloaded files and leftovers that were not used for 30 days.
 
-    Prints what it would remove, and asks. A submission, the start of a run and a read count
-    as use. What a queued or running job of yours names stays, and a SIF that was not made
-    from an image in a registry: it cannot be made again. It removes nothing while a process
-    converts or verifies an image.
+    Prints what it would remove, and asks. An image counts as used when it is submitted
+    with a job, when a run starts with it, and when it is read. What a queued or running job
+    of yours names stays, and a SIF that was not made from an image in a registry: it cannot
+    be made again. It removes nothing while a process converts or verifies an image.
     """
     place = where.place()
     if not place_exists(place):
