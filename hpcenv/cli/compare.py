@@ -24,7 +24,9 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Compare only this metric; can be repeated.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance. Default: torch's for the type.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance. Default: torch's for the type.")
-@click.option("--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, in place of the others.")
+@click.option(
+    "--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, instead of --rtol and --atol."
+)
 @click.option("--explain-op", is_flag=True, help="Name the first operation of torch that differs, see above.")
 @click.option(
     "--trace-steps",

@@ -36,7 +36,7 @@ from hpcenv.survey.machine import decide_for, given_settings, seen_here, seen_in
     type=click.Choice(["nccl", "gloo"]),
     default="nccl",
     show_default=True,
-    help="With --here or --from: what the ranks talk with.",
+    help="With --here or --from: how the ranks communicate.",
 )
 @click.option("--env", "pairs", metavar="NAME=VALUE", multiple=True, help="With --here or --from: a given variable.")
 @click.option("--host", is_flag=True, help="With --here or --from: the ranks run without a container.")
