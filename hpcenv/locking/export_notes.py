@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpcenv.locking.export_packages import MODIFIED, direct_url_of, is_modified
+from hpcenv.locking.export_packages import MODIFIED, is_modified, of_one_machine
 from hpcenv.locking.exporter import LeftOut
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
@@ -83,8 +83,8 @@ def notes_on_indexes(pinned: Sequence[DistTable]) -> tuple[str, ...]:
     for dist in pinned:
         if dist.wheel is not None and dist.wheel.index not in (None, "pypi"):
             by_origin.setdefault(plain_text(str(dist.wheel.index)), []).append(dist.name)
-        elif dist.direct_url is not None and direct_url_of(dist) is None:
-            by_origin.setdefault("a file", []).append(dist.name)
+        elif of_one_machine(dist):
+            by_origin.setdefault("a file, and an index may have another one of this version", []).append(dist.name)
     return tuple(
         f"pip must be configured to find {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}: "
         f"installed from {origin}"

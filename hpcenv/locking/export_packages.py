@@ -100,6 +100,8 @@ def why_no_wheel(dist: DistTable) -> str:
     if is_built(dist):
         return "it was compiled in its image: no index has this wheel (`hpcenv image init --build` compiles it)"
     problem = why_no_pin(dist)
+    if not problem and of_one_machine(dist):
+        return "installed from a file of one machine: no index is known to have this wheel"
     if problem or proved_sha256(dist) is not None:
         return problem
     if dist.wheel is None:
@@ -123,7 +125,7 @@ def proved_sha256(dist: DistTable) -> str | None:
     wheel = dist.wheel
     if (
         wheel is None
-        or wheel.proof in ("built", "none")
+        or wheel.proof in ("built", "claimed", "none")
         or wheel.sha256 is None
         or not HEX_SHA256.fullmatch(wheel.sha256)
     ):
@@ -136,7 +138,14 @@ def direct_url_of(dist: DistTable) -> str | None:
     direct = dist.direct_url
     if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
         return None
-    return public_url(direct.url)[0]
+    # An index may have proved another file with the same content: pip would compare that hash with the file of the URL.
+    return public_url(direct.url)[0] if direct.hash in (None, f"sha256={proved_sha256(dist)}") else None
+
+
+def of_one_machine(dist: DistTable) -> bool:
+    """Return whether the wheel of a package was a local file, and no index has proved that it has it."""
+    url = (dist.direct_url and dist.direct_url.url) or ""
+    return url.startswith("file:") and url.endswith(".whl") and not (dist.wheel and dist.wheel.proof == "record")
 
 
 def pin_of(dist: DistTable) -> str:

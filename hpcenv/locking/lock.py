@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import io
 import json
 import os
 import tempfile
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
 
@@ -334,7 +335,7 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
         # Wheels that the image names itself: reports of pip, and packages that were compiled in it.
         reported = _report_in(resolved.image, REPORT, partial(parse_report, origin=REPORT), on_event)
         named = (*known_files(pinned), *(one.file for one in built), *reported)
-        proofs = _wheel_proofs(read, environ, on_event, cache=inputs.cache, named=named)
+        proofs = _wheel_proofs(read, environ, on_event, image=resolved.image, cache=inputs.cache, named=named)
     if file is not None:
         _require_as_pinned_here(file, pinned, read, proofs, on_event)
     kept = _proved_before(before, read.answer)
@@ -564,11 +565,18 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
 
 
 def _wheel_proofs(
-    read: _Read, environ: Mapping[str, str], on_event: OnEvent, *, cache: Path | None, named: Sequence[KnownFile]
+    read: _Read,
+    environ: Mapping[str, str],
+    on_event: OnEvent,
+    *,
+    image: Path | None,
+    cache: Path | None,
+    named: Sequence[KnownFile],
 ) -> dict[str, WheelProof]:
     """Find the wheels of the installed packages; no index has one of a package that conda installed.
 
     Args:
+        image: the SIF, where a local wheel that was installed may still be; None for this machine.
         cache: where proofs are kept; None asks no index.
         named: wheels that a file of pins, a report of pip or a build names.
     """
@@ -577,7 +585,8 @@ def _wheel_proofs(
     index = Index(env=environ) if cache is not None else None
     if mine:
         _tell(on_event, f"finding the wheels of {len(mine)} packages")
-    proofs = {p.name: p for p in find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull))}
+    found = find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull), open_wheel=_opener(image))
+    proofs = {proof.name: proof for proof in found}
     for reason, count in Counter(proof.reason for proof in proofs.values() if proof.proof == "none").most_common(3):
         _tell(on_event, f"  no wheel is proved for {count} of them: {reason}")
     return {
@@ -672,6 +681,21 @@ def _unsure(difference: PinDifference) -> str:
     return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
+def _opener(image: Path | None) -> Callable[[str], BinaryIO]:
+    """Return what opens a file of the environment by its path there.
+
+    The function raises OSError, or HpcenvError for a file of an image.
+    """
+    if image is None:
+        return lambda path: open(path, "rb")
+
+    def open_in_image(path: str) -> BinaryIO:
+        part, inside = sif.read_header(image).runs, path.lstrip("/").encode()
+        return io.BytesIO(squashfs_reader.read_file(image, inside, offset=part.offset, size=part.size))
+
+    return open_in_image
+
+
 def _report_in(
     image: Path | None, name: str, parse: Callable[[bytes], Sequence[Kept]], on_event: OnEvent
 ) -> tuple[Kept, ...]:
@@ -679,8 +703,7 @@ def _report_in(
     if image is None:
         return ()
     try:
-        part = sif.read_header(image).runs
-        text = squashfs_reader.read_file(image, name.lstrip("/").encode(), offset=part.offset, size=part.size)
+        text = _opener(image)(name).read()
     except HpcenvError:
         return ()  # most images have none
     try:
@@ -949,6 +972,8 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
         if dist.wheel is not None
         and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
         and (dist.record_sha256 is not None or dist.wheel.proof in required_hashes.WEAK)
+        # Before revision 2 direct_url.json was believed: that is `claimed` today.
+        and (dist.wheel.proof != "direct-url" or before.revision >= 2)
     }
 
 

@@ -12,8 +12,8 @@ from hpcenv.locking.conda_packages import proved_dists
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
 
-# Not compared with the installed files: the index has one file of that name, or nothing is known.
-WEAK = ("index-only", "none")
+# Not compared with the installed files: the installer says so, the index has one file of that name, nothing is known.
+WEAK = ("claimed", "index-only", "none")
 
 _NAMED = 20
 

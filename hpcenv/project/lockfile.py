@@ -205,8 +205,9 @@ class WheelTable(LockTable):
     """sha256 of the wheel."""
     index: str | None = None
     """Where it was found: `pypi`, `extra-N` or `find-links`."""
-    proof: Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+    proof: Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
     """How the sha256 was proved; `none` states none. `record`: the remote wheel's RECORD has the installed digest.
+    `direct-url`: the file that direct_url.json names has it. `claimed`: it says so; no file was compared.
     `index-only`: the one file that the index has of this name, not compared. `built`: compiled in the image itself."""
     reason: str | None = None
     """Why the proof is not stronger."""

@@ -79,6 +79,7 @@ class Dist:
         self.tags: list[str] = []
         self.source = "unknown"
         self.direct_url: dict[str, Any] = {}
+        self.wheel_file = ""  # the path of the wheel that it was installed from; never in a lockfile
         self.git: dict[str, Any] = {}
         self.files: dict[str, str] = {}
         self.kind = "record"

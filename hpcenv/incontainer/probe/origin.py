@@ -67,6 +67,8 @@ def _read_direct_url(env: ProbedEnvironment, dist: Dist, data: bytes) -> None:
     else:
         dist.source = "directory"
     dist.direct_url = direct
+    if url.startswith("file:") and dist.source == "wheel":
+        dist.wheel_file = os.path.normpath(_url_path(url))
     if origin.get("dir_info", {}).get("editable") is True:
         dist.source = "editable"
         direct["editable"] = True

@@ -132,6 +132,8 @@ def package_entry(env: ProbedEnvironment, dist: Dist) -> dict[str, Any]:
         entry["conda"] = owner
     if dist.direct_url:
         entry["direct-url"] = dist.direct_url
+    if dist.wheel_file:
+        entry["wheel-file"] = dist.wheel_file
     if dist.programs is not None:
         entry["programs"] = program_entry(dist)
     if dist.outside_rows:

@@ -6,7 +6,8 @@ pip only: `pip_request.py` starts it, `pip_process.py` is its program.
 An installed package does not record the sha256 of its wheel. hpcenv never guesses it, but proves it in one of these
 ways (`proof` in the lockfile):
 
-    direct-url      the installer wrote the hash of a file or URL install into direct_url.json (PEP 610)
+    direct-url      the very file that direct_url.json names (PEP 610), a path or a URL, is compared as those of an
+                    index, and has the hash that is written there
     built           the report of a build in the image says that this wheel was compiled there; no index has it, so
                     there is nothing to compare it with
     record          a wheel in an index has the RECORD digest (hpcenv-env-v1, see incontainer/probe/__init__.py) of
@@ -14,6 +15,7 @@ ways (`proof` in the lockfile):
                     environment's Python), and its zip directory agrees with its own RECORD
     embedded-lock   a lockfile in the image names exactly one wheel of this version and these tags,
     install-report  or pip's report of the installation does. Used if no index has proved or contradicted it
+    claimed         direct_url.json says so, and the file is gone: whoever edits a package can edit that, too
     index-only      the index has exactly one wheel with this version, build and tags, and states its hash, but
                     the wheel could not be read (no partial reads, too large, time limit)
     none            none of these, with the reason. So it is, too, if an installed file is not what RECORD lists

@@ -5,17 +5,28 @@ Runs on: LOGIN NODE.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from hpcenv.errors import HpcenvError
 from hpcenv.locking.wheels.cache import cached_proof, pip_configuration_digest, proof_key, write_entry
 from hpcenv.locking.wheels.judge import judge
-from hpcenv.locking.wheels.names import package_key, parse_wheel_name
+from hpcenv.locking.wheels.names import fits, package_key, parse_wheel_name
 from hpcenv.locking.wheels.pip_request import ask_for_wheels
-from hpcenv.locking.wheels.proof import HEX_SHA256, Index, InstalledDist, KnownFile, WheelProof, no_proof
+from hpcenv.locking.wheels.pip_session import Unreachable
+from hpcenv.locking.wheels.proof import DIRECT, Index, InstalledDist, KnownFile, WheelProof, no_proof
+from hpcenv.locking.wheels.record import NotAWheel
+from hpcenv.locking.wheels.wheel_file import read_local
+
+OpenWheel = Callable[[str], BinaryIO]
+
+
+def _open_here(path: str) -> BinaryIO:
+    return open(path, "rb")
 
 
 def find_wheels(
@@ -26,6 +37,7 @@ def find_wheels(
     cache: Path,
     timeout: float = 60.0,
     workers: int = 8,
+    open_wheel: OpenWheel = _open_here,
 ) -> tuple[WheelProof, ...]:
     """Return one proof per package, in the same order. An index that fails is a reason in the proof, not an error.
 
@@ -36,16 +48,15 @@ def find_wheels(
         cache: a folder for results. It is created if it is missing; any entry in it may be deleted.
         timeout: seconds for all packages together.
         workers: number of connections at a time.
+        open_wheel: opens a local wheel that a package was installed from, by its path in the environment.
     """
     known = _by_package(sources)
+    claims = [(*known.get(package_key(dist), ()), *_claimed(dist)) for dist in dists]
     setting = pip_configuration_digest(index)
     proofs: list[WheelProof | None] = []
-    for dist in dists:
-        key = proof_key(dist, known.get(package_key(dist), ()), setting)
-        proofs.append(
-            _decided_here(dist, known.get(package_key(dist), ()))
-            or (cached_proof(dist, cache, key) if setting else None)
-        )
+    for dist, files in zip(dists, claims, strict=True):
+        key = proof_key(dist, files, setting)
+        proofs.append(_decided_here(dist, files) or (cached_proof(dist, cache, key) if setting else None))
     unproved = [number for number, proof in enumerate(proofs) if proof is None]
     requested = [dists[number] for number in unproved if dists[number].record_sha256 is not None]
     reply: dict[str, Any] = {}
@@ -55,11 +66,13 @@ def find_wheels(
     for number in unproved:
         dist = dists[number]
         answer: Mapping[str, Any] = next(answers, {}) if dist.record_sha256 is not None else {}
-        claims = known.get(package_key(dist), ())
-        proof = judge(dist, answer, claims, problem=reply.get("error", ""))
+        own = _own_wheel(dist, open_wheel, timeout) if dist.wheel_file else []
+        if own or answer:
+            answer = {**answer, "files": [*_comparable(dist, [*own, *answer.get("files", ())])]}
+        proof = judge(dist, answer, claims[number], problem=reply.get("error", ""))
         proofs[number] = proof
         if proof.proof == "record":
-            write_entry(cache, "proof", proof_key(dist, claims, setting), {"proof": asdict(proof)})
+            write_entry(cache, "proof", proof_key(dist, claims[number], setting), {"proof": asdict(proof)})
     return tuple(proof for proof in proofs if proof is not None)
 
 
@@ -74,29 +87,55 @@ def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProo
     """Return the proof, or why nothing is proved, where no index needs to be asked."""
     if None not in (dist.content_sha256, dist.record_sha256) and dist.content_sha256 != dist.record_sha256:
         return no_proof(dist, "its files were changed after it was installed")
-    found = _from_direct_url(dist)
-    if found is not None and any(claim.proof == "built" and claim.sha256 == found.sha256 for claim in claims):
-        # pip installed the very file that the build left.
-        return WheelProof(name=found.name, filename=found.filename, sha256=found.sha256, proof="built")
-    return found
-
-
-def _from_direct_url(dist: InstalledDist) -> WheelProof | None:
-    """Return the proof of what the installer itself recorded (PEP 610); None if an index may still have it."""
-    origin = dist.direct_url
-    if not isinstance(origin, Mapping):
-        return None
-    filename = unquote(urlsplit(str(origin.get("url", ""))).path.rsplit("/", 1)[-1])
-    algorithm, _, digest = str(origin.get("hash", "")).partition("=")
-    if not algorithm and not filename.endswith(_ARCHIVES):
-        kind = "a version control system" if origin.get("commit-id") else "a directory"
-        return no_proof(dist, f"installed from {kind}, not from a wheel")
+    claimed = [claim for claim in claims if claim.proof == "claimed"]
+    for claim in claims:
+        if claim.proof == "built" and any(claim.sha256 == one.sha256 for one in claimed):
+            # pip installed the very file that the build left.
+            return WheelProof(name=dist.name, filename=claimed[0].filename, sha256=claim.sha256, proof="built")
+    filename, algorithm, _ = _origin(dist)
     wheel = parse_wheel_name(filename)
-    if wheel is None or (wheel.name, wheel.version) != package_key(dist):
-        return no_proof(dist, "installed from an archive that is not a wheel of this name and version")
-    if algorithm != "sha256" or not HEX_SHA256.fullmatch(digest):
+    if not isinstance(dist.direct_url, Mapping) or (wheel and (wheel.name, wheel.version) == package_key(dist)):
         return None
-    return WheelProof(name=dist.name, filename=filename, sha256=digest, proof="direct-url")
+    if algorithm or filename.endswith(_ARCHIVES):
+        return no_proof(dist, "installed from an archive that is not a wheel of this name and version")
+    kind = "a version control system" if dist.direct_url.get("commit-id") else "a directory"
+    return no_proof(dist, f"installed from {kind}, not from a wheel")
+
+
+def _origin(dist: InstalledDist) -> tuple[str, str, str]:
+    """Return the name, the kind of hash and the hash of the file that the installer says it installed (PEP 610)."""
+    origin = dist.direct_url if isinstance(dist.direct_url, Mapping) else {}
+    algorithm, _, digest = str(origin.get("hash", "")).partition("=")
+    return unquote(urlsplit(str(origin.get("url", ""))).path.rsplit("/", 1)[-1]), algorithm, digest
+
+
+def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
+    """Return the wheel of direct_url.json: anybody who can edit the package can edit this too, so it proves nothing."""
+    filename, algorithm, digest = _origin(dist)
+    if algorithm != "sha256":
+        return ()
+    return (KnownFile(name=dist.name, version=dist.version, filename=filename, sha256=digest, proof="claimed"),)
+
+
+def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the files that the package can be compared with: not another one than the installer says it installed."""
+    digest = _origin(dist)[2]
+    for seen in files:
+        if seen["label"] != DIRECT or (seen["sha256"] and digest in ("", seen["sha256"])):
+            yield seen
+        elif seen["sha256"] is None and dist.record_sha256 not in seen["records"]:
+            yield {**seen, "sha256": digest}  # a large file at a URL, not downloaded: its RECORD is another one
+
+
+def _own_wheel(dist: InstalledDist, open_wheel: OpenWheel, seconds: float) -> list[dict[str, Any]]:
+    """Return what the local wheel contains that the package was installed from; nothing if it is gone."""
+    filename = _origin(dist)[0]
+    try:
+        with open_wheel(dist.wheel_file) as file:
+            read = read_local(file, filename, time.monotonic() + seconds)
+    except (OSError, HpcenvError, NotAWheel, Unreachable):
+        return []
+    return [asdict(read) | {"label": DIRECT, "filename": filename, "exact": fits(dist, filename)}]
 
 
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")

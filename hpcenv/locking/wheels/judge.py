@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcenv.locking.wheels.names import fits
 from hpcenv.locking.wheels.proof import (
+    DIRECT,
     HEX_SHA256,
     InstalledDist,
     KnownFile,
@@ -25,7 +26,7 @@ def _claimed_file(dist: InstalledDist, claims: Sequence[KnownFile]) -> KnownFile
     fitting = [claim for claim in claims if fits(dist, claim.filename) and HEX_SHA256.fullmatch(claim.sha256)]
     if len({(claim.filename, claim.sha256) for claim in fitting}) != 1:
         return None
-    return min(fitting, key=lambda claim: claim.proof)
+    return min(fitting, key=lambda claim: (claim.proof == "claimed", claim.proof))
 
 
 def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[KnownFile], *, problem: str) -> WheelProof:
@@ -46,6 +47,8 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
         hashes = (hashes & {claim.sha256 for claim in claims if fits(dist, claim.filename)}) or hashes
     if len(hashes) == 1:
         seen = min((s for s in same if s.sha256 in hashes), key=_preference)
+        if seen.label == DIRECT:
+            return WheelProof(name=dist.name, filename=seen.filename, sha256=seen.sha256, proof="direct-url")
         return WheelProof(name=dist.name, filename=seen.filename, sha256=seen.sha256, index=seen.label, proof="record")
     if hashes:
         return no_proof(dist, f"{len(hashes)} wheels with different sha256 have this RECORD", same[0].filename)
@@ -55,14 +58,15 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
     claim = _claimed_file(dist, claims)
     contradicted = [seen for seen in files if seen.records or seen.problem]
     if claim is not None and claim.sha256 not in {seen.sha256 for seen in contradicted}:
+        said = "only direct_url.json names this sha256: " if claim.proof == "claimed" else ""
         return WheelProof(
             name=dist.name,
             filename=claim.filename,
             sha256=claim.sha256,
             proof=claim.proof,
-            reason=_why_not(dist, answer, files, problem),
+            reason=said + _why_not(dist, answer, files, problem),
         )
-    exact = [seen for seen in files if seen.exact]
+    exact = [seen for seen in files if seen.exact and seen.label != DIRECT]
     stated = {seen.sha256 for seen in exact}
     if exact and not any(s.records or s.problem for s in exact) and len(stated) == 1 and None not in stated:
         seen = min(exact, key=_preference)
@@ -78,10 +82,14 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
 
 
 def _preference(seen: SeenWheel) -> tuple[int, int, str]:
-    """Return a sort key: the default index first, then the extra ones in their order, then find-links."""
-    kinds = ("pypi", "extra", "find-links")
+    """Return a sort key: the default index first, then the extra ones in their order, find-links, the direct URL."""
+    kinds = ("pypi", "extra", "find-links", DIRECT)
     kind, _, number = (seen.label, "", "") if seen.label == "find-links" else seen.label.partition("-")
     return kinds.index(kind), int(number or 0), seen.filename
+
+
+def _place(seen: SeenWheel) -> str:
+    return "that it was installed from" if seen.label == DIRECT else "in the index"
 
 
 def _why_not(dist: InstalledDist, answer: Mapping[str, Any], files: Sequence[SeenWheel], problem: str) -> str:
@@ -99,10 +107,10 @@ def _why_not(dist: InstalledDist, answer: Mapping[str, Any], files: Sequence[See
     for seen in files:
         name = other_program(dist, seen.programs) if dist.record_sha256 in seen.records else ""
         if name:
-            return f"the program `{name}` of `{seen.filename}` in the index is not the installed one"
+            return f"the program `{name}` of `{seen.filename}` {_place(seen)} is not the installed one"
     read = [seen for seen in files if seen.records]
     if read and (read[0].exact or not dist.tags):
-        reason = f"the RECORD of `{read[0].filename}` in the index is not the installed one"
+        reason = f"the RECORD of `{read[0].filename}` {_place(read[0])} is not the installed one"
         more = f" (and of {len(read) - 1} more wheels)" if len(read) > 1 else ""
         return reason + more + (f"; {trouble}" if trouble else "")
     unread = [seen for seen in files if seen.unread]

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from hpcenv.locking.wheels.lists import ListedWheel, WheelLists
 from hpcenv.locking.wheels.names import fits, is_of_package, package_key, parse_wheel_name
 from hpcenv.locking.wheels.pip_session import PipSession, Unreachable
-from hpcenv.locking.wheels.proof import InstalledDist, SeenWheel, other_program
+from hpcenv.locking.wheels.proof import DIRECT, InstalledDist, SeenWheel, other_program
 from hpcenv.locking.wheels.record import NotAWheel
 from hpcenv.locking.wheels.remote_wheel import read_remote
 from hpcenv.locking.wheels.wheel_file import WheelReading, read_local
@@ -26,6 +27,11 @@ def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, p
     """Read wheels until one has the installed RECORD, and put everything that was seen into `answer`."""
     links, trouble = lists.of(package_key(dist))
     answer["trouble"] = trouble
+    if dist.direct_url is not None:
+        url = dist.direct_url["url"]
+        filename = unquote(url.rsplit("/", 1)[-1])
+        # Without the hash that direct_url.json states: it is to be proved, so it is computed.
+        links = [*links, ListedWheel(label=DIRECT, filename=filename, location=url, local=False)]
     exact, others = _candidates(dist, links)
     # A wheel can have other tags in its name than in its WHEEL file (it was renamed). RECORD covers WHEEL, so no
     # other name can match if the exact name is listed.
@@ -65,7 +71,11 @@ def _read_first(dist: InstalledDist, link: ListedWheel, *, pip: PipSession, cach
     reasons = []
     for copy in (link, *link.others):
         try:
-            read = read_local(copy, pip) if copy.local else read_remote(copy, dist, pip=pip, cache=cache)
+            if copy.local:
+                with open(copy.location, "rb") as file:
+                    read = read_local(file, copy.filename, pip.deadline)
+            else:
+                read = read_remote(copy, dist, pip=pip, cache=cache)
         except Unreachable as error:
             reasons.append(str(error))
             continue

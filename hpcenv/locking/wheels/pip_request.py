@@ -42,12 +42,18 @@ def ask_for_wheels(
     """
     request = {
         "kind": "wheels",
-        "dists": [asdict(dist) | {"direct_url": None} for dist in dists],
+        "dists": [asdict(dist) | {"direct_url": _on_a_server(dist), "wheel_file": ""} for dist in dists],
         "cache": os.path.abspath(cache),
         "seconds": timeout,
         "workers": workers,
     }
     return _ask(request, index, timeout)
+
+
+def _on_a_server(dist: InstalledDist) -> dict[str, str] | None:
+    """Return where the very wheel was downloaded from, if direct_url.json names a server."""
+    url = str((dist.direct_url or {}).get("url", ""))
+    return {"url": url} if url.startswith(("http://", "https://")) and url.endswith(".whl") else None
 
 
 def ask_for_links(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float, workers: int) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ProofKind = Literal["built", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+ProofKind = Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
+# `SeenWheel.label` of the very file that direct_url.json names (PEP 610); no index has this label.
+DIRECT = "direct"
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -28,6 +30,7 @@ class InstalledDist:
         programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if they
             were not read.
         direct_url: where it was installed from, as the probe reports it: `url`, `hash`, `commit-id`, `editable`.
+        wheel_file: the path of the local wheel that it was installed from, "" for none.
     """
 
     name: str
@@ -38,6 +41,7 @@ class InstalledDist:
     content_sha256: str | None = None
     programs: Mapping[str, str] | None = None
     direct_url: Mapping[str, Any] | None = None
+    wheel_file: str = ""
 
     @classmethod
     def from_probe(cls, entry: Mapping[str, Any]) -> InstalledDist:
@@ -51,18 +55,19 @@ class InstalledDist:
             content_sha256=entry.get("content-sha256"),
             programs=entry["programs"]["files"] if entry.get("programs") else None,
             direct_url=entry.get("direct-url"),
+            wheel_file=entry.get("wheel-file", ""),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownFile:
-    """A wheel that a lockfile in the image, a report of the installation, or a report of its build names."""
+    """A wheel that a lockfile or direct_url.json in the image, or a report of the installation or build, names."""
 
     name: str
     version: str
     filename: str
     sha256: str
-    proof: Literal["built", "embedded-lock", "install-report"]
+    proof: Literal["built", "claimed", "embedded-lock", "install-report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +110,7 @@ class SeenWheel:
     """One wheel of the installed name and version, as the process beside pip reports it.
 
     Attributes:
-        label: the index: `pypi`, `extra-N` or `find-links`.
+        label: the index: `pypi`, `extra-N` or `find-links`; or `DIRECT`.
         exact: its name has the installed build and tags.
         records: the RECORD digests that an installation of it can have; empty if it was not read.
         programs: name and sha256 of its programs, as `InstalledDist.programs` has them.

@@ -5,13 +5,11 @@ Runs on: LOGIN NODE, in the process beside pip: standard library and pip only.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from hpcenv.locking.wheels.lists import ListedWheel
-from hpcenv.locking.wheels.pip_session import PipSession, hash_chunks
+from hpcenv.locking.wheels.pip_session import hash_chunks
 from hpcenv.locking.wheels.record import Contradiction, NotAWheel, wheel_programs, wheel_record_digests
 
 LOCAL_WHOLE_BYTES = 64 << 20  # every file in a local wheel of up to this size is compared with RECORD
@@ -36,18 +34,16 @@ class WheelReading:
     unread: str = ""
 
 
-def read_local(link: ListedWheel, pip: PipSession) -> WheelReading:
-    """Read a wheel on this machine.
+def read_local(file: BinaryIO, filename: str, deadline: float) -> WheelReading:
+    """Read a wheel that is wholly at hand, and its sha256.
 
     Raises:
         NotAWheel: it is not a valid wheel.
         OSError: it cannot be read.
         Unreachable: the time limit is reached.
     """
-    with open(link.location, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        sha256 = hash_chunks(iter(lambda: file.read(1 << 20), b""), pip.deadline)
-        return examine(file, link.filename, sha256=sha256, whole=size <= LOCAL_WHOLE_BYTES)
+    sha256 = hash_chunks(iter(lambda: file.read(1 << 20), b""), deadline)
+    return examine(file, filename, sha256=sha256, whole=file.tell() <= LOCAL_WHOLE_BYTES)
 
 
 def examine(file: BinaryIO, filename: str, *, sha256: str | None, whole: bool) -> WheelReading:

@@ -205,9 +205,10 @@ def test_what_installed_it_does_not_show(tmp_path: Path) -> None:
 # -- wheels that were proved --------------------------------------------------------------
 
 
-def with_wheel(project: Path, *, proof: str, seal: bool = True) -> None:
+def with_wheel(project: Path, *, proof: str, seal: bool = True, revision: int = lock_model.REVISION) -> None:
     """Write into the lockfile what a lock with an index would have found."""
     data = tomlkit.parse(lockfile(project).read_text()).unwrap()
+    data["revision"] = revision
     (torch,) = (dist for dist in data["packages"]["dist"] if dist["name"] == "torch")
     torch["wheel"] = {"filename": "torch.whl", "sha256": "0" * 64, "index": "pypi", "proof": proof}
     if seal:
@@ -226,6 +227,13 @@ def test_a_proof_stays_while_the_record_stays(project: Path) -> None:
     with_wheel(project, proof="record")
     result = lock_here(project)
     assert (wheel_of_torch(result).proof, result.changes) == ("record", ())
+
+
+def test_a_direct_url_that_an_old_lockfile_believed_goes(project: Path) -> None:
+    with_wheel(project, proof="direct-url", revision=1)
+    assert wheel_of_torch(lock_here(project)) is None
+    with_wheel(project, proof="direct-url")
+    assert wheel_of_torch(lock_here(project)).proof == "direct-url"
 
 
 def test_a_proof_of_another_record_goes(project: Path, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def names(lock: Any, *, every: bool) -> list[str]:
 
 
 def test_a_proof_that_compared_nothing_is_none() -> None:
-    lock = locked(a="record", b="embedded-lock", c="index-only", d="none", e=None)
-    assert names(lock, every=True) == ["c", "d", "e"]
+    lock = locked(a="record", b="embedded-lock", c="index-only", d="none", e=None, f="claimed", g="direct-url")
+    assert names(lock, every=True) == ["c", "d", "e", "f"]
     assert names(lock, every=False) == []
 
 

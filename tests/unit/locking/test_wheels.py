@@ -325,15 +325,97 @@ def test_a_file_that_was_changed_after_the_installation_takes_the_proof_away(ten
     assert (proof.proof, proof.reason) == ("none", "its files were changed after it was installed")
 
 
-def test_a_local_wheel_has_its_own_hash_as_proof(ten, tmp_path):
+@pytest.fixture(scope="module")
+def local(ten, tmp_path_factory):
+    """A wheel that pip installed from a file of this machine: its path, and the package as the probe reports it."""
+    place = tmp_path_factory.mktemp("local")
     name, data = next((name, data) for name, data in ten[0].items() if name.startswith("plain-"))
-    (tmp_path / name).write_bytes(data)
-    venv.create(tmp_path / "env", with_pip=False)
-    python = str(tmp_path / "env/bin/python")
-    pip(environment(tmp_path), "--python", python, "install", "-q", "--no-index", "--no-deps", str(tmp_path / name))
-    [proof] = find_wheels(installed(python), index=None, cache=tmp_path)
-    assert (proof.proof, proof.sha256) == ("direct-url", hashlib.sha256(data).hexdigest())
-    assert proof.filename == name
+    (place / name).write_bytes(data)
+    venv.create(place / "env", with_pip=False)
+    python = str(place / "env/bin/python")
+    pip(environment(place), "--python", python, "install", "-q", "--no-index", "--no-deps", str(place / name))
+    [dist] = installed(python)
+    return place / name, dist
+
+
+def edited(dist):
+    """The package after somebody changed a file and its line in RECORD: both digests are another one."""
+    return replace(dist, record_sha256="0" * 64, content_sha256="0" * 64)
+
+
+def sha(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_local_wheel_is_compared_with_what_it_installed(local, tmp_path):
+    wheel, dist = local
+    [proof] = find_wheels([dist], index=None, cache=tmp_path)
+    assert (proof.proof, proof.sha256, proof.filename) == ("direct-url", sha(wheel), wheel.name)
+    [proof] = find_wheels([edited(dist)], index=None, cache=tmp_path)
+    assert (proof.proof, proof.sha256) == ("none", None)
+    assert proof.reason == f"the RECORD of `{wheel.name}` that it was installed from is not the installed one"
+
+
+@pytest.mark.parametrize("now", ["gone", "another", "no wheel"])
+def test_a_local_wheel_that_is_not_there_any_more_is_only_claimed(local, tmp_path, now):
+    wheel, dist = local
+    there = tmp_path / wheel.name
+    if now != "gone":
+        there.write_bytes(make_wheel("plain", files={"plain/new.py": b"1"})[1] if now == "another" else b"text")
+    for one_dist in (replace(dist, wheel_file=str(there)), edited(replace(dist, wheel_file=str(there)))):
+        [proof] = find_wheels([one_dist], index=None, cache=tmp_path)
+        assert (proof.proof, proof.sha256, proof.filename) == ("claimed", sha(wheel), wheel.name)
+        assert proof.reason == "only direct_url.json names this sha256: no index was asked"
+
+
+def test_uv_writes_no_hash_of_a_local_wheel(local, tmp_path):
+    wheel, dist = local
+    [proof] = find_wheels([replace(dist, direct_url={"url": f"file:{wheel.name}"})], index=None, cache=tmp_path)
+    assert (proof.proof, proof.sha256) == ("direct-url", sha(wheel))
+
+
+def test_the_local_wheel_of_an_image_is_read_in_the_image(local, tmp_path):
+    wheel, dist = local
+    asked = []
+
+    def in_image(path):
+        asked.append(path)
+        return io.BytesIO(wheel.read_bytes())
+
+    [proof] = find_wheels([replace(dist, wheel_file="/w/x.whl")], index=None, cache=tmp_path, open_wheel=in_image)
+    assert (proof.proof, proof.sha256, asked) == ("direct-url", sha(wheel), ["/w/x.whl"])
+
+
+def test_a_forged_direct_url_loses_against_the_index(ten, local, serve, find):
+    """Its hash is that of no file; the index has the wheel that is installed."""
+    wheel, dist = local
+    forged = replace(dist, wheel_file="", direct_url={"url": f"file:{wheel.name}", "hash": "sha256=" + "0" * 64})
+    index = serve(ten[0])
+    [proof] = find([forged], index_url=index.url)
+    assert (proof.proof, proof.sha256, proof.index) == ("record", sha(wheel), "pypi")
+    honest = replace(forged, direct_url={"url": f"file:{wheel.name}", "hash": f"sha256={sha(wheel)}"})
+    [proof] = find([edited(honest)], index_url=index.url)
+    assert (proof.proof, proof.sha256) == ("none", None)
+    assert "in the index is not the installed one" in proof.reason
+
+
+@pytest.mark.parametrize("size", [0, 2 << 20], ids=["whole", "in parts"])
+def test_a_wheel_of_a_url_is_compared_with_the_file_there(serve, find, size):
+    name, data = make_wheel("plain", files={"plain/blob.bin": os.urandom(size)} if size else None)
+    index = serve({name: data})
+    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+        [record] = wheel_record_digests(wheel, name, whole=True)
+    url = f"http://{index.where}/files/{name}"
+    said = hashlib.sha256(data).hexdigest()
+
+    def found(record, said):
+        dist = replace(direct(url, hash=f"sha256={said}"), record_sha256=record, tags=("py3-none-any",))
+        [proof] = find([dist], no_index="1")
+        return proof.proof, proof.sha256
+
+    assert found(record, said) == ("direct-url", said)
+    assert found("0" * 64, said) == ("none", None)
+    assert found(record, "0" * 64) == ("claimed", "0" * 64)
 
 
 def test_a_folder_of_wheels_proves_them_without_an_index(ten, tmp_path, find):
@@ -673,15 +755,15 @@ def direct(url, **origin):
     return InstalledDist(name="plain", version="1.0", direct_url={"url": url, **named})
 
 
-def test_a_direct_url_gives_the_hash_that_the_installer_wrote(tmp_path):
+def test_the_hash_of_a_direct_url_is_claimed_where_nothing_can_be_compared(tmp_path):
     dists = [
         direct("file:plain-1.0-py3-none-any.whl", hash=f"sha256={SHA}"),
         direct("https://h/w/plain-1.0-1-py3-none-any.whl", hash=f"sha256={SHA}"),
     ]
     found = find_wheels(dists, index=None, cache=tmp_path)
     assert [(p.proof, p.sha256, p.filename, p.index) for p in found] == [
-        ("direct-url", SHA, "plain-1.0-py3-none-any.whl", None),
-        ("direct-url", SHA, "plain-1.0-1-py3-none-any.whl", None),
+        ("claimed", SHA, "plain-1.0-py3-none-any.whl", None),
+        ("claimed", SHA, "plain-1.0-1-py3-none-any.whl", None),
     ]
 
 

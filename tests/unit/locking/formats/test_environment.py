@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from export_lockfiles import DISTS, A, dist, lines, locked
 
 from hpcenv.locking.formats.environment import environment
@@ -56,6 +57,16 @@ def test_environment_keeps_the_hash_of_a_direct_url() -> None:
     url = "https://files.example/x-1.0-py3-none-any.whl"
     found = read_yaml(environment(locked(dist("x", **{"direct-url": {"url": url}})), name="n").text)
     assert found["dependencies"][-1] == {"pip": [f"x @ {url}#sha256={A}"]}
+
+
+@pytest.mark.parametrize("proof", ["direct-url", "claimed"])
+def test_environment_warns_of_a_wheel_of_a_file(proof: str) -> None:
+    one = dist("x", proof=proof, **{"direct-url": {"url": "file:x-1.0-py3-none-any.whl"}})
+    one["wheel"]["index"] = None
+    found = environment(locked(one), name="n")
+    assert found.notes == (
+        "pip must be configured to find x: installed from a file, and an index may have another one of this version",
+    )
 
 
 def test_environment_says_when_conda_has_not_this_python() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from export_lockfiles import DISTS, A, B, dist, lines, locked
 
 from hpcenv.locking.formats.requirements import requirements
@@ -29,11 +30,28 @@ def test_a_wheel_of_a_direct_url_is_pinned_to_it() -> None:
     assert lines(found.text) == [f"x @ https://files.example/x-1.0-py3-none-any.whl --hash=sha256:{A}"]
 
 
-def test_a_wheel_of_a_file_is_pinned_by_version_and_said() -> None:
-    one = dist("x", proof="direct-url", **{"direct-url": {"url": "file:x-1.0-py3-none-any.whl"}})
-    found = requirements(locked(one))
-    assert lines(found.text) == [f"x==1.0 --hash=sha256:{A}"]
-    assert found.notes == ("pip must be configured to find x: installed from a file",)
+LOCAL = {"url": "file:x-1.0-py3-none-any.whl"}
+
+
+@pytest.mark.parametrize("proof", ["direct-url", "claimed", "embedded-lock"])
+def test_a_wheel_of_a_file_has_no_hash_that_pip_could_find(proof: str) -> None:
+    found = requirements(locked(dist("x", proof=proof, **{"direct-url": LOCAL})))
+    assert lines(found.text) == []
+    reason = "installed from a file of one machine: no index is known to have this wheel"
+    assert [(one.name, one.reason) for one in found.left_out] == [("x", reason)]
+    assert f"# x==1.0: {reason}" in found.text
+
+
+def test_a_wheel_of_a_file_that_an_index_has_is_pinned() -> None:
+    found = requirements(locked(dist("x", **{"direct-url": {**LOCAL, "hash": f"sha256={B}"}})))
+    assert (lines(found.text), found.notes) == ([f"x==1.0 --hash=sha256:{A}"], ())
+
+
+def test_a_claimed_hash_is_not_required_and_one_of_an_index_is_not_asked_of_the_url() -> None:
+    url = "https://files.example/x-1.0-py3-none-any.whl"
+    assert lines(requirements(locked(dist("x", proof="claimed", **{"direct-url": {"url": url}}))).text) == []
+    repacked = dist("x", **{"direct-url": {"url": url, "hash": f"sha256={B}"}})
+    assert lines(requirements(locked(repacked)).text) == [f"x==1.0 --hash=sha256:{A}"]
 
 
 def test_another_index_than_the_default_is_said() -> None:
