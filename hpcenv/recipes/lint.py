@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.errors import FileUnusable, SpecError, UsageError
+from hpcenv.errors import FileUnusable, HpcenvError, SpecError, UsageError
 from hpcenv.image.reference import LocalImage, Platform, parse_source
 from hpcenv.judge.compat.table import Compat
 from hpcenv.project import compatibility, toml_files
@@ -36,17 +36,28 @@ class LintedPath:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnreadPath:
+    """A path that could not be checked, and why."""
+
+    path: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LintResult:
     """The findings of all paths.
 
     Attributes:
         findings: in the order of the paths; accepted ones have `allowed`.
         counts: number of findings that are not accepted, by severity.
+        unread: the paths of several that could not be checked.
     """
 
     checked: tuple[LintedPath, ...]
     findings: tuple[LintFinding, ...]
     counts: dict[str, int]
+    unread: tuple[UnreadPath, ...] = ()
 
     def count_from(self, severity: LintSeverity) -> int:
         """Return the number of findings that have this severity or a worse one."""
@@ -76,8 +87,8 @@ def lint(
 
     Raises:
         UsageError: there is no rule of a name in `allow`.
-        SpecError: a recipe cannot be parsed.
-        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: an image cannot be read.
+        SpecError: the only recipe cannot be parsed.
+        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: the only image cannot be read.
     """
     reasons = _reasons(allow)
     linter = _Linter(
@@ -89,8 +100,15 @@ def lint(
     )
     checked: list[LintedPath] = []
     findings: list[LintFinding] = []
+    unread: list[UnreadPath] = []
     for path in paths:
-        kind, path_findings = _lint_path(path, linter)
+        try:
+            kind, path_findings = _lint_path(path, linter)
+        except HpcenvError as error:
+            if len(paths) == 1:
+                raise
+            unread.append(UnreadPath(path=path, what=error.what, why=error.why or ""))
+            continue
         checked.append(LintedPath(path=path, kind=kind))
         findings += [replace(one, allowed=one.allowed or reasons.get(one.rule)) for one in path_findings]
     rejected = [one.severity for one in findings if one.allowed is None]
@@ -98,6 +116,7 @@ def lint(
         checked=tuple(checked),
         findings=tuple(findings),
         counts={severity: rejected.count(severity) for severity in SEVERITIES},
+        unread=tuple(unread),
     )
 
 

@@ -409,13 +409,17 @@ def _downloads(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
 
 def _compares_hashes(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Say whether pip compares hashes, or installs nothing from an index."""
-    if "--require-hashes" in arguments or environment.get("PIP_REQUIRE_HASHES") in ("1", "true", "on", "yes"):
+    if {"--require-hashes", "--no-index"} & {*arguments}:
         return True
-    if any(re.match(r"-r|--requirement", word) for word in arguments):
-        return False
-    names = _pip_names(arguments)
-    local = all(re.match(r"\.{0,2}/|\.$|\.\[|/", name) for name in names)
-    return not names or (local and ("--no-deps" in arguments or "--no-index" in arguments))
+    if environment.get("PIP_REQUIRE_HASHES") in ("1", "true", "on", "yes"):
+        return True
+    # No hash can be named for a path, a wheel that was just built, or a repository. A file of requirements may have
+    # hashes: pip compares them then without being asked, and refuses names beside it.
+    return all(_NO_HASH.search(name) for name in _pip_names(arguments))
+
+
+# A word that is no name of a package is a variable or what remains of a quotation: nothing is known of it.
+_NO_HASH = re.compile(r"^[^A-Za-z0-9]|/|\.whl$|\*")
 
 
 def _without_secrets(url: str) -> str:
@@ -470,9 +474,14 @@ def _private_folder(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
             yield "private-folder", line, f"`{prefix[:80]}` is below /root, which only root can read"
 
 
-# Official images that contain the user-space libraries of InfiniBand.
-_WITH_FABRIC = re.compile(r"nvcr\.io/nvidia/(pytorch|nemo|tensorflow|jax|nemo-framework)|rocm/")
-_FABRIC_PACKAGE = re.compile(r"(libibverbs1?|ibverbs-providers|rdma-core|libibverbs-dev|libibverbs-utils)([=-]\d.*)?")
+# Images of which it is known that they have no library of InfiniBand: those of distributions, of which neither the
+# variables for NVIDIA's tools are set, and two with CUDA. Of all others nothing is known.
+_DISTRIBUTION = re.compile(
+    r"(docker\.io/)?(library/)?(ubuntu|debian|python|fedora|almalinux|centos|rockylinux(/rockylinux)?|mambaorg/micromamba"
+    r"|condaforge/miniforge3|continuumio/miniconda3)(:|@|$)"
+)
+_BARE_CUDA = re.compile(r"(docker\.io/|nvcr\.io/)?(nvidia/cuda|pytorch/pytorch)(:|@|$)")
+_FABRIC = re.compile(r"ibverbs|rdma-?core|rdmacm|efa_installer|(?i:mlnx_?ofed|doca-)")
 _CUDA_WORD = re.compile(r"\+cu\d{2,3}\b|/cu\d{3}\b|^nvidia-|^cuda-|cudatoolkit")
 
 
@@ -481,25 +490,25 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
     if stage is not recipe.stages[-1]:
         return
     chain = [*recipe.chain(stage)]
-    base, argvs = chain[-1].base, [command.argv for one in chain for command in one.commands]
-    installed = (word for argv in argvs if "remove" not in argv for word in argv[1:])
-    if not _WITH_FABRIC.match(base) and not any(map(_FABRIC_PACKAGE.fullmatch, installed)):
-        yield "no-fabric", stage.line, "no library for InfiniBand or RoCE is installed"
+    base, commands = chain[-1].base, [command for one in chain for command in one.commands]
+    words = [word for command in commands if "remove" not in command.argv for word in command.argv]
     variables = recipe.variables(stage)
-    words = (word for one in recipe.stages for command in one.commands for word in command.argv)
+    line = next((command.line for command in commands if _installs_cuda_torch(command.argv)), None)
     uses_cuda = any(name.startswith("CUDA") for name in variables) or any(map(_CUDA_WORD.search, words))
-    has_variables = "NVIDIA_VISIBLE_DEVICES" in variables or "nvidia" in base or "pytorch/pytorch" in base
-    if uses_cuda and not has_variables:
+    bare = _DISTRIBUTION.match(base) is not None
+    trains = line is not None or "pytorch/pytorch" in base
+    if trains and (bare or _BARE_CUDA.match(base)) and not any(map(_FABRIC.search, words)):
+        yield "no-fabric", stage.line, "no library for InfiniBand or RoCE is installed"
+    if (uses_cuda or line is not None) and bare and "NVIDIA_VISIBLE_DEVICES" not in variables:
         yield "nvidia-variables", stage.line, "the variables for the NVIDIA container tools are not set"
-    line = next((one.line for part in chain for one in part.commands if _installs_cuda_torch(one.argv)), None)
     if has_cuda(base) and line is not None:
         yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels bring theirs"
 
 
 def _installs_cuda_torch(argv: Sequence[str]) -> bool:
-    """Say whether a `pip install` names torch or CUDA's wheels, not builds for the CPU."""
+    """Say whether a `pip install` names torch or CUDA's wheels, not builds for the CPU or for ROCm."""
     arguments = _pip_arguments(argv) or ()
-    if any("/cpu" in word or "+cpu" in word for word in arguments):
+    if any(re.search(r"[/+](cpu|rocm|xpu)", word) for word in arguments):
         return False
     return any(re.match(r"(torch|nvidia-[a-z-]+)([=<>!~\[ ]|$)", name) for name in _pip_names(arguments))
 

@@ -11,10 +11,10 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli.image import _conversion
-from hpcenv.errors import HpcenvError, LintFailed
+from hpcenv.errors import FileUnusable, HpcenvError, LintFailed
 from hpcenv.image.reference import Platform
 from hpcenv.recipes.image_lint import LintFinding
-from hpcenv.recipes.lint import lint
+from hpcenv.recipes.lint import LintResult, lint
 
 
 @click.command("lint")
@@ -43,7 +43,7 @@ def command(
     finds there.
     """
     result = lint(paths, here=_render.cwd(), allow=allow, platform=platform)
-    problem = _problem(result.count_from(fail_on), fail_on)
+    problem = _unread(result) or _problem(result.count_from(fail_on), fail_on)
     if as_json:
         _render.verdict_on("image lint", result, ok=problem is None, problem=problem)
         return 0 if problem is None else problem.exit_status
@@ -56,6 +56,16 @@ def command(
     if problem is not None:
         raise problem
     return 0
+
+
+def _unread(result: LintResult) -> HpcenvError | None:
+    if not result.unread:
+        return None
+    return FileUnusable(
+        f"{len(result.unread)} of {len(result.checked) + len(result.unread)} paths could not be checked",
+        why="\n".join(f"{one.what}: {one.why}" if one.why else one.what for one in result.unread),
+        hint="name recipes and images only; the other paths were checked",
+    )
 
 
 def _problem(count: int, fail_on: str) -> HpcenvError | None:

@@ -169,22 +169,37 @@ def test_a_sif_that_is_damaged(image, tmp_path):
 
 
 def test_recipes_are_told_apart_by_what_they_say(tmp_path):
-    (tmp_path / "Dockerfile").write_text(f"FROM a{AT}\nUSER 1\n")
-    (tmp_path / "x.def").write_text(f"Bootstrap: docker\nFrom: a{AT}\n")
-    (tmp_path / "recipe").write_text(f"# x\nBootStrap: docker\nFrom: a{AT}\n")
+    (tmp_path / "Dockerfile").write_text("FROM a:1\nUSER 1\n")
+    (tmp_path / "x.def").write_text("Bootstrap: docker\nFrom: a:1\n")
+    (tmp_path / "recipe").write_text("# x\nBootStrap: docker\nFrom: a:1\n")
     result = run(["Dockerfile", "x.def", "recipe"], here=tmp_path)
     assert [one.kind for one in result.checked] == ["dockerfile", "definition", "definition"]
-    assert rules(result) == {"no-fabric"}
+    assert rules(result) == {"base-no-digest"}
     assert {one.origin for one in result.findings} == {"Dockerfile", "x.def", "recipe"}
 
 
 def test_rules_that_are_allowed_do_not_count(tmp_path):
-    (tmp_path / "Dockerfile").write_text("FROM a\nUSER 1\n")
-    result = run(["Dockerfile"], here=tmp_path, allow=["base-floating=test", "no-fabric"])
+    (tmp_path / "Dockerfile").write_text("FROM a\nRUN pip install x\n")
+    result = run(["Dockerfile"], here=tmp_path, allow=["base-floating=test", "pip-no-hashes"])
     assert result.count_from("info") == 0
     assert {one.allowed for one in result.findings} == {"test", "on the command line"}
     with pytest.raises(UsageError, match="no rule `no-such`"):
         run(["Dockerfile"], here=tmp_path, allow=["no-such"])
+
+
+@pytest.mark.parametrize("bad", ["text", "missing", "layout"])
+def test_the_other_files_are_judged_after_one_that_cannot_be_read(tmp_path, bad, hpcenv):
+    (tmp_path / "a").write_text("FROM a\n")
+    (tmp_path / "text").write_text("apiVersion: v1\n")
+    (tmp_path / "layout").mkdir()
+    result = run(["a", bad, "a"], here=tmp_path)
+    assert [one.path for one in result.checked] == ["a", "a"]
+    assert [(one.path, bad in one.what) for one in result.unread] == [(bad, True)]
+    assert len([one for one in result.findings if one.rule == "base-floating"]) == 2
+    done = hpcenv("image", "lint", "a", bad, "a", cwd=tmp_path)
+    assert done.status == 19
+    assert done.stdout.count("base-floating") == 2
+    assert "1 of 3 paths could not be checked" in done.stderr
 
 
 def test_what_cannot_be_judged(tmp_path):

@@ -116,7 +116,14 @@ def test_a_good_dockerfile_has_no_findings():
         ("RUN apt-get dist-upgrade -y", "unpinned-upgrade"),
         ("RUN dnf update -y", "unpinned-upgrade"),
         ("RUN pip install --no-cache-dir numpy", "pip-no-hashes"),
-        ("RUN python3 -m pip install --no-cache-dir -r r.txt", "pip-no-hashes"),
+        ("RUN python3 -m pip install --no-cache-dir -r r.txt", None),
+        ("RUN pip install -r r.txt numpy", "pip-no-hashes"),
+        ("RUN pip install --no-cache-dir . -e ./x ../y[all] /src/z", None),
+        ("RUN pip install dist/*.whl x-1.0-py3-none-any.whl x*.whl", None),
+        ("RUN pip install git+https://example.org/x.git@main", None),
+        ("RUN pip install --no-index --find-links /w numpy", None),
+        ('RUN pip install $PACKAGES ${MORE} && uv pip install "$X"', None),
+        ("RUN pip install . numpy", "pip-no-hashes"),
         ('RUN ["pip", "install", "--no-cache-dir", "x"]', "pip-no-hashes"),
         ("RUN bash -c 'x' && uv pip install --no-cache x", "pip-no-hashes"),
         ("RUN pip install --no-cache-dir --require-hashes -r r.txt", None),
@@ -161,11 +168,57 @@ def test_bases(base, rule):
     assert [one for one, _ in rules(GOOD.replace(f"debian:bookworm{AT}", base))] == ([rule] if rule else [])
 
 
+TORCH = "RUN pip install --require-hashes torch==2.9.1"
+VARIABLES = "ENV NVIDIA_VISIBLE_DEVICES=all"
+
+
 def test_no_fabric_is_reported_at_the_last_stage():
     fabric = "RUN apt-get install -y rdma-core"
-    words = f"FROM a{AT} AS one\n{fabric}\nUSER 5\nFROM b{AT} AS two\nFROM one\n"
+    words = f"FROM debian:13{AT} AS one\n{fabric}\nFROM ubuntu:24.04{AT} AS two\nFROM one\n{VARIABLES}\n{TORCH}\n"
     assert rules(words) == []
-    assert rules(words.replace("FROM one", "FROM two")) == [("no-fabric", 5)]
+    assert rules(words.replace("FROM one", "FROM two")) == [("no-fabric", 4)]
+
+
+@pytest.mark.parametrize(
+    ("base", "line", "accused"),
+    [
+        ("ubuntu:24.04", TORCH, True),
+        ("docker.io/library/python:3.12", TORCH, True),
+        ("rockylinux/rockylinux:9", TORCH, True),
+        ("nvidia/cuda:13.0.1-base-ubuntu24.04", TORCH, True),
+        ("pytorch/pytorch:2.9.1-cuda13.0-cudnn9-runtime", "RUN true", True),
+        # Nothing is known of these, or they have it.
+        ("nvcr.io/nvidia/pytorch:25.11-py3", TORCH, False),
+        ("nvcr.io/nvidia/nemo:25.04", TORCH, False),
+        ("mosaicml/pytorch:2.7", TORCH, False),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.7", TORCH, False),
+        ("our.registry.example/ubuntu:24.04", TORCH, False),
+        ("ubuntu-of-ours:1", TORCH, False),
+        # No torch for CUDA is seen.
+        ("ubuntu:24.04", "RUN apt-get install -y tomcat", False),
+        ("nvidia/cuda:13.0.1-base-ubuntu24.04", "RUN make", False),
+        ("ubuntu:24.04", f"{TORCH} --index-url https://download.example/whl/cpu", False),
+        ("ubuntu:24.04", f"{TORCH} --index-url https://download.example/whl/rocm6.4", False),
+        # It is installed by a script of the vendor.
+        ("ubuntu:24.04", f"{TORCH}\nRUN cd aws-efa-installer && ./efa_installer.sh -y", False),
+        ("ubuntu:24.04", f"{TORCH}\nRUN MLNX_OFED/mlnxofedinstall --user-space-only", False),
+        ("ubuntu:24.04", f"{TORCH}\nRUN apt-get install -y doca-ofed", False),
+        ("ubuntu:24.04", f"{TORCH}\nRUN apt-get install -y libibverbs-dev", False),
+        ("ubuntu:24.04", f"{TORCH}\nRUN apt-get remove -y libibverbs-dev", True),
+    ],
+)
+def test_no_fabric_accuses_only_what_it_knows(base, line, accused):
+    found = [rule for rule, _ in rules(f"FROM {base}{AT}\n{VARIABLES}\n{line}\n")]
+    assert found == (["no-fabric"] if accused else [])
+
+
+@pytest.mark.parametrize(
+    ("base", "accused"),
+    [("ubuntu:24.04", True), ("nvidia/cuda:13.0.1-base-ubuntu24.04", False), ("verlai/verl:base", False)],
+)
+def test_the_variables_for_nvidia_are_missed_only_where_the_base_is_known_to_lack_them(base, accused):
+    found = [rule for rule, _ in rules(f"FROM {base}{AT}\nENV CUDA_HOME=/usr/local/cuda\n")]
+    assert found == (["nvidia-variables"] if accused else [])
 
 
 def test_a_stage_that_is_not_in_the_image_may_keep_private_folders():
