@@ -341,16 +341,19 @@ def stream(
     timeout: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    umask: int = -1,
 ) -> Completed:
     """Run a long program and pass on each line of its output at once.
 
-    Standard output and standard error are merged, in order. `timeout` is in seconds for the whole run.
+    Standard output and standard error are merged, in order. `timeout` is in seconds for the whole run. `umask` is the
+    program's, -1 for that of the caller.
 
     Raises:
         ToolMissing, ToolFailed: as for `run`.
     """
     lines: list[str] = []
-    with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL) as watched:
+    options = {"umask": umask} if umask >= 0 else {}  # Python 3.8 of a node does not know it
+    with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL, **options) as watched:
         for raw in _lines(watched.pieces()):
             line = raw.decode(errors="replace")
             lines.append(line)

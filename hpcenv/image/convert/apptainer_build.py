@@ -449,7 +449,8 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     limit = max(job.timeout, 1.0)
     begin = time.monotonic()
     try:
-        process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd)
+        # %post inherits the umask: what it writes would have other modes for each caller.
+        process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd, umask=0o022)
     except ToolFailed as error:
         status = None if time.monotonic() - begin >= limit else error.status
         raise start_line.explain("\n".join(lines), argv=argv, status=status, place=place) from error

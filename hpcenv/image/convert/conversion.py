@@ -286,8 +286,11 @@ class _Layers:
         def count(done: int) -> None:
             self.on_event(Event(phase="index", what=layer.digest, done=done, unit="bytes"))
 
+        before = sum(map(len, self._indexes.values()))
         with self.open(position) as stream:
-            index = layers.index_layer(stream, diff_id=layer.diff_id, limits=self.limits, on_bytes=count, sink=sink)
+            index = layers.index_layer(
+                stream, diff_id=layer.diff_id, limits=self.limits, on_bytes=count, sink=sink, before=before
+            )
         done = index.unpacked
         self.on_event(Event(phase="index", what=layer.digest, done=done, total=done, unit="bytes"))
         return index

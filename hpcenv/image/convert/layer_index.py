@@ -626,6 +626,7 @@ def index_layer(
     limits: LayerLimits | None = None,
     on_bytes: Callable[[int], None] | None = None,
     sink: FileSink | None = None,
+    before: int = 0,
 ) -> LayerIndex:
     """Read a layer once and record its members, with the BLAKE3 of each file's content.
 
@@ -639,6 +640,7 @@ def index_layer(
         limits: see `LayerLimits`.
         on_bytes: called from time to time with the number of uncompressed bytes so far.
         sink: receives the files, before the digest of the layer is checked.
+        before: members of the layers that were read before it; `LayerLimits.entries` counts them too.
 
     Raises:
         ImageMismatch: the bytes do not have the diff_id, the archive is damaged or
@@ -654,7 +656,7 @@ def index_layer(
         )
     if compressed_size is None:
         compressed_size = getattr(stream, "compressed_size", None)
-    builder = _Builder(diff_id, limits or LayerLimits(), compressed_size, sink)
+    builder = _Builder(diff_id, limits or LayerLimits(), compressed_size, sink, before)
     wrong: ImageMismatch | None = None
     hasher = _Hasher()
     try:
@@ -677,7 +679,10 @@ def index_layer(
 class _Builder:
     """Builds the index from the members of a layer."""
 
-    def __init__(self, diff_id: str, limits: LayerLimits, compressed: int | None, sink: FileSink | None) -> None:
+    def __init__(
+        self, diff_id: str, limits: LayerLimits, compressed: int | None, sink: FileSink | None, before: int
+    ) -> None:
+        self._before = before
         self.index = LayerIndex(diff_id=diff_id)
         self._holes = 0
         self._limits = limits
@@ -725,8 +730,8 @@ class _Builder:
         if kind is None:
             return
         index, at = self.index, len(self._kinds)
-        if at >= self._limits.entries:
-            exceeded("entries", self._limits.entries, "a layer has more members")
+        if self._before + at >= self._limits.entries:
+            exceeded("entries", self._limits.entries, "the image has more entries")
         if kind == FILE:
             if member.sparse is not None:
                 index.sparse[at] = member.sparse

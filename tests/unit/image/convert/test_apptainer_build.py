@@ -35,6 +35,7 @@ FAKE = r"""#!/bin/sh
 dir=$(dirname "$0")
 env > "$dir/seen.env"
 pwd > "$dir/seen.pwd"
+umask > "$dir/seen.umask"
 for word; do printf '%s\n' "$word"; done > "$dir/seen.argv"
 for last; do :; done
 cp "$last" "$dir/seen.def"
@@ -293,6 +294,16 @@ def test_a_definition_is_built_with_digests(lab):
     assert [(m.what, m.name, m.digest) for m in built.materials] == [("source", f"docker:python@{DIGEST}", DIGEST)]
     assert "SOURCE_DATE_EPOCH" not in dict(line.split("=", 1) for line in lab.seen("env"))
     assert lab.seen("pwd") == [str(lab.out.parent)]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_what_post_writes_has_the_same_modes_for_every_caller(lab, umask):
+    before = os.umask(umask)
+    try:
+        lab.definition("Bootstrap: scratch\n")
+    finally:
+        assert os.umask(before) == umask
+    assert lab.seen("umask") == ["0022"]
 
 
 def test_plain_http_is_said_only_when_asked_for(lab):

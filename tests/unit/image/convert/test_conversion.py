@@ -13,6 +13,7 @@ import pytest
 from layer_cases import CASES, base, digest_of, directory, file, tar, whiteout, write_layout
 
 from hpcenv.errors import ImageMismatch, ImageUnavailable, ToolFailed
+from hpcenv.image.convert.layers import LayerLimits
 from hpcenv.image.pull import ConvertOptions, ImageRequest, pull
 from hpcenv.image.reference import parse_layered
 from hpcenv.image.store.store import Store
@@ -107,6 +108,17 @@ def test_layers_read_for_the_first_time_give_the_bytes_that_known_ones_give(worl
             world.forget_index(layer)
         assert world.pull(reference) == first
     assert world.runs == 6
+
+
+def test_too_many_files_are_refused_at_the_limit_not_after_the_last_layer(world: World) -> None:
+    """The layers are each below the limit; what was read before counts, and the rest is not read."""
+    each = [tar(*(file(b"%d-%d" % (layer, at), b"x" * 600) for at in range(100))) for layer in range(4)]
+    with pytest.raises(ImageMismatch, match="more entries, more than the limit `entries` of 150") as refusal:
+        world.pull(world.image(each), limits=LayerLimits(entries=150))
+    assert "--limit entries=none" in (refusal.value.hint or "")
+    known = [world.store.index_path(digest_of(layer)).exists() for layer in each]
+    assert known.count(True) == 1
+    assert world.pull(world.image(each), limits=LayerLimits(entries=400))
 
 
 def compression_of(made: bytes) -> int:
