@@ -67,8 +67,9 @@ def find_wheels(
         dist = dists[number]
         answer: Mapping[str, Any] = next(answers, {}) if dist.record_sha256 is not None else {}
         own = _own_wheel(dist, open_wheel, timeout) if dist.wheel_file else []
-        if own or answer:
-            answer = {**answer, "files": [*_comparable(dist, [*own, *answer.get("files", ())])]}
+        files = [*_comparable(dist, [*own, *answer.get("files", ())])]
+        if files or answer:
+            answer = {**answer, "files": files}
         proof = judge(dist, answer, claims[number], problem=reply.get("error", ""))
         proofs[number] = proof
         if proof.proof == "record":
