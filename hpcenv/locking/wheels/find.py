@@ -54,9 +54,9 @@ def find_wheels(
     claims = [(*known.get(package_key(dist), ()), *_claimed(dist)) for dist in dists]
     setting = pip_configuration_digest(index)
     proofs: list[WheelProof | None] = []
-    for dist, files in zip(dists, claims, strict=True):
-        key = proof_key(dist, files, setting)
-        proofs.append(_decided_here(dist, files) or (cached_proof(dist, cache, key) if setting else None))
+    for dist, claimed in zip(dists, claims, strict=True):
+        key = proof_key(dist, claimed, setting)
+        proofs.append(_decided_here(dist, claimed) or (cached_proof(dist, cache, key) if setting else None))
     unproved = [number for number, proof in enumerate(proofs) if proof is None]
     requested = [dists[number] for number in unproved if dists[number].record_sha256 is not None]
     reply: dict[str, Any] = {}
