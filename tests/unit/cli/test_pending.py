@@ -74,7 +74,7 @@ def test_in_a_log_the_line_stands_once_and_slurm_is_asked_once(
 def test_on_a_terminal_the_line_is_renewed_and_gone_when_the_run_starts(project: Path, fake_slurm: Any) -> None:
     own, terminal = pty.openpty()
     environ = {**fake_slurm.environ, "COLUMNS": "200"}
-    argv = [sys.executable, "-m", "hpcenv", "wait", "waiting", "--timeout", "12"]
+    argv = [sys.executable, "-m", "hpcenv", "wait", "waiting", "--timeout", "12s"]
     process = subprocess.Popen(argv, cwd=project, env=environ, stderr=terminal, stdout=subprocess.DEVNULL)
     os.close(terminal)
     deadline, said = time.monotonic() + 60, b""
