@@ -221,25 +221,18 @@ def _definition_stage(stage: definition_file.DefinitionStage, arguments: Mapping
             words = ((number, line.split()) for number, line in lines if line)
             copies += [CopiedFiles(number, (pair[0],), pair[-1], from_stage) for number, pair in words]
     pulled = stage.header("bootstrap").lower() in ("docker", "library", "oras", "shub")
-    base, known = _with_arguments(stage.header("from"), arguments)
+    base = definition_file.fill(stage.header("from"), arguments)
     return RecipeStage(
         line=stage.line,
         name=stage.header("stage"),
         base=base or "?" if pulled else "",
-        base_known=known and base != "",
+        base_known=base != "" and "{{" not in base,
         parent=None,
         commands=tuple(commands),
         variables=tuple(variables),
         copies=tuple(copies),
         texts=tuple(texts),
     )
-
-
-def _with_arguments(text: str, arguments: Mapping[str, str]) -> tuple[str, bool]:
-    """Fill in the defaults of build arguments, `{{ NAME }}`; return also whether each has one."""
-    hole = re.compile(r"\{\{\s*(\w+)\s*\}\}")
-    known = all(name in arguments for name in hole.findall(text))
-    return hole.sub(lambda match: arguments.get(match[1], ""), text), known
 
 
 def _exports(section: definition_file.Section) -> Iterator[RecipeVariable]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +45,7 @@ _KINDS: Mapping[str, BaseKind] = {
 }
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})\Z")
 _HEADER = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\s*:(.*)")
+_HOLE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _LONGEST = 1 << 20
 
 
@@ -95,7 +96,7 @@ class Definition:
     """A definition file.
 
     Attributes:
-        arguments: the defaults of its build arguments.
+        arguments: the defaults of its build arguments; those with two defaults are left out.
         stray: lines that belong to no header and no section, with their numbers; Apptainer
             rejects a file with such a line.
     """
@@ -163,7 +164,7 @@ def parse(text: str, *, origin: str = "the definition file") -> Definition:
         )
     stages = tuple(reader.finished())
     sections = [section for stage in stages for section in stage.sections if section.name == "arguments"]
-    return Definition(stages=stages, arguments=dict(_arguments(sections)), stray=tuple(reader.stray))
+    return Definition(stages=stages, arguments=_defaults(sections), stray=tuple(reader.stray))
 
 
 class _Reader:
@@ -201,12 +202,20 @@ class _Reader:
             yield DefinitionStage(line=line, headers=headers, sections=tuple(parsed))
 
 
-def _arguments(sections: list[Section]) -> Iterator[tuple[str, str]]:
+def _defaults(sections: Sequence[Section]) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
     for section in sections:
         for _, line in section.lines:
             name, equals, value = line.strip().partition("=")
             if equals and not name.startswith("#"):
-                yield name.strip(), value.strip().strip("\"'")
+                # Apptainer 1.4.5 ends the value at ` #`, and takes quotes as part of it (tried).
+                found.setdefault(name.strip(), set()).add(value.partition(" #")[0].strip())
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def fill(text: str, arguments: Mapping[str, str]) -> str:
+    """Return a text with the default of each build argument for `{{ NAME }}`; without one it stays, as `{{NAME}}`."""
+    return _HOLE.sub(lambda hole: arguments.get(hole[1], f"{{{{{hole[1]}}}}}"), text)
 
 
 def sources(text: str) -> tuple[DefinitionSource, ...]:
@@ -215,13 +224,14 @@ def sources(text: str) -> tuple[DefinitionSource, ...]:
     Raises:
         SpecError: see `parse`.
     """
-    return tuple(_source(stage) for stage in parse(text).stages)
+    definition = parse(text)
+    return tuple(_source(stage, definition.arguments) for stage in definition.stages)
 
 
-def _source(stage: DefinitionStage) -> DefinitionSource:
-    bootstrap, origin = stage.header("bootstrap").lower(), stage.header("from")
+def _source(stage: DefinitionStage, arguments: Mapping[str, str]) -> DefinitionSource:
+    bootstrap, origin = stage.header("bootstrap").lower(), fill(stage.header("from"), arguments)
     if bootstrap == "docker":
-        prefix = [stage.header(key).strip("/") for key in ("registry", "namespace")]
+        prefix = [fill(stage.header(key), arguments).strip("/") for key in ("registry", "namespace")]
         origin = "/".join([*filter(None, prefix), origin.removeprefix("//")])
     digest = _DIGEST.search(origin)
     return DefinitionSource(
@@ -245,7 +255,7 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
     Raises:
         SpecError: the `From` line of an image cannot be rewritten.
     """
-    lines = text.split("\n")
+    lines, arguments = text.split("\n"), parse(text).arguments
     for source in sources(text):
         digest = digests.get(source.origin)
         if source.digest is not None or digest is None:
@@ -253,13 +263,14 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
         if source.kind != "registry" or not _DIGEST.fullmatch(f"@{digest}"):
             raise SpecError(f"`{source.origin}` cannot be pinned to {digest[:80]!r}")
         written = _HEADER.match(lines[source.line - 1].partition("#")[0].strip())
-        if written is None or written[1].lower() != "from" or "{{" in written[2]:
+        image = "" if written is None else fill(written[2].strip(), arguments)
+        if written is None or written[1].lower() != "from" or "{{" in image:
             raise SpecError(
                 f"line {source.line} of the definition file cannot be pinned",
                 why=f"the line is {lines[source.line - 1][:200]!r}",
                 hint=f"write the image with its digest: {digest}",
             )
-        lines[source.line - 1] = f"From: {_without_tag(written[2].strip())}@{digest}"
+        lines[source.line - 1] = f"From: {_without_tag(image)}@{digest}"
     return "\n".join(lines)
 
 
@@ -274,9 +285,10 @@ def copies(text: str) -> tuple[Copy, ...]:
     Raises:
         SpecError: see `parse`.
     """
+    definition = parse(text)
     return tuple(
-        Copy(path=_first_word(line.strip()), line=number)
-        for stage in parse(text).stages
+        Copy(path=_first_word(fill(line.strip(), definition.arguments)), line=number)
+        for stage in definition.stages
         for section in stage.sections
         if section.name == "files" and not section.arguments
         for number, line in section.lines

@@ -82,8 +82,8 @@ def test_what_stands_where():
 
 
 def test_build_arguments():
-    parsed = parse("Bootstrap: scratch\n%arguments\n  A=1\n# B=2\n C = '3'\nBootstrap: scratch\n%arguments\nD=4")
-    assert parsed.arguments == {"A": "1", "C": "3", "D": "4"}
+    parsed = parse("Bootstrap: scratch\n%arguments\n  A=1\n# B=2\n C = '3' # c\nBootstrap: scratch\n%arguments\nD=4")
+    assert parsed.arguments == {"A": "1", "C": "'3'", "D": "4"}
 
 
 def test_a_long_file_takes_no_long_time():
@@ -109,12 +109,37 @@ def test_a_separate_registry_stays_where_it_is():
     assert pin(text, {"r:5000/a:1": DIGEST}) == f"Bootstrap: docker\nRegistry: r:5000\nFrom: a@{DIGEST}\n"
 
 
+BY_ARGUMENT = (
+    "Bootstrap: docker\nRegistry: {{ HOST }}\nFrom: {{  NAME}}{{AT }}\n\n%arguments\n  HOST=r:5000\n  NAME = a\n"
+)
+
+
+def test_a_source_that_a_build_argument_names_has_its_default():
+    [fixed] = sources(f"{BY_ARGUMENT}  AT=@{DIGEST}\n")
+    assert (fixed.origin, fixed.digest, fixed.fixed) == (f"r:5000/a@{DIGEST}", DIGEST, True)
+    [tag] = sources(f"{BY_ARGUMENT}  AT=:1\n")
+    assert (tag.origin, tag.fixed) == ("r:5000/a:1", False)
+    assert f"\nFrom: a@{DIGEST}\n" in pin(f"{BY_ARGUMENT}  AT=:1\n", {"r:5000/a:1": DIGEST})
+
+
+@pytest.mark.parametrize("values", ["", "  AT=@{0}\n%arguments\n  AT=:1\n", "  AT='@{0}'\n", "  # AT=@{0}\n"])
+def test_an_argument_without_one_plain_default_is_not_known(values):
+    [source] = sources(BY_ARGUMENT + values.format(DIGEST))
+    assert not source.fixed
+
+
+def test_a_path_that_a_build_argument_names_is_the_path_of_its_default():
+    text = "Bootstrap: docker\nFrom: a\n%arguments\n  PLACE=src\n%files\n  {{ PLACE }}/x /opt\n  {{ NONE }}/y /opt\n"
+    assert [copy.path for copy in copies(text)] == ["src/x", "{{NONE}}/y"]
+
+
 @pytest.mark.parametrize(
     ("text", "digests"),
     [
         ("From: a", {}),
         ("", {}),
-        ("Bootstrap: docker\nFrom: {{ BASE }}", {"{{ BASE }}": DIGEST}),
+        ("Bootstrap: docker\nFrom: {{ BASE }}", {"{{BASE}}": DIGEST}),
+        ("Bootstrap: docker\nFrom: {{ A }}\n%arguments\nA=b\n%arguments\nA=c\n", {"{{A}}": DIGEST}),
         ("Bootstrap: docker\nFrom: a", {"a": "sha256:1"}),
         ("Bootstrap: docker\nFrom: a", {"a": f"{DIGEST}\n%post"}),
         ("Bootstrap: oci\nFrom: a", {"a": DIGEST}),
@@ -167,4 +192,4 @@ def test_a_definition_file_has_stages_headers_and_sections() -> None:
     assert (one.header("from"), one.headers["from"].line) == ("a:1", 3)
     assert "no header here" in one.sections[0].text
     assert (two.header("from"), two.sections[0].arguments) == ("b.sif", "from one")
-    assert parsed.arguments == {"X": "1"}
+    assert parsed.arguments == {"X": '"1"'}
