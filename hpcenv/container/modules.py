@@ -173,7 +173,7 @@ def _bind(text: str, origin: str) -> Bind:
     """Return a bind of APPTAINER_BIND.
 
     Raises:
-        ValueError: it is of a form that hpcenv does not mount.
+        ValueError: it has a form that hpcenv does not mount.
     """
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")

@@ -127,7 +127,7 @@ def _of_this_attempt(
         if found is None:
             missing[node] = problems.get(node, "this node reported no facts")
         elif (found.run, found.attempt, found.node) != (manifest.run, attempt, node):
-            missing[node] = f"its facts are of run {found.run}, attempt {found.attempt}, node {found.node}"
+            missing[node] = f"its facts belong to run {found.run}, attempt {found.attempt}, node {found.node}"
         else:
             usable[node] = found
     return _Start(

@@ -387,7 +387,7 @@ def _with_overlay(
     """Return the environment with its overlay, the container with its identity, and what the image alone has.
 
     Raises:
-        SpecError: a virtual environment is of another Python; the overlay cannot be read.
+        SpecError: a virtual environment has another Python; the overlay cannot be read.
     """
     environment, container = resolved.environment, resolved.container
     assert container is not None

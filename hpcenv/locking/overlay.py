@@ -341,7 +341,7 @@ def require_interpreter(
         )
     if _minor(found.version) and _minor(found.version) != _minor(version):
         raise SpecError(
-            f"the virtual environment `{found.overlay.source}` is of another Python than the image",
+            f"the virtual environment `{found.overlay.source}` has another Python than the image",
             why=f"it was made with {found.version}, and {found.interpreter} in the image is {version}",
             hint=("make it again, in an empty FOLDER: ", *make),
         )

@@ -76,7 +76,7 @@ class _Answer:
 
     Attributes:
         driver: driver version; empty if not reported.
-        cuda: CUDA driver API version as NVML has it, 13000 for 13.0; None if not reported.
+        cuda: CUDA driver API version as NVML reports it, 13000 for 13.0; None if not reported.
         gpus: attributes of each GPU; None if the source did not list them.
         health: of each GPU, in the same order; empty if the source did not report it.
         problem: a GPU that exists but does not answer.

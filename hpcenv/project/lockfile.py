@@ -713,7 +713,7 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
     """Return what the ranks' variables are compared with: [env] as it was locked.
 
     Args:
-        env: [env] as hpcenv.toml has it now. What was added to it since then is expected to be absent.
+        env: the present [env] of hpcenv.toml. What was added to it since then is expected to be absent.
         origin: path of the lockfile, for messages.
     """
     names = sorted({*lockfile.env, *env})

@@ -168,7 +168,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _word(value: Any) -> str:
-    """Return a value as TOML has it: JSON's, but for DEL, which TOML does not take as it is."""
+    """Return a value as TOML writes it: like JSON, but for DEL, which TOML does not take as it is."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

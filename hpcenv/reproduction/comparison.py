@@ -53,7 +53,7 @@ class MetricComparison:
     """One metric of two runs.
 
     Attributes:
-        ranks: how many ranks were compared; 0 if the metric is of the whole run.
+        ranks: how many ranks were compared; 0 if the metric describes the whole run.
         dtype: of the values; the coarser one where the two runs differ.
         compared: number of pairs of values.
         equal: how many pairs are equal to the last bit.

@@ -69,7 +69,7 @@ def _image_chain(locked: Lockfile) -> Iterator[StatementProof]:
     if container is None:
         yield StatementProof(what=what, result="unknown", why="the environment is one of a host, without an image")
     elif not container.layers or container.rootfs_chain_id is None:
-        yield StatementProof(what=what, result="unknown", why="the lockfile is of a SIF without layers")
+        yield StatementProof(what=what, result="unknown", why="the lockfile is for a SIF without layers")
     else:
         found = chain_id([layer.diff_id for layer in container.layers])
         same = found == container.rootfs_chain_id

@@ -41,7 +41,7 @@ class RungPlan:
     Attributes:
         steps: the optimizer steps after which the training ends; None for all.
         factor: ranks of the run for each rank of the new one.
-        left_out: options of the run that are of the authors' cluster, as they are typed.
+        left_out: options of the run that belong to the authors' cluster, as they are typed.
     """
 
     rung: Rung

@@ -27,7 +27,7 @@ class SeedComparison:
     """The last values of one metric in two sweeps.
 
     Attributes:
-        paired: both sweeps have the same values of their parameters, and `difference` is of the pairs.
+        paired: both sweeps have the same values of their parameters, and `difference` compares the pairs.
         difference: confidence interval (95 %) of the mean of the paired differences; None if not paired.
     """
 

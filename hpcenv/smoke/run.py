@@ -67,7 +67,7 @@ def run(
     folder = RunFolder(Path(manifest.run_folder))
     plan = load_record(SmokePlan, folder.smoke_plan)
     if (plan.run, plan.attempt) != (manifest.run, this_node.attempt):
-        raise NodesUnknown(f"`{folder.smoke_plan}` is of attempt {plan.attempt}, this is {this_node.attempt}")
+        raise NodesUnknown(f"`{folder.smoke_plan}` belongs to attempt {plan.attempt}, this is {this_node.attempt}")
     test = _Test(manifest, folder, plan, this_node, environ, pairs=pairs)
     started = time.monotonic()
     with caught_signals() as signals, ExitStack() as stack:

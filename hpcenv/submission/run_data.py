@@ -32,7 +32,7 @@ def find_copies(
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
         return None, ()
     if environment.kind != "sif":
-        raise UsageError("there is no SIF to stage", why="the lockfile is of a host environment")
+        raise UsageError("there is no SIF to stage", why="the lockfile is for a host environment")
     folder = options.stage_dir or ""
     if folder and not os.path.isabs(folder):
         raise UsageError(f"`--stage-dir {folder}` is not an absolute path", why="it names a folder on the nodes")

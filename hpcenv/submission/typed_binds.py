@@ -53,7 +53,7 @@ def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Envi
     if environment.kind != "sif":
         raise UsageError(
             f"`--bind {typed[0]}`: there is no container",
-            why="the lockfile is of a host environment, whose ranks see all folders of their node",
+            why="the lockfile is for a host environment, whose ranks see all folders of their node",
             hint="leave it out",
         )
     absent = [bind.source for bind in binds if not os.path.exists(bind.source)]

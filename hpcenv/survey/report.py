@@ -483,7 +483,7 @@ def _cgroup() -> tuple[str, str]:
         return "v2", "/sys/fs/cgroup/cgroup.controllers is there"
     if os.path.isdir("/sys/fs/cgroup/memory") or os.path.isdir("/sys/fs/cgroup/freezer"):
         return "v1", "/sys/fs/cgroup has a folder for each controller"
-    return "", "/sys/fs/cgroup is of neither kind"
+    return "", "/sys/fs/cgroup is neither of the two"
 
 
 def _places(context: Context, store: StorePlace) -> _Notes:

@@ -34,6 +34,8 @@ AVOID = {
     r"nothing comes of": "say `has no effect`",
     r"as it comes|as they come": "say `unchanged`",
     r"takes? the word of": "say `trusts`",
+    r"(?:is|are) of (?!type|(?:the|an) unknown type|no use|several types|different|the few)": "say `belongs to`, `has` or `describes`",
+    r"as [A-Za-z.]+ has it": "say `as X writes it`, or name the place",
 }
 PATTERN = re.compile("|".join(rf"\b(?:{words})\b" for words in AVOID), re.IGNORECASE)
 

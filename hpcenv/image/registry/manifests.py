@@ -83,7 +83,7 @@ _MOST_LAYERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: `digest` is of the (compressed) blob, `diff_id` of the tar inside it, `size` in bytes."""
+    """One layer: `digest` of the (compressed) blob, `diff_id` of the tar inside it, `size` in bytes."""
 
     digest: str
     diff_id: str
@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedImage:
-    """An image in digests, when its reference was resolved; all digests are of verified bytes.
+    """An image in digests, when its reference was resolved; the bytes behind all digests were verified.
 
     Attributes:
         reference: for messages and records: `docker://...` with registry and `library/` filled in,

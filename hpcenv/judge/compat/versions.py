@@ -46,7 +46,7 @@ def public(version: str) -> str:
 
 
 def minor(version: str) -> str:
-    """Return the first two parts: `2.7.1` is of 2.7."""
+    """Return the first two parts: `2.7.1` belongs to 2.7."""
     return ".".join(version.split(".")[:2])
 
 

@@ -40,7 +40,7 @@ class Format:
     Attributes:
         name: as users know it.
         syntax: how its text is read.
-        fits: whether a file of this name and content is of this format, among those of the same syntax.
+        fits: whether a file of this name and content has this format, among those of the same syntax.
         select_pins: yields the packages that count.
         reinstall: the command that installs from it again; FILE and CHOSEN stand for the file and the choice.
         choice: what can stand behind `#`; empty where nothing can.

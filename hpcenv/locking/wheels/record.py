@@ -121,7 +121,7 @@ def _info_stem(members: Mapping[str, zipfile.ZipInfo], filename: str) -> str:
         raise ValueError("not exactly one RECORD")
     name, _, version = stems[0].partition("-")
     if (normal_name(name), normal_version(version)) != (own.name, own.version):
-        raise ValueError("its RECORD is of another package")
+        raise ValueError("its RECORD belongs to another package")
     return stems[0]
 
 

@@ -21,7 +21,7 @@ from hpcenv.reproduction.record import RunRecord, read_record
 
 # Text, and what hpcenv says about itself.
 _TEXT = frozenset(("notes", "recorded_with", "source", "unknown", "schema"))
-# The keys of these are names of the run. A key of a record that is missing elsewhere is of an older hpcenv.
+# The keys of these are names of the run. A key of a record that is missing elsewhere comes from an older hpcenv.
 _NAMED = frozenset(("environment", "determinism", "values"))
 _LONGEST_TEXT = 1 << 20
 

@@ -152,7 +152,7 @@ class FailureDiagnosis:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosed(Shown):
-    """A diagnosis and the run that it is of; without a run for log files."""
+    """A diagnosis and its run; without a run for log files."""
 
     diagnosis: FailureDiagnosis
     run: Submitted | None = None
@@ -173,7 +173,7 @@ class _Source:
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Diagnosed, ...]:
-    """Return one diagnosis for each run that failed or is not over, and one for all given files: they are of one job.
+    """Return one diagnosis for each run that failed or is not over, and one for all given files: they belong to one job.
 
     If all runs went well, the only diagnosis says so of the first one.
 

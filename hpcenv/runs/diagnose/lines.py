@@ -162,7 +162,7 @@ def _strip(text: str) -> _Stripped:
 
 
 def look_back(before: Sequence[bytes], line: Line) -> Around:
-    """Return what the lines before an exception say, as far as they are of its rank."""
+    """Return what the lines before an exception say, as far as its rank wrote them."""
     texts = [_strip(raw[:1000].decode("utf-8", errors="replace")) for raw in before[-MOST_BEFORE:]]
     times = (match[0] for one in reversed(texts) if (match := _TIME.search(one.text[:200])))
     own = [one.text for one in texts if one.writer == line.writer]

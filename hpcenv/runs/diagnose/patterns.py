@@ -31,7 +31,7 @@ class Pattern:
         before_ranks: it is a consequence, if a rank of the job wrote something before.
         after_failure: it is a consequence, if the log says before it that a rank or a task failed.
         warns: it counts although its line is a warning.
-        ends_attempt: what stands before it is of an earlier attempt of the job, if a failure follows.
+        ends_attempt: what stands before it belongs to an earlier attempt of the job, if a failure follows.
         source, retrieved: where text or hint are from, and when that was read.
     """
 

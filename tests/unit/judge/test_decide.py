@@ -286,9 +286,9 @@ def test_no_facts_at_all_is_unknown(make_manifest):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run": "r0"}, "its facts are of run r0, attempt 0, node n2"),
-        ({"attempt": 1}, "its facts are of run r1, attempt 1, node n2"),
-        ({"node": "n1"}, "its facts are of run r1, attempt 0, node n1"),
+        ({"run": "r0"}, "its facts belong to run r0, attempt 0, node n2"),
+        ({"attempt": 1}, "its facts belong to run r1, attempt 1, node n2"),
+        ({"node": "n1"}, "its facts belong to run r1, attempt 0, node n1"),
     ],
 )
 def test_facts_of_another_run_attempt_or_node_do_not_count(make_manifest, make_facts, changes, reason):

@@ -288,7 +288,7 @@ def test_what_the_store_did_not_make_stands_for_nothing(
 
 
 def test_a_sif_with_another_tree_of_the_same_image_is_refused(project: Path, registry: Registry) -> None:
-    """Its tree was proved, and is not the locked one: the lockfile is of another definition of trees, say."""
+    """Its tree was proved, and is not the locked one: the lockfile has another definition of trees, say."""
     registry.image()
     path = lock_here(project).path
     text = path.read_text()
