@@ -18,7 +18,7 @@ from typing import Literal
 from hpcenv import process
 from hpcenv.errors import Command, SpecError, ToolFailed, ToolMissing
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, convert_image, resolve
-from hpcenv.image.reference import LocalImage, Platform, parse_reference
+from hpcenv.image.reference import LocalImage, Platform, parse_platform, parse_reference
 from hpcenv.image.registry.source import Access
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent
@@ -146,7 +146,9 @@ def _archive(
     name, archive = folder / "image-id", folder / "image.tar"
     # In the format OCI, their default, both ignore SHELL, also that of the base (buildah 1.39, podman 5.4).
     argv = [program, "build", "--format", "docker", "--file", str(build.path), "--iidfile", str(name)]
-    argv += ["--platform", str(build.platform)]
+    if build.platform != parse_platform(f"linux/{os.uname().machine}"):
+        # With it, both ask the registry also for a base that they have: without a network, that ends by its time-out.
+        argv += ["--platform", str(build.platform)]
     argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
     argv += ["--target", build.target] if build.target is not None else []
     argv += ["--tls-verify=false"] if _uses_plain_http(build) else []

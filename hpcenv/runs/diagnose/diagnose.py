@@ -173,7 +173,7 @@ class _Source:
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Diagnosed, ...]:
-    """Return one diagnosis for each run that failed or is not over, and one for all given files: they belong to one job.
+    """Return one diagnosis for each run that failed or is not over, and one for all given files, which belong to a job.
 
     If all runs went well, the only diagnosis says so of the first one.
 

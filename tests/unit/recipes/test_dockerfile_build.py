@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from image_fakes import sha
 
 from hpcenv.cli._command_line import cli
-from hpcenv.errors import ToolFailed, ToolMissing
+from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 from hpcenv.image.pull import ConvertOptions
+from hpcenv.image.reference import Platform
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.project.store_config import StorePlace
 from hpcenv.recipes.dockerfile_build import DockerfileBuild, build_dockerfile, is_dockerfile
@@ -102,10 +103,19 @@ def test_the_image_of_an_engine_becomes_a_proved_sif(tools, engine):
     assert build[build.index("--build-arg") + 1] == "A=b c"
     assert build[build.index("--target") + 1] == "last"
     assert build[-1] == str(tools.parent / "context")
+    assert ("--platform" in build) == (os.uname().machine != "x86_64")
     assert "sha256:image-id" in save
     assert result.record.references == ("Dockerfile",)
     assert result.record.tree_sha256 is not None
     assert result.path.is_file()
+
+
+def test_another_platform_than_that_of_the_machine_is_named(tools):
+    install(tools, "buildah")
+    with pytest.raises(HpcenvError):  # what the fake saves is for linux/amd64
+        made(tools, platform=Platform(architecture="s390x"))
+    build = json.loads((tools / "calls").read_text().splitlines()[0])
+    assert build[build.index("--platform") + 1] == "linux/s390x"
 
 
 def test_buildah_comes_before_podman(tools):
