@@ -195,9 +195,7 @@ def _environment(
     binds = project_binds(workspace)
     if locked.container is None:
         if sif is not None:
-            raise FileUnusable(
-                f"`{sif}` cannot be verified", why="the lockfile is for a host environment, not a SIF"
-            )
+            raise FileUnusable(f"`{sif}` cannot be verified", why="the lockfile is for a host environment, not a SIF")
         return replace(host_environment(workspace, environ), revision=locked.revision), ()
     image = sif or locked_sif(workspace, locked.container)
     wanted = gpus > 0 and lock_model.gpu_support(locked) != "hip"
