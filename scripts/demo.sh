@@ -1,6 +1,7 @@
 #!/bin/bash
 # The whole way on this machine, without Slurm, container or root: lock this Python
-# environment, check two emulated nodes against it, train on them, report.
+# environment, check two emulated nodes against it, train on them, report; then change
+# a file of the environment, and see the next run refused.
 #
 #   ./scripts/demo.sh [FOLDER]        FOLDER (default ./demo) keeps environment and project
 #
@@ -56,10 +57,34 @@ say "lock what this environment is"
 show hpcenv lock
 
 say "train on 2 emulated nodes, each checked against the lockfile first"
-# The project is a copy in a folder that git ignores: there is no commit to take the code from.
 run=demo-$(date +%Y%m%d-%H%M%S)
-show hpcenv submit examples/train.py --cluster local --nodes 2 --gpus 0 --nproc 1 \
-  --name "$run" --workdir live --wait -- --steps 60
+train() { # NAME; the project is a copy in a folder that git ignores: there is no commit to take the code from
+  show hpcenv submit examples/train.py --cluster local --nodes 2 --gpus 0 --nproc 1 \
+    --name "$1" --workdir live --wait -- --steps 60
+}
+train "$run"
 
 say "what became of it"
 show hpcenv report "$run" --lines 1
+
+say "see it refuse: a line is added to a file of an installed package"
+file=$("$folder/venv/bin/python" -c 'import numpy.version; print(numpy.version.__file__)')
+cp -p "$file" "$folder/version.py"
+trap 'mv "$folder/version.py" "$file"' EXIT
+echo '$ echo "# edited" >> .../numpy/version.py'
+echo "# edited" >>"$file"
+status=0
+train "$run-edited" || status=$?
+if [ $status -ne 90 ]; then
+  echo "demo: the run should have been refused with status 90, and ended with $status" >&2
+  exit 1
+fi
+
+say "done: the file is as before. On your cluster, in your project's folder"
+cat <<'END'
+next: hpcenv doctor
+      hpcenv init --image docker://REGISTRY/OWNER/NAME:TAG
+      hpcenv lock
+      hpcenv submit train.py --nodes 2 --gpus 8
+      README.md says how to install hpcenv there.
+END

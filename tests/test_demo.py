@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_the_demo_trains_and_reports_a_match(checkout: Path, tmp_path: Path) -> None:
+def test_the_demo_trains_and_then_shows_a_refused_run(checkout: Path, tmp_path: Path) -> None:
     # pip as it is configured here, and no cache; nothing of the environment that these tests run in.
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environ |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
@@ -51,6 +51,12 @@ def test_the_demo_trains_and_reports_a_match(checkout: Path, tmp_path: Path) -> 
     assert "2 nodes" in done.stdout
     first, last = _losses(done.stdout)
     assert last < first
+    refused = done.stdout.partition("== see it refuse")[2]
+    assert "hpcenv verdict: MISMATCH" in refused
+    assert "packages.numpy.content-sha256  MISMATCH" in refused
+    assert "step  1" not in refused
+    assert "\nnext: hpcenv doctor\n" in refused
+    assert "# edited" not in next(checkout.glob("demo/venv/lib/python*/site-packages/numpy/version.py")).read_text()
 
 
 def locked_versions() -> list[str]:
