@@ -71,8 +71,10 @@ def expect(
     if lockfile:
         reasons.append(f"the environment is that of {lockfile}, not that of the run")
     profile = _profile(record)
-    if profile != "bitwise":
+    if profile != "bitwise" and record.determinism:
         reasons.append(f"the run used the determinism profile `{profile or 'off'}`, which does not promise equal bits")
+    elif profile != "bitwise":
+        reasons.append("no rank recorded which determinism profile the run used")
     if reasons:
         return Attainable(best="within", reasons=tuple(reasons))
     need = "the same CPU kernels and thread count"

@@ -165,11 +165,13 @@ def make(
 
 
 def _notes(record: RunRecord) -> tuple[str, ...]:
-    names = credentials.arguments(record.args)
-    if not names:
-        return ()
-    what = f"{', '.join(names)}: an argument of the script that looks like a credential"
-    return (f"{what}; its value is in manifest.json, request.json and record.json of the bundle",)
+    notes = []
+    if record.outcome != "completed":
+        notes.append(f"the run is not completed ({record.outcome}): the bundle has no result to compare with")
+    if names := credentials.arguments(record.args):
+        what = f"{', '.join(names)}: an argument of the script that looks like a credential"
+        notes.append(f"{what}; its value is in manifest.json, request.json and record.json of the bundle")
+    return tuple(notes)
 
 
 def _folder_name(run: str) -> str:

@@ -292,6 +292,9 @@ def test_what_can_be_expected_of_other_hardware(run):
     assert first is not None
     assert expect(first, world_size=4).best == "equal"
     assert "2 ranks in place of 4" in expect(first, world_size=2).reasons[0]
+    assert first.lock is not None
+    unread = replace(first, determinism={}, lock=replace(first.lock, determinism="off"))
+    assert expect(unread, world_size=4).reasons == ("no rank recorded which determinism profile the run used",)
     assert expect_after(first, first).best == "equal"
     edit(run.facts_of("n1"), '"host.machine": "x86_64"', '"host.machine": "aarch64"')
     path = run.determinism_of(0, 0)

@@ -201,6 +201,13 @@ def test_an_argument_that_is_named_like_a_credential_gets_a_note(
     assert make(run.path, tmp_path / "b.zip").notes == ()
 
 
+def test_a_run_that_has_no_result_gets_a_note(run: RunFolder, tmp_path: Path, hpcenv: object) -> None:
+    run.finished.unlink()
+    done = hpcenv("bundle", "make", str(run.path), "-o", "b.zip", cwd=tmp_path)  # type: ignore[operator]
+    assert done.status == 0, done.stderr
+    assert "note: the run is not completed (has not ended): the bundle has no result" in done.stderr
+
+
 def test_a_file_with_the_value_of_a_credential_is_refused(run: RunFolder, tmp_path: Path) -> None:
     run.log.write_text(f"logged in with {TOKEN}\n")
     make(run.path, tmp_path / "without.hpcenv.zip")
