@@ -22,7 +22,7 @@ from hpcenv.runs.entries import Run, Sweep
 from hpcenv.runs.find import find
 from hpcenv.submission import request, rerun
 from hpcenv.submission.rerun import ChangedInput, OptionChange, Rerun
-from hpcenv.submission.sweep_job import SweepPlan, read_sweep, rerun_failed
+from hpcenv.submission.sweep_job import read_sweep, rerun_failed
 
 
 class _RerunCommand(WithDashes, GroupedCommand):
@@ -93,17 +93,15 @@ def _again(
     again = rerun.plan_again(new, workspace, allow_changed=allow_changed)
     if not as_json:
         _tell_inputs(again.changed)
-    by_name = new.options.runs_dir is None
-    if isinstance(again.planned, SweepPlan):
-        if not dry_run:
-            _accept.remember_typed(workspace, new.options, again.planned.plan)
-        return _sweep.carry_out(
-            again.planned, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
-        )
     if not dry_run:
-        _accept.remember_typed(workspace, new.options, again.planned)
+        _accept.remember_typed(workspace, new.options, again.plan)
+    by_name = new.options.runs_dir is None
+    if again.sweep is not None:
+        return _sweep.carry_out(
+            again.sweep, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
+        )
     return submit_cli.carry_out(
-        again.planned, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
+        again.plan, new.context, by_name=by_name, review=review, wait=wait, as_json=as_json, verb="rerun"
     )
 
 

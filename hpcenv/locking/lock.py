@@ -67,7 +67,7 @@ from hpcenv.locking.pins.install_report import known_files, parse_report
 from hpcenv.locking.pins.pin import Pin, marker_environment, pin_source
 from hpcenv.locking.project_image import BuildOptions, build, definition_changed
 from hpcenv.locking.same_tree import stands_for
-from hpcenv.locking.wheels.find import find_wheels
+from hpcenv.locking.wheels.find import OpenWheel, find_wheels, open_here
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof, no_proof
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project import compatibility, document, fields, severities, stale, toml_files
@@ -681,13 +681,13 @@ def _unsure(difference: PinDifference) -> str:
     return f"{difference.name}: could not tell whether it is as pinned ({difference.note})"
 
 
-def _opener(image: Path | None) -> Callable[[str], BinaryIO]:
+def _opener(image: Path | None) -> OpenWheel:
     """Return what opens a file of the environment by its path there.
 
     The function raises OSError, or HpcenvError for a file of an image.
     """
     if image is None:
-        return lambda path: open(path, "rb")
+        return open_here
 
     def open_in_image(path: str) -> BinaryIO:
         part, inside = sif.read_header(image).runs, path.lstrip("/").encode()

@@ -86,9 +86,16 @@ class Rerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RerunPlan:
-    """The plan of a new run, and the inputs of the first one that have changed since."""
+    """The plan of a new run, and the inputs of the first one that have changed since.
 
-    planned: Plan | SweepPlan
+    Attributes:
+        plan: of the run; of a sweep, what its runs have in common.
+        sweep: with `plan` in it; None for one run.
+        changed: the inputs.
+    """
+
+    plan: Plan
+    sweep: SweepPlan | None
     changed: tuple[ChangedInput, ...]
 
 
@@ -123,9 +130,7 @@ def choose(
     if new.name is not None and new.name == old.name:
         new = replace(new, name=free_name(new.name, folder.parents[1 if is_element(folder) else 0]))
     here = context_again(context, before, command_of(new))
-    return Rerun(
-        folder=folder, first=one.folder, before=before, old=old, options=new, recorded=asked, context=here
-    )  # fmt: skip
+    return Rerun(folder=folder, first=one.folder, before=before, old=old, options=new, recorded=asked, context=here)
 
 
 def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> RerunPlan:
@@ -137,12 +142,15 @@ def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Reru
     """
     other_lock = new.options.lock != new.old.lock
     options = new.options if other_lock else with_own_lockfile(new.options, RunFolder(new.folder))
-    many = bool(options.sweep) or options.array is not None
-    planned = (plan_sweep if many else plan_job)(workspace, options, new.context)
-    plan = _compared(planned.plan if isinstance(planned, SweepPlan) else planned, new)
+    sweep = None
+    if options.sweep or options.array is not None:
+        sweep = plan_sweep(workspace, options, new.context)
+        plan = _compared(sweep.plan, new)
+        sweep = replace(sweep, plan=plan)
+    else:
+        plan = _compared(plan_job(workspace, options, new.context), new)
     changed = require_same_inputs(new.before, plan, allow=allow_changed, other_lock=other_lock)
-    again = replace(planned, plan=plan) if isinstance(planned, SweepPlan) else plan
-    return RerunPlan(planned=again, changed=changed)
+    return RerunPlan(plan=plan, sweep=sweep, changed=changed)
 
 
 def _compared(plan: Plan, new: Rerun) -> Plan:

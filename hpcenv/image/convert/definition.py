@@ -224,7 +224,10 @@ def sources(text: str) -> tuple[DefinitionSource, ...]:
     Raises:
         SpecError: see `parse`.
     """
-    definition = parse(text)
+    return _sources(parse(text))
+
+
+def _sources(definition: Definition) -> tuple[DefinitionSource, ...]:
     return tuple(_source(stage, definition.arguments) for stage in definition.stages)
 
 
@@ -255,15 +258,15 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
     Raises:
         SpecError: the `From` line of an image cannot be rewritten.
     """
-    lines, arguments = text.split("\n"), parse(text).arguments
-    for source in sources(text):
+    lines, definition = text.split("\n"), parse(text)
+    for source in _sources(definition):
         digest = digests.get(source.origin)
         if source.digest is not None or digest is None:
             continue
         if source.kind != "registry" or not _DIGEST.fullmatch(f"@{digest}"):
             raise SpecError(f"`{source.origin}` cannot be pinned to {digest[:80]!r}")
         written = _HEADER.match(lines[source.line - 1].partition("#")[0].strip())
-        image = "" if written is None else fill(written[2].strip(), arguments)
+        image = "" if written is None else fill(written[2].strip(), definition.arguments)
         if written is None or written[1].lower() != "from" or "{{" in image:
             raise SpecError(
                 f"line {source.line} of the definition file cannot be pinned",

@@ -25,7 +25,8 @@ from hpcenv.locking.wheels.wheel_file import read_local
 OpenWheel = Callable[[str], BinaryIO]
 
 
-def _open_here(path: str) -> BinaryIO:
+def open_here(path: str) -> BinaryIO:
+    """Open a wheel on this machine. Raises OSError."""
     return open(path, "rb")
 
 
@@ -37,7 +38,7 @@ def find_wheels(
     cache: Path,
     timeout: float = 60.0,
     workers: int = 8,
-    open_wheel: OpenWheel = _open_here,
+    open_wheel: OpenWheel = open_here,
 ) -> tuple[WheelProof, ...]:
     """Return one proof per package, in the same order. An index that fails is a reason in the proof, not an error.
 
