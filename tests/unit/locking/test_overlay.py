@@ -149,7 +149,7 @@ def test_a_virtual_environment_of_the_host_or_of_another_python_is_refused() -> 
         "make it with the Python of the image, in an empty FOLDER: `singularity exec -B FOLDER:/p/v '/images/a b.sif' "
         "python3 -m venv --system-site-packages /p/v`; then install into it, and: `mksquashfs FOLDER v.sqsh`"
     )
-    with pytest.raises(SpecError, match="of another Python than the image") as caught:
+    with pytest.raises(SpecError, match="has another Python than the image") as caught:
         overlay.require_interpreter(venv(), {"values": {"python.version": "3.12.1"}}, "", image())
     assert "apptainer exec -B" in str(caught.value.hint)
 
