@@ -37,6 +37,7 @@ from hpcenv.submission.answers import read_answer
 from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.script_notes import LaunchShape
+from hpcenv.submission.snapshot import LIVE
 
 
 def read_module(module: str, cwd: Path, command: Sequence[str]) -> tuple[Path | None, bytes]:
@@ -106,7 +107,6 @@ def places_of_nodes(
     """Return the folders that every node must see, by what they are."""
     places = {
         "the run folder": run_folder,
-        "the working directory": context.cwd,
         "hpcenv's own Python": Path(sys.executable).parent,
         ("the SIF" if environment.kind == "sif" else "the locked Python"): Path(
             environment.sif or environment.python
@@ -114,7 +114,11 @@ def places_of_nodes(
     }
     if environment.overlay is not None:
         places["the overlay"] = Path(environment.overlay.source).parent
-    if options.script is not None and not options.module and not options.entry:
+    # The new run has its own copy of a copied run's code: the nodes read that one.
+    works_here = options.copied is None or options.workdir == LIVE
+    if works_here:
+        places["the working directory"] = context.cwd
+    if works_here and options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     if options.call is not None and options.call.folder is not None:
         places["the folder of the executor"] = options.call.folder

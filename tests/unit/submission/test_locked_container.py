@@ -15,7 +15,7 @@ from hpcenv.records.manifest import Environment, Overlay
 from hpcenv.submission.locked_container import program_of, with_wrapper
 from hpcenv.submission.plan import Call
 from hpcenv.submission.preflight import places_of_nodes
-from hpcenv.submission.request import SubmitOptions
+from hpcenv.submission.request import CopiedCode, SubmitOptions
 
 SIF = Environment(kind="sif", python="python3", sif="/a.sif", apptainer="/bin/apptainer")
 
@@ -78,6 +78,20 @@ def test_every_node_must_see_the_overlay(tmp_path: Path) -> None:
     with_it = dataclasses.replace(SIF, overlay=Overlay(source="/s/x.sqsh", use="packages", target="/opt/x"))
     assert places_of_nodes(tmp_path, options, context, with_it, None)["the overlay"] == Path("/s")
     assert "the overlay" not in places_of_nodes(tmp_path, options, context, SIF, None)
+
+
+def test_a_copy_of_a_runs_code_is_read_on_the_login_node_only(tmp_path: Path) -> None:
+    """compare --explain-op and reproduce --copy submit from one; on many clusters /tmp is a disk of the login node."""
+    context = Context(
+        environ={}, cwd=tmp_path / "copy", now=time.localtime(0), token="beef", command=("hpcenv", "submit")
+    )
+    options = SubmitOptions(script="train.py", nproc=1)
+    copied = dataclasses.replace(options, copied=CopiedCode(root=context.cwd, files=("train.py",)))
+    there = {context.cwd}
+    assert there <= set(places_of_nodes(tmp_path, options, context, SIF, None).values())
+    assert there.isdisjoint(places_of_nodes(tmp_path, copied, context, SIF, None).values())
+    live = dataclasses.replace(copied, workdir="live")
+    assert there <= set(places_of_nodes(tmp_path, live, context, SIF, None).values())
 
 
 def test_the_folder_of_an_executor_is_a_place_that_nodes_must_see(tmp_path: Path) -> None:
