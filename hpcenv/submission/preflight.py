@@ -105,8 +105,11 @@ def places_of_nodes(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> dict[str, Path]:
     """Return the folders that every node must see, by what they are."""
+    # The new run has its own copy of a copied run's code: the nodes read that one.
+    works_here = options.copied is None or options.workdir == LIVE
     places = {
         "the run folder": run_folder,
+        **({"the working directory": context.cwd} if works_here else {}),
         "hpcenv's own Python": Path(sys.executable).parent,
         ("the SIF" if environment.kind == "sif" else "the locked Python"): Path(
             environment.sif or environment.python
@@ -114,10 +117,6 @@ def places_of_nodes(
     }
     if environment.overlay is not None:
         places["the overlay"] = Path(environment.overlay.source).parent
-    # The new run has its own copy of a copied run's code: the nodes read that one.
-    works_here = options.copied is None or options.workdir == LIVE
-    if works_here:
-        places["the working directory"] = context.cwd
     if works_here and options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
     if options.call is not None and options.call.folder is not None:
