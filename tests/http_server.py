@@ -40,7 +40,7 @@ class Served:
         """`tls`: an ssl.SSLContext to speak https."""
         self.paths = {"/v2/": (200, {}, b"{}")}
         self.requests = []
-        self.handlers = []
+        self.commands = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,7 +48,7 @@ class Served:
 
             def do_GET(self):
                 outer.requests.append((self.path, self.headers))
-                outer.handlers.append(self)
+                outer.commands.append(self.command)
                 # Unread, it would be taken for the next request.
                 self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 path = self.path.partition("?")[0]
