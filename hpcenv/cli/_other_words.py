@@ -46,6 +46,7 @@ _REASONS = {
     "hpcenv image scan": "a scanner reads the bill of materials: grype sbom:bom.cdx.json",
 }
 _SIGNATURES = "hpcenv verifies no signatures: ssh-keygen -Y verify -f SIGNERS -I AUTHOR -n file -s FILE.sig < FILE"
+_SIGNED = "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`"
 _TRANSLATED = "buildah or podman build a Dockerfile; `hpcenv image init` writes a definition file for Apptainer"
 # Command and option -> what to do in its place.
 _OPTIONS = {
@@ -53,7 +54,8 @@ _OPTIONS = {
     ("hpcenv image pull", "--on-cluster"): "srun -c 8 hpcenv image pull REFERENCE",
     ("hpcenv image build", "--translate"): _TRANSLATED,
     ("hpcenv reproduce", "--rebuild"): "the authors keep the SIF in the bundle: hpcenv bundle make RUN --with-sif FILE",
-    ("hpcenv reproduce", "--statement"): "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`",
+    ("hpcenv reproduce", "--key"): _SIGNED,
+    ("hpcenv reproduce", "--statement"): _SIGNED,
     ("hpcenv verify", "--identity"): _SIGNATURES,
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,

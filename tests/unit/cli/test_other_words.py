@@ -29,6 +29,7 @@ from hpcenv.cli import _other_words
         ("image push x.sif", "no such command `hpcenv image push`", "apptainer push -U FILE.sif oras://HOST/NAME:TAG"),
         ("bundle push a b", "no such command `hpcenv bundle push`", "oras push HOST/NAME:TAG FILE.hpcenv.zip"),
         ("image pull x:1 --on-cluster", "no such option `--on-cluster` of `hpcenv image pull`", "srun -c 8 hpcenv image pull REFERENCE"),
+        ("reproduce one --key k", "no such option `--key` of `hpcenv reproduce`", "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`"),
         ("submit t.py --locked", "no such option `--locked` of `hpcenv submit`", "`hpcenv lock --check` before"),
         ("submit t.py --rocm", "no such option `--rocm` of `hpcenv submit`", "`rocm` under [submit] of hpcenv.toml"),
         ("submit t.py --cpu-binding off", "no such option `--cpu-binding` of `hpcenv submit`", "`cpu-binding` under [submit] of hpcenv.toml"),
