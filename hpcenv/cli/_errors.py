@@ -108,7 +108,10 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
             or _other_words.option(context.command_path, typed)
             or _no_such_option(typed, context)
         )
-    return UsageError(problem.format_message().rstrip("."), hint=hint)
+    instead = None
+    if isinstance(problem, click.BadParameter) and context is not None and problem.param is not None:
+        instead = _other_words.value(context.command_path, problem.param.name or "", problem.message)
+    return UsageError(problem.format_message().rstrip("."), hint=instead or hint)
 
 
 def _of_another_program(typed: str, context: click.Context) -> UsageError | None:

@@ -82,7 +82,7 @@ def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | Non
         ("srun", native_options.owned("srun").get(name)),
         ("torchrun", launch_options.reason_against(name)),
     ):
-        if reason is not None:
+        if reason is not None and native_options.program_of(name) != "sbatch":
             before, value, after = _around(arguments, option)
             words = sbatch_directives.translate({name: value})[0] if program == "sbatch" else ()
             own = Command("hpcenv", *before, *words, *after)

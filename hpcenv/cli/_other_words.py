@@ -47,6 +47,8 @@ _REASONS = {
 }
 _SIGNATURES = "hpcenv verifies no signatures: ssh-keygen -Y verify -f SIGNERS -I AUTHOR -n file -s FILE.sig < FILE"
 _SIGNED = "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`"
+_DESCRIBED = "`hpcenv bundle make RUN` describes the run in CITATION.cff and record.json"
+_STRESSED = "`dcgmi diag -r 3` on a node puts a load on its GPUs; --preflight full has hpcenv's own tests"
 _TRANSLATED = "buildah or podman build a Dockerfile; `hpcenv image init` writes a definition file for Apptainer"
 # Command and option -> what to do in its place.
 _OPTIONS = {
@@ -60,10 +62,17 @@ _OPTIONS = {
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,
 }
-_GONE = {
-    **{option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")},
-    **{"--" + option.name.replace("_", "-"): option.instead for option in GONE},
+# Command, parameter and value that it no longer takes -> what to do in its place.
+_VALUES = {
+    ("hpcenv export", "kind", "ro-crate"): _DESCRIBED,
+    ("hpcenv export", "kind", "rocrate"): _DESCRIBED,
+    ("hpcenv export", "kind", "spdx"): "hpcenv export cyclonedx -o bom.cdx.json",
+    ("hpcenv image build", "engine", "apptainer"): _TRANSLATED,
+    ("hpcenv rerun", "preflight", "deep"): _STRESSED,
+    ("hpcenv submit", "preflight", "deep"): _STRESSED,
 }
+_GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
+_KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")}
 
 
 def command(group: str, typed: Sequence[str]) -> UsageError | None:
@@ -90,5 +99,21 @@ def option(command_path: str, typed: str) -> UsageError | None:
     """
     hint = _OPTIONS.get((command_path, typed))
     if hint is None and command_path in ("hpcenv submit", "hpcenv rerun"):
-        hint = _GONE.get(typed.replace("--no-", "--", 1))
+        hint = _KEYS.get(typed.replace("--no-", "--", 1))
+    if hint is None and command_path in ("hpcenv submit", "hpcenv rerun", "hpcenv reproduce"):
+        hint = _GONE.get(typed)
     return None if hint is None else UsageError(f"no such option `{typed}` of `{command_path}`", hint=hint)
+
+
+def value(command_path: str, parameter: str, message: str) -> str | None:
+    """Return what to do in place of a value that a parameter no longer takes; None for any other value.
+
+    Args:
+        command_path: `hpcenv export`.
+        parameter: the parameter's name in the code of the command.
+        message: the message of click, which begins with the value.
+    """
+    for (command, name, gone), hint in _VALUES.items():
+        if (command, name) == (command_path, parameter) and message.startswith(f"{gone!r} is not one of"):
+            return hint
+    return None

@@ -69,7 +69,7 @@ _KNOWN_TO_SBATCH = frozenset(
     (
         "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "contiguous", "core-spec",
         "cores-per-socket", "cpu-freq", "deadline", "delay-boot", "distribution", "exclusive", "extra",
-        "extra-node-info", "gpu-bind", "gpu-freq", "gres-flags", "hint", "hold", "kill-on-invalid-dep",
+        "extra-node-info", "gpu-bind", "gpu-freq", "gres-flags", "hint", "hold", "kill-on-invalid-dep", "licenses",
         "mail-type", "mail-user", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network",
         "nice", "overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate", "reboot",
         "segment", "sockets-per-node", "spread-job", "stepmgr", "switches", "thread-spec", "threads-per-core",

@@ -64,6 +64,10 @@ def problems(keys: Iterable[str], locked: Iterable[str] | None = None) -> tuple[
     return tuple(problem for problem in found if problem is not None)
 
 
+# How the names of the checks begin that hpcenv left to DCGM on 2026-11-25.
+_UNDER_LOAD = ("cuda.burn", "cuda.speed", "dcgm.", "load.")
+
+
 def _problem(key: str, locked: frozenset[str] | None) -> str | None:
     rows = [field for field in FIELDS if _intersection(key, field.name) is not None] if _is_pattern(key) else []
     row = fields.find(key)
@@ -73,6 +77,8 @@ def _problem(key: str, locked: frozenset[str] | None) -> str | None:
         return f'`policy."{key}"` cannot be changed: {rows[0].fixed}'
     if rows and (_is_pattern(key) or _may_exist(key, rows[0], locked)):
         return None
+    if key.startswith(_UNDER_LOAD):
+        return f'`policy."{key}"`: this check is gone; `dcgmi diag -r 3` on a node puts a load on its GPUs'
     close = difflib.get_close_matches(key, sorted(_known(locked)), n=1)
     return f'unknown field `policy."{key}"`' + (f", perhaps you meant `{close[0]}`" if close else "")
 

@@ -30,6 +30,12 @@ from hpcenv.cli import _other_words
         ("bundle push a b", "no such command `hpcenv bundle push`", "oras push HOST/NAME:TAG FILE.hpcenv.zip"),
         ("image pull x:1 --on-cluster", "no such option `--on-cluster` of `hpcenv image pull`", "srun -c 8 hpcenv image pull REFERENCE"),
         ("reproduce one --key k", "no such option `--key` of `hpcenv reproduce`", "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`"),
+        ("reproduce one --standalone", "no such option `--standalone` of `hpcenv reproduce`", "the rendezvous that hpcenv chooses"),
+        ("export spdx", "Invalid value for 'FORMAT': 'spdx' is not one of 'cyclonedx', 'environment', 'pylock', 'requirements'", "hpcenv export cyclonedx -o bom.cdx.json"),
+        ("export rocrate", "Invalid value for 'FORMAT': 'rocrate' is not one of 'cyclonedx', 'environment', 'pylock', 'requirements'", "`hpcenv bundle make RUN` describes the run in CITATION.cff and record.json"),
+        ("image build Dockerfile --engine apptainer", "Invalid value for '--engine': 'apptainer' is not one of 'auto', 'buildah', 'podman'", "buildah or podman build a Dockerfile; `hpcenv image init` writes a definition file for Apptainer"),
+        ("submit t.py --preflight deep", "Invalid value for '--preflight': 'deep' is not one of 'quick', 'full', 'off'", "`dcgmi diag -r 3` on a node puts a load on its GPUs; --preflight full has hpcenv's own tests"),
+        ("submit t.py --licenses a", "no such option `--licenses`", "hpcenv submit t.py --sbatch licenses=a"),
         ("submit t.py --locked", "no such option `--locked` of `hpcenv submit`", "`hpcenv lock --check` before"),
         ("submit t.py --rocm", "no such option `--rocm` of `hpcenv submit`", "`rocm` under [submit] of hpcenv.toml"),
         ("submit t.py --cpu-binding off", "no such option `--cpu-binding` of `hpcenv submit`", "`cpu-binding` under [submit] of hpcenv.toml"),
@@ -53,7 +59,7 @@ def test_json_has_the_command_of_the_hint(hpcenv: Any, tmp_path: Path) -> None:
 
 def test_each_command_that_is_named_exists_and_has_the_options(hpcenv: Any, tmp_path: Path) -> None:
     """None of the words that are answered is a command, and `--help` of each command that is named has its options."""
-    lines = [*_other_words._COMMANDS.values(), *_other_words._OPTIONS.values()]
+    lines = [*_other_words._COMMANDS.values(), *_other_words._OPTIONS.values(), *_other_words._VALUES.values()]
     texts = [
         text[text.index("hpcenv ") :].replace("`", " ").split(" -- ")[0].split() for text in lines if "hpcenv " in text
     ]

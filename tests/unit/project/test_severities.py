@@ -84,6 +84,11 @@ def test_a_policy_may_name_what_the_probe_reads() -> None:
         ("libs.nccl.versoin", 'unknown field `policy."libs.nccl.versoin"`, perhaps you meant `libs.nccl.version`'),
         ("nonsense.x", 'unknown field `policy."nonsense.x"`'),
         ("host.kernal", 'unknown field `policy."host.kernal"`, perhaps you meant `host.kernel`'),
+        ("cuda.burn", '`policy."cuda.burn"`: this check is gone; `dcgmi diag -r 3` on a node puts a load on its GPUs'),
+        (
+            "load.clocks",
+            '`policy."load.clocks"`: this check is gone; `dcgmi diag -r 3` on a node puts a load on its GPUs',
+        ),
         ("nothing.*", 'unknown field `policy."nothing.*"`'),
         ("", 'unknown field `policy.""`'),
         ("network.route", '`policy."network.route"` cannot be changed: without it the job cannot start'),
