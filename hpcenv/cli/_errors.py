@@ -108,9 +108,7 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
             or _other_words.option(context.command_path, typed)
             or _no_such_option(typed, context)
         )
-    instead = None
-    if isinstance(problem, click.BadParameter) and context is not None and problem.param is not None:
-        instead = _other_words.value(context.command_path, problem.param.name or "", problem.message)
+    instead = None if context is None else _other_words.value(context.command_path, problem.message)
     return UsageError(problem.format_message().rstrip("."), hint=instead or hint)
 
 

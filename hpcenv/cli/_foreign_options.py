@@ -77,12 +77,14 @@ def _own(option: str, program: str, own: str, arguments: Sequence[str]) -> Usage
 
 def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
     """Return the error for an option that hpcenv sets itself."""
+    if native_options.program_of(name) == "sbatch":
+        return None
     for program, reason in (
         ("sbatch", native_options.owned("sbatch").get(name)),
         ("srun", native_options.owned("srun").get(name)),
         ("torchrun", launch_options.reason_against(name)),
     ):
-        if reason is not None and native_options.program_of(name) != "sbatch":
+        if reason is not None:
             before, value, after = _around(arguments, option)
             words = sbatch_directives.translate({name: value})[0] if program == "sbatch" else ()
             own = Command("hpcenv", *before, *words, *after)

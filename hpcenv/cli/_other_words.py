@@ -62,14 +62,14 @@ _OPTIONS = {
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,
 }
-# Command, parameter and value that it no longer takes -> what to do in its place.
+# Command and value that it no longer takes -> what to do in its place.
 _VALUES = {
-    ("hpcenv export", "kind", "ro-crate"): _DESCRIBED,
-    ("hpcenv export", "kind", "rocrate"): _DESCRIBED,
-    ("hpcenv export", "kind", "spdx"): "hpcenv export cyclonedx -o bom.cdx.json",
-    ("hpcenv image build", "engine", "apptainer"): _TRANSLATED,
-    ("hpcenv rerun", "preflight", "deep"): _STRESSED,
-    ("hpcenv submit", "preflight", "deep"): _STRESSED,
+    ("hpcenv export", "ro-crate"): _DESCRIBED,
+    ("hpcenv export", "rocrate"): _DESCRIBED,
+    ("hpcenv export", "spdx"): "hpcenv export cyclonedx -o bom.cdx.json",
+    ("hpcenv image build", "apptainer"): _TRANSLATED,
+    ("hpcenv rerun", "deep"): _STRESSED,
+    ("hpcenv submit", "deep"): _STRESSED,
 }
 _GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
 _KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")}
@@ -97,23 +97,21 @@ def option(command_path: str, typed: str) -> UsageError | None:
         command_path: `hpcenv image pull`.
         typed: the option with its dashes, without a value.
     """
+    flag = typed.replace("--no-", "--", 1)
     hint = _OPTIONS.get((command_path, typed))
     if hint is None and command_path in ("hpcenv submit", "hpcenv rerun"):
-        hint = _KEYS.get(typed.replace("--no-", "--", 1))
+        hint = _KEYS.get(flag)
     if hint is None and command_path in ("hpcenv submit", "hpcenv rerun", "hpcenv reproduce"):
-        hint = _GONE.get(typed)
+        hint = _GONE.get(flag)
     return None if hint is None else UsageError(f"no such option `{typed}` of `{command_path}`", hint=hint)
 
 
-def value(command_path: str, parameter: str, message: str) -> str | None:
-    """Return what to do in place of a value that a parameter no longer takes; None for any other value.
+def value(command_path: str, message: str) -> str | None:
+    """Return what to do in place of a value that a command no longer takes; None for any other value.
 
     Args:
         command_path: `hpcenv export`.
-        parameter: the parameter's name in the code of the command.
-        message: the message of click, which begins with the value.
+        message: the message of click, which begins with the value in quotes.
     """
-    for (command, name, gone), hint in _VALUES.items():
-        if (command, name) == (command_path, parameter) and message.startswith(f"{gone!r} is not one of"):
-            return hint
-    return None
+    typed, _, _ = message.partition(" is not one of ")
+    return _VALUES.get((command_path, typed.strip("'")))
