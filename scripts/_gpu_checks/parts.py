@@ -15,27 +15,23 @@ from _gpu_checks.part import Deadline, NotRunError, Part, PartError
 
 _ON_GPU = Path(__file__).with_name("on_gpu.py")
 _STEPS = "40"
+# Prints what hpcenv reads of the GPUs, and whether its table lets their driver run the CUDA of torch.
 _GPUS = """
 import json, os, sys
 sys.path[:0] = {paths!r}
+from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.machine import gpus
-seen = gpus.read()
-print(json.dumps([seen.values, seen.unknown]))
+from hpcenv.project.compatibility import table
+seen = gpus.read(environ=os.environ)
+floor = check_driver(table(), {cuda!r}, str(seen.values.get("host.driver-version", "")))
+print(json.dumps(dict(values=seen.values, unknown=seen.unknown,
+                      floor=[floor.result, " ".join(filter(None, (floor.what, floor.why)))])))
 """
 # Statuses of `verify` that come with a verdict: match, a must differs, a must is unknown.
 _JUDGED = (0, 90, 91)
 _NOT_ACCEPTED = 29
 _REJECTED = 90
 _FLOOR = "host.driver-version"
-_DRIVER = """
-import json, sys
-sys.path[:0] = {paths!r}
-from hpcenv.machine import gpus
-from hpcenv.judge.compat.drivers import check_driver
-from hpcenv.project.compatibility import table
-seen = check_driver(table(), {cuda!r}, str(gpus.read().values.get("host.driver-version", "")))
-print(json.dumps(dict(result=seen.result, what=seen.what, why=seen.why)))
-"""
 # Compares what two runs saved: each tensor byte for byte, and the printed losses.
 _COMPARE = """
 import json, sys, torch
@@ -141,17 +137,20 @@ def _facts(workshop: Workshop, deadline: Deadline) -> Sequence[str]:
     workshop.need_hpcenv()
     found = deadline.json(workshop.hpcenv("net", "explain", "--here", "--json"), cwd=workshop.folder, env=workshop.env)
     data: Any = found.get("data", found)
-    ask = _GPUS.format(paths=[str(ROOT), str(workshop.machine.site)])
-    done = deadline.command([workshop.machine.python, "-c", ask], cwd=workshop.folder)
-    if done.status != 0:
-        raise PartError(f"the GPUs' facts cannot be read: {done.end}")
-    values, unknown = json.loads(done.output.splitlines()[-1])
+    gpus = _gpus(workshop, deadline)
+    values, unknown = gpus["values"], gpus["unknown"]
     names = {"host.gpu-count": "GPUs", "host.gpu-models": "model", _FLOOR: "driver"}
     names |= {"host.cuda-driver-version": "CUDA driver API", "host.gpu-compute-capabilities": "compute capability"}
     shown = [f"{word} {_shown(values[name])}" for name, word in names.items() if values.get(name) not in (None, [])]
     lines = [", ".join(shown)] if shown else []
     lines += [f"unknown: {name}: {reason}" for name, reason in sorted(unknown.items())[:4]]
     return [*lines, f"network profile {_profile(data)}"]
+
+
+def _gpus(workshop: Workshop, deadline: Deadline) -> Any:
+    machine = workshop.machine
+    ask = _GPUS.format(paths=[str(ROOT), str(machine.site)], cuda=machine.cuda)
+    return deadline.json([machine.python, "-c", ask], cwd=workshop.folder)
 
 
 def _profile(data: Any) -> str:
@@ -210,11 +209,9 @@ def _accepted(deadline: Deadline, workshop: Workshop, *words: str) -> str:
 
 def _floor(workshop: Workshop, deadline: Deadline) -> Sequence[str]:
     workshop.need_hpcenv()
-    ask = _DRIVER.format(paths=[str(ROOT), str(workshop.machine.site)], cuda=workshop.machine.cuda)
-    found: Any = deadline.json([workshop.machine.python, "-c", ask], cwd=workshop.folder)
-    said = " ".join(filter(None, (found["what"], found["why"])))
-    if found["result"] != "match":
-        raise PartError(f"{found['result']}: {said}")
+    result, said = _gpus(workshop, deadline)["floor"]
+    if result != "match":
+        raise PartError(f"{result}: {said}")
     return [said]
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from _gpu_checks.checkout import look  # noqa: E402
 from _gpu_checks.part import Deadline, NotRunError, Part, PartError, run_part  # noqa: E402
+from _gpu_checks.parts import Workshop, all_parts  # noqa: E402
 
 
 def run_checks(*words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -68,6 +71,14 @@ def test_help_names_the_exit_statuses() -> None:
     assert "3  no part failed, and some were not run" in done.stdout
     assert run_checks("--nonsense").returncode == 2
     assert run_checks("--python", "/nonexistent/python").returncode == 2
+
+
+def test_what_it_asks_hpcenv_about_the_gpus_is_answered_also_without_one(tmp_path: Path) -> None:
+    machine = look(sys.executable, tmp_path / "site")
+    facts, *_ = all_parts(Workshop(machine=replace(machine, cuda="13.0"), folder=tmp_path, gpus=0))
+    result = run_part(facts, gpus=0, left=60)
+    assert result.state == "passed", result.seen
+    assert result.seen[-1].startswith("network profile ")
 
 
 @pytest.mark.long
