@@ -48,6 +48,8 @@ from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import NodeSettings, Verdict
+from hpcenv.watch.process import watched
+from hpcenv.watch.watched_node import FOLDER, folders_prefix
 
 # First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a
 # pipe from this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
@@ -147,7 +149,9 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
+    # Beside the training, of which it must not be a part: what the training leaves running is killed.
+    with watched(manifest, this_node, first=not node.local_rank, say=say):
+        status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
     if killed:
         say(f"hpcenv: node {this_node.node}: killed {killed} processes that the training left running")
@@ -482,7 +486,9 @@ def _make_gate(
     try:
         if sif is not None:
             node.run.home_of(this_node.node).mkdir(parents=True, exist_ok=True)
-        outside = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcenv-gate-", ignore_cleanup_errors=True))
+        prefix = folders_prefix(this_node)
+        outside = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        (Path(outside) / FOLDER).mkdir()
         tmp = stack.enter_context(_tmp(node))
         overlay = None if sif is None else _checked_overlay(node)
         gate = StartGate(Path(outside), sif, overlay, load=_what_to_load(node), judge=judge)

@@ -45,6 +45,26 @@ def _one_line(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
+def encode_line(record: object) -> str:
+    """Return `record` (a dataclass) as JSON in one line, without its end and without keys that have their defaults."""
+    return _one_line(_told(record))
+
+
+def _told(value: Any) -> Any:
+    """Return plain data of a value: of a record, only what differs from the defaults of its type."""
+    if isinstance(value, (list, tuple)):
+        return [_told(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    told = {}
+    for one in _fields(type(value)):
+        item = getattr(value, one.name)
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if item != default:
+            told[one.name] = _told(item)
+    return told
+
+
 def _parts(record: object) -> dict[str, Any]:
     if not is_dataclass(record):
         raise TypeError(f"{type(record).__name__} is not a record")

@@ -388,6 +388,30 @@ class DeterminismOptions:
     variables: dict[str, str] = field(default_factory=dict)
 
 
+OnStall = Literal["report", "stop", "requeue"]
+ON_STALL: tuple[OnStall, ...] = ("report", "stop", "requeue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """What is watched while the ranks run ([watch] in hpcenv.toml). Times are in seconds.
+
+    Attributes:
+        sample: time between two samples of a node; 0 for none.
+        stall_after: a rank that makes no optimizer step for so long is looked at; 0 for 10 times its median step, and
+            at least 5 minutes.
+        on_stall: what happens after a hang was found.
+        idle_end: a run whose GPUs and CPUs do nothing for so long is ended; 0 for never.
+        prometheus: folder for a text file of node_exporter's textfile collector; empty for none.
+    """
+
+    sample: float = 0
+    stall_after: float = 0
+    on_stall: OnStall = "report"
+    idle_end: float = 0
+    prometheus: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions:
     """What the ranks record about the training.
@@ -515,6 +539,7 @@ class Manifest:
     entry: str = ""
     determinism: DeterminismOptions = DeterminismOptions()
     recording: RecordingOptions = RecordingOptions()
+    watch: WatchOptions | None = None
     start_hook_sha256: str = ""
     fingerprint: str = ""
     resume_from: str = ""

@@ -122,6 +122,16 @@ class RunFolder:
         return self.path / "trace"
 
     @property
+    def samples(self) -> Path:
+        """What the run used while its ranks ran; kept over all attempts (`records.samples`)."""
+        return self.path / "samples"
+
+    @property
+    def hangs(self) -> Path:
+        """Requests for the stacks of all ranks, and the nodes' answers; kept over all attempts."""
+        return self.path / "hangs"
+
+    @property
     def start_hook(self) -> Path:
         """What Python runs at the start of every rank, before the script."""
         return self.path / "start-hook"
@@ -277,6 +287,9 @@ class RunFolder:
 
     def metrics_of(self, attempt: int, rank: int) -> Path:
         return self.metrics / f"attempt-{attempt}" / f"rank-{rank}.jsonl"
+
+    def samples_of(self, attempt: int, node: str) -> Path:
+        return self.samples / f"attempt-{attempt}" / f"{node}.jsonl"
 
     def determinism_of(self, attempt: int, rank: int) -> Path:
         return self.determinism / f"attempt-{attempt}" / f"rank-{rank}.json"

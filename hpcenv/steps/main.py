@@ -67,6 +67,7 @@ STEPS = {
     "smoke-pairs": Step(f"{_STEPS}.smoke", "smoke_pairs"),
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
+    "watch": Step(f"{_STEPS}.watch", "watch", lasting=True),
     "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes="status", lasting=True),
     "local": Step("hpcenv.steps.local", "run_here"),

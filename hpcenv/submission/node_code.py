@@ -24,6 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = (
     "container", "facts", "identity", "incontainer", "judge", "launch", "machine", "records", "smoke", "steps",
+    "watch",
 )  # fmt: skip
 
 # Room of which other Pythons start single files, by their paths: these cannot be in an archive.

@@ -1,0 +1,185 @@
+"""What a run used while its ranks ran: one line for each sample of a node, in `samples/attempt-K/NODE.jsonl`.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. `watch/` writes these files on the nodes.
+
+What could not be read is None, never 0. Sizes are in bytes, times in seconds, shares in percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.records.codec import decode_record, encode_line
+from hpcenv.records.files import read_lines
+from hpcenv.records.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """One GPU at the time of a sample.
+
+    Attributes:
+        index: the number of this GPU among the job's GPUs of the node.
+        use: share of the time since the last sample in which a kernel ran (NVML).
+        memory, memory_total: used by all processes, and in all.
+        power, power_limit: in watts.
+        temperature: in degrees Celsius.
+        clock, clock_limit: of the SMs, in MHz.
+        slow: why the clock is lower than it could be: NVML's reasons, but for "idle".
+        ecc: uncorrected errors since the driver was loaded.
+        replays: packets that PCIe repeated since the driver was loaded.
+        energy: since the driver was loaded, in joules.
+        sm, tensor, dram: shares in which SMs, tensor cores and memory were busy (NVML's GPM: Hopper and newer).
+        ranks: whose processes are on this GPU.
+        others: number of further processes on this GPU: they are counted, never named.
+        unknown: what could not be read, and why.
+    """
+
+    index: int
+    uuid: str = ""
+    use: float | None = None
+    memory: float | None = None
+    memory_total: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    temperature: float | None = None
+    clock: float | None = None
+    clock_limit: float | None = None
+    slow: tuple[str, ...] = ()
+    ecc: float | None = None
+    replays: float | None = None
+    energy: float | None = None
+    sm: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    ranks: tuple[int, ...] = ()
+    others: int | None = None
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUse:
+    """What the job used of one node, from its own cgroup where the kernel has one.
+
+    Attributes:
+        cpu, cpus: CPUs that were busy since the last sample, and CPUs that the job has.
+        memory, memory_peak, memory_limit: of the job's processes on this node.
+        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for it.
+        read, written: bytes of block devices since the job began.
+        shm, shm_total, disk, disk_total: used and in all: of /dev/shm, and of the node's temporary folder.
+        received, sent: bytes of the node's network devices, without loopback, since the node was started.
+        rdma_received, rdma_sent: the same of its RDMA ports.
+        unknown: what could not be read, and why.
+    """
+
+    cpu: float | None = None
+    cpus: int | None = None
+    memory: float | None = None
+    memory_peak: float | None = None
+    memory_limit: float | None = None
+    pressure_cpu: float | None = None
+    pressure_memory: float | None = None
+    pressure_io: float | None = None
+    read: float | None = None
+    written: float | None = None
+    shm: float | None = None
+    shm_total: float | None = None
+    disk: float | None = None
+    disk_total: float | None = None
+    received: float | None = None
+    sent: float | None = None
+    rdma_received: float | None = None
+    rdma_sent: float | None = None
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankUse:
+    """One rank at the time of a sample.
+
+    Attributes:
+        step: optimizer steps of this process; None where no step is seen.
+        step_seconds: the time of one step, as the mean since the last sample; None if none ended since.
+        wait_seconds: of that, how long the rank waited for its DataLoader.
+        last_step: when the last step ended, in seconds since the epoch; None before the first one.
+        saving: whether the rank is inside `hpcenv.training.saving`.
+        state: the state of the process, a letter of proc(5): R, S, D, T.
+        cpu: CPUs that the process and its children kept busy since the last sample.
+        workers: processes of its DataLoaders; None if unknown.
+        torch_memory, torch_peak: what torch holds on the GPU, now and at most.
+    """
+
+    rank: int
+    pid: int
+    step: int | None = None
+    step_seconds: float | None = None
+    wait_seconds: float | None = None
+    last_step: float | None = None
+    saving: bool = False
+    state: str = ""
+    cpu: float | None = None
+    workers: int | None = None
+    torch_memory: float | None = None
+    torch_peak: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One look at a node, or, after some hours, what the looks of a minute have in common.
+
+    Attributes:
+        at: the end of the time that it stands for, in seconds since the epoch.
+        seconds: length of that time.
+        least, most: of the looks of a minute; `gpus`, `node` and `ranks` then hold the means.
+    """
+
+    at: float
+    seconds: float
+    gpus: tuple[GpuUse, ...] = ()
+    node: NodeUse = NodeUse()
+    ranks: tuple[RankUse, ...] = ()
+    least: Sample | None = None
+    most: Sample | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSamples:
+    """The samples of one node in one attempt, in the order of time.
+
+    Attributes:
+        problem: why a part of the file could not be read; empty without one.
+    """
+
+    node: str
+    attempt: int
+    samples: tuple[Sample, ...] = ()
+    problem: str = ""
+
+
+def samples_line(sample: Sample) -> str:
+    """Return the line of a sample in its file."""
+    return encode_line(sample) + "\n"
+
+
+def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
+    """Return what the file of one node holds; a line that is no sample is left out, and `problem` says so."""
+    samples, problem = [], ""
+    try:
+        for line in read_lines(path):
+            try:
+                samples.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+            except (RecordInvalid, UnicodeDecodeError) as error:
+                # The last line has no end while it is written, and if the node was lost.
+                problem = problem or ("" if not line.endswith(b"\n") else str(error))
+    except OSError as error:
+        problem = f"{path}: {error.strerror}"
+    return NodeSamples(node=node, attempt=attempt, samples=tuple(samples), problem=problem)
+
+
+def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
+    """Yield the samples of each node in one attempt, by the names of the nodes; nothing if none were taken."""
+    for path in sorted(run.samples_of(attempt, "x").parent.glob("*.jsonl")):
+        yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
