@@ -56,8 +56,9 @@ def _told(value: Any) -> Any:
         return [_told(item) for item in value]
     if not is_dataclass(value):
         return value
-    told = {}
-    for one in _fields(type(value)):
+    told: dict[str, Any] = {}
+    kind: Any = type(value)
+    for one in _fields(kind):
         item = getattr(value, one.name)
         default = one.default if one.default_factory is MISSING else one.default_factory()
         if item != default:

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A process of its own: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard input
-is closed, so also when this process is killed.
+A process of its own: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard
+input is closed, so also when this process is killed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after each
-step. It is below the folder of the start gate, which is in every container (container/start_gate.py). With
+The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after
+each step. It is below the folder of the start gate, which is in every container (container/start_gate.py). With
 `--launcher srun` each task has a container, and so a folder, of its own.
 """
 
@@ -39,6 +39,7 @@ class WatchedNode:
 
     @property
     def run(self) -> RunFolder:
+        """The folder of the run."""
         return RunFolder(Path(self.manifest.run_folder))
 
     def rank_folders(self) -> list[Path]:
