@@ -14,9 +14,19 @@ from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
-from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, memory, text, variables
+from hpcenv.project.option_values import (
+    CountOrNone,
+    SbatchTable,
+    SrunTable,
+    Text,
+    Word,
+    memory,
+    seconds,
+    text,
+    variables,
+)
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.records.manifest import DataCompare, Severity
+from hpcenv.records.manifest import DataCompare, Severity, WatchOptions
 
 HOST = "host"
 DEFAULT_LOCK = "default"
@@ -160,6 +170,25 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
+def _off_or_seconds(value: str | int) -> int:
+    return 0 if value == "off" else max(1, seconds(value))
+
+
+class WatchTable(Document):
+    """[watch]: what each node looks at while its ranks run.
+
+    Attributes:
+        sample: how often GPUs, node and ranks are looked at; `off` for never.
+    """
+
+    sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
+
+    def options(self) -> WatchOptions | None:
+        """Return what the nodes do; None where nothing is watched."""
+        sample = int(self.sample)
+        return WatchOptions(sample=sample) if sample else None
+
+
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -253,6 +282,7 @@ class Project(Document):
     determinism: DeterminismTable = DeterminismTable()
     reproduce: ReproduceTable = ReproduceTable()
     paths: PathsTable = PathsTable()
+    watch: WatchTable = WatchTable()
     policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = {}
     environment: Annotated[dict[str, EnvironmentTable], AfterValidator(_environment_names)] = {}
 
@@ -351,6 +381,10 @@ image = "{image}"
 # How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]
 # one-node = ["--accumulate", "{{factor}}"]
+
+# While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
+[watch]
+# sample = "10s"         # or "off"
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
 # `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.

@@ -49,8 +49,8 @@ class WatchedNode:
 
 
 def folders_prefix(this_node: ThisNode) -> str:
-    """Return how the names of the gate folders of this attempt begin."""
-    return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}-"
+    """Return how the names of the gate folders of this node's attempt begin: several local nodes are one machine."""
+    return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}.{this_node.node}-"
 
 
 def folder_of_ranks(gate: Path, *, in_container: bool) -> str:

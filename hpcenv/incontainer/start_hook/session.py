@@ -42,6 +42,7 @@ class Options:
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
         cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
         gpus: the run has GPUs: the device of the first backward pass is recorded.
+        watch: folder for the pulse of this rank (pulse.py); empty where nobody watches.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -57,6 +58,7 @@ class Options:
         self.errors = data.get("errors") or ""
         self.cpus = list(data.get("cpus") or ())
         self.gpus = bool(data.get("gpus"))
+        self.watch = data.get("watch") or ""
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
 
@@ -100,6 +102,10 @@ def begin(environ: Any) -> None:
     bound = _bind(options.cpus, Place(environ))
     if options.errors:
         _keep_error(options.errors, Place(environ))
+    if options.watch:
+        from . import pulse  # every process of a rank loads this module
+
+        pulse.begin(options.watch, Place(environ).rank, when_imported)
     watches = options.record or options.stop_after or options.trace or options.gpus
     if not options.seeds and not watches:
         return
@@ -602,6 +608,10 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
     if module is not None:
         act(module)
         return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.acts.append(act)
+            return
     sys.meta_path.insert(0, _Finder(name, act))
 
 
@@ -609,11 +619,11 @@ class _Finder:
     """Answers once, for one module: it lets the others find it, and acts when the module has run."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
-        self._name = name
-        self._act = act
+        self.name = name
+        self.acts = [act]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self._name:
+        if name != self.name:
             return None
         # Taken out only when the module is there: a failed import may be tried again.
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -628,7 +638,8 @@ class _Finder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _act(self._act, module)
+                for act in self.acts:
+                    _act(act, module)
 
         try:
             loader.exec_module = exec_module
