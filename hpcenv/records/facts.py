@@ -18,7 +18,7 @@ class Interface:
     """A network interface with its IPv4 and IPv6 addresses.
 
     Attributes:
-        networks: the network of each address (`10.0.0.0/24`); empty where only the addresses are known.
+        networks: the network of each address (`10.0.0.0/24`); empty if only the addresses are known.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node reaches an address: from which own address, through which interface."""
+    """How this node reaches an address: from which address of the node, through which interface."""
 
     target: str
     source: str
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a node knows of its network.
+    """What a node knows about its network.
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
