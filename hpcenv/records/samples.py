@@ -67,8 +67,7 @@ class NodeUse:
     Attributes:
         cpu, cpus: CPUs that were busy since the last sample, and CPUs that the job has.
         memory, memory_peak, memory_limit: memory of the job's processes on this node.
-        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for CPU, memory or
-            I/O.
+        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for this.
         read, written: bytes of block devices since the job began.
         shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.
         received, sent: bytes of the node's network devices, without loopback, since the node was started.

@@ -89,8 +89,7 @@ class Verdict:
     Attributes:
         settings: node -> variables that hpcenv sets for its ranks; credentials without their value.
         inherited: node -> variables of the job that its ranks get, if they can change results.
-        launched: the nodes that train, in the order of their node ranks: all nodes, except nodes that a spare node
-            replaces.
+        launched: the nodes that train, in the order of their node ranks; without nodes that a spare node replaces.
         notes: which data were compared, and which parts of the code were not.
         network: the reasons of the network settings; None in a verdict from before they were recorded.
         preflight: which checks ran, with their results; None if no check ran.

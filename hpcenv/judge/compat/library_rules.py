@@ -60,7 +60,7 @@ def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]])
 def weight(fit: Fit, severities: Severities) -> Severity:
     """Return the severity of a finding: unknown versions never block, a different patch release only warns."""
     severity = severities.of(fit.field)
-    # A torch that is not in the table has a field of its kind, whose severity [policy] may raise.
+    # The field `compat.torch` says that torch is not in the table; [policy] may raise its severity.
     if fit.judgement.result == "unknown" and fit.field != "compat.torch":
         return "info"
     least: Severity = "warn" if fit.patch_only else severity

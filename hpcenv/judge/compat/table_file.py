@@ -276,7 +276,7 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
 
 
 def _longer_names(gpus: Mapping[str, GpuModel], counts: _Table) -> dict[str, GpuModel]:
-    """Return GPU names that do not tell the number of multiprocessors, for example `H100`: `H100 PCIe` does."""
+    """Return the GPUs with longer names, which are needed to know the number of multiprocessors: `H100 PCIe`."""
     found: dict[str, GpuModel] = {}
     for name in counts.data:
         first = next(iter(name.split()), "")
