@@ -32,8 +32,7 @@ _GLOO_GBIT = 10.0
 # wrong one.
 _SLOW = {"nccl": 0.6, "gloo": 0.03}
 _BROKEN = {"nccl": 0.1, "gloo": 0.005}
-# A pair that is slower than the median of all pairs by this factor is named: NCCL's diagnostics (2.31) have the same
-# limit.
+# A pair that is slower than the median of all pairs by this factor is named. NCCL's diagnostics (2.31) have this limit.
 _OFF_MEDIAN = 0.7
 
 # If an interface carried more bytes per second than this at the time limit, its link is slow, not cut.
