@@ -22,7 +22,7 @@ class Estimate:
         start: local time of the cluster, as Slurm writes it.
         processors: CPUs of the job.
         nodes: which nodes it would get, as a host list expression.
-        partition: empty where Slurm does not report it.
+        partition: empty if Slurm does not report it.
         said: the line that Slurm printed.
     """
 
@@ -70,7 +70,7 @@ def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 
 
 
 def parse_estimate(text: str) -> Estimate | None:
-    """Parse the line of `sbatch --test-only` (it writes to standard error), None without one."""
+    """Parse the line of `sbatch --test-only` on standard error; None if there was no such line."""
     found = _ESTIMATE.search(text)
     if found is None:
         return None

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from hpcenv import process
 from hpcenv.errors import HpcenvError, ToolFailed
 
-# Slurm normally answers in less time. After it, munge is asked.
+# Slurm normally answers in less time than this. After this time, munge is asked.
 SECONDS_UNTIL_ASKED = 2.0
 _SECONDS = 5.0
 DOWN = "Slurm cannot check who you are: munge does not work on this machine"
 
 
 def explain(environ: Mapping[str, str]) -> HpcenvError | None:
-    """Return the error if munge does not work here; None if it works, or is not what this site uses."""
+    """Return the error if munge does not work here; None if munge works, or this site does not use it."""
     munge = shutil.which("munge", path=environ.get("PATH"))
     if munge is None:
         return None
@@ -33,7 +33,7 @@ def explain(environ: Mapping[str, str]) -> HpcenvError | None:
 
 
 def describe(said: str) -> ToolFailed:
-    """Return the error for what `munge` said."""
+    """Return the error for the output of `munge`."""
     return ToolFailed(
         DOWN,
         why=said,

@@ -1,6 +1,6 @@
-"""CPUs, memory and GPUs of a cluster's nodes, and what its partitions give to each GPU: one call of scontrol.
+"""CPUs, memory and GPUs of nodes, and what partitions give to jobs for each GPU: one call of scontrol.
 
-Runs on: LOGIN NODE. It reads text, as `node_types` does and for the same reason. A missing value is None.
+Runs on: LOGIN NODE. It reads text, for the reason that `node_types` gives. A missing value is None.
 
 scontrol without a command reads commands from standard input (scontrol(1), Slurm 22.05 to 26.05), so one process
 answers three questions.
@@ -26,13 +26,13 @@ _PROMPT = "scontrol: "
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """What one node has for jobs.
+    """The resources of one node that jobs can use.
 
     Attributes:
-        cpus: without those that Slurm keeps for the system (CPUEfctv: CoreSpecCount, CPUSpecList).
-        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core; 1 where not known.
+        cpus: CPUs of the node, except those that Slurm keeps for the system (CPUEfctv: CoreSpecCount, CPUSpecList).
+        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core; 1 if not known.
         memory: in MiB, without MemSpecLimit.
-        gpus: type -> count; the type is empty where GRES has no type.
+        gpus: type -> count; the type is empty if GRES has no type.
     """
 
     name: str
@@ -46,15 +46,15 @@ class NodeResources:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionShares:
-    """What a partition gives to jobs.
+    """The resources that a partition gives to jobs.
 
     Attributes:
-        default: jobs without `--partition` run in this partition.
+        default: whether jobs without `--partition` run in this partition.
         cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB), of the partition, else of the cluster;
             None where neither is set.
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
-        whole_nodes: every job gets whole nodes (OverSubscribe=EXCLUSIVE).
+        whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
         select: SelectTypeParameters, which says whether memory is counted; empty where not known.
     """
 
@@ -74,7 +74,7 @@ class ClusterResources:
     """All nodes, and all partitions by their names.
 
     Attributes:
-        expedites: the controller takes `--requeue=expedite` (slurm.conf(5), Slurm 25.11).
+        expedites: whether the controller accepts `--requeue=expedite` (slurm.conf(5), Slurm 25.11).
     """
 
     nodes: tuple[NodeResources, ...]
@@ -98,7 +98,7 @@ def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> Cluste
 
 
 def parse(text: str) -> ClusterResources:
-    """Parse the answers to the three commands; lines of another form are ignored."""
+    """Parse the answers to the three commands; lines with a different form are ignored."""
     nodes: list[str] = []
     partitions: list[str] = []
     configuration: list[str] = []
@@ -124,7 +124,7 @@ def _after_prompts(line: str) -> str:
 
 
 def _node(line: str) -> NodeResources:
-    # Of a repeated key the first value holds: free text, such as Reason=, comes last.
+    # If a key is repeated, the first value counts: free text, such as Reason=, comes last.
     pairs = {key: value for key, equals, value in (word.partition("=") for word in reversed(line.split())) if equals}
     cpus, cores = _number(pairs.get("CPUTot")), 0
     sockets, per_socket = _number(pairs.get("Sockets")), _number(pairs.get("CoresPerSocket"))

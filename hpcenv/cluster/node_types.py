@@ -26,9 +26,9 @@ from hpcenv.records.files import write_text
 
 # A check before submission does not wait longer for a busy slurmctld; its answer is then unknown.
 QUICK_SECONDS = 5.0
-# A cluster of 10 000 nodes answers with some 100 KB.
+# For a cluster of 10 000 nodes, the answer has some 100 KB.
 _LONGEST = 16 * 1024 * 1024
-# slurm.conf(5), FILES AND DIRECTORIES; Debian's; and the copy of a configless slurmd or sackd.
+# Paths of slurm.conf: slurm.conf(5), FILES AND DIRECTORIES; Debian's path; the copy of a configless slurmd or sackd.
 _CONF_PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -45,7 +45,7 @@ class SourcedValue:
 
 
 def cluster_name(environ: Mapping[str, str], *, cache: Path | None = None) -> SourcedValue:
-    """Return the cluster's name, from a file where possible.
+    """Return the cluster's name, from a file if possible.
 
     Args:
         cache: folder that stores the answer of scontrol for a day; None stores nothing.
@@ -100,7 +100,7 @@ def configuration(environ: Mapping[str, str], *, seconds: float) -> dict[str, st
 
 
 def parse_configuration(text: str) -> dict[str, str]:
-    """Parse lines of `Key = value`; `(null)` and `N/A` are values that are not set."""
+    """Parse lines of `Key = value`; `(null)` and `N/A` mean that a value is not set."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -120,7 +120,7 @@ def partition_rules(environ: Mapping[str, str], *, seconds: float) -> dict[str, 
 
 
 def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
-    """Parse one partition a line: `PartitionName=NAME Key=value ...`."""
+    """Parse one partition for each line: `PartitionName=NAME Key=value ...`."""
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         pairs = dict(re.findall(r"(\S+?)=(\S*)", line))
@@ -135,17 +135,17 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Equal nodes of one partition; None is a value that could not be read.
+    """Equal nodes of one partition; None means that a value could not be read.
 
     Attributes:
-        default: jobs without `--partition` run in this partition.
-        available: of the partition: `up`, `down`, `drain` or `inact`.
+        default: whether jobs without `--partition` run in this partition.
+        available: state of the partition: `up`, `down`, `drain` or `inact`.
         max_minutes: longest time limit; `no_limit` if the partition has no limit.
-        max_nodes: of one job; None for any number.
-        state: of the nodes, as sinfo's %T: `idle`, `mixed`, `drained*` ...
-        cpus, memory: of a node; memory in MiB.
+        max_nodes: most nodes of one job; None for any number.
+        state: state of the nodes, in the words of sinfo's %T: `idle`, `mixed`, `drained*` ...
+        cpus, memory: CPUs and memory of a node; memory in MiB.
         cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core.
-        gpus: type -> count; the type is empty where GRES has no type.
+        gpus: type -> count; the type is empty if GRES has no type.
         features: values for --constraint.
         hosts: Slurm's host list expression.
     """
@@ -168,8 +168,8 @@ class Offer:
 
     @property
     def usable(self) -> bool:
-        """Whether these nodes can take jobs now or when those on them end."""
-        # A final `*` is a node that does not answer.
+        """Whether these nodes can take jobs now, or when their present jobs end."""
+        # A final `*` means that the node does not answer.
         return not self.state.endswith("*") and self.state.rstrip("~#!%$@^-+&").lower() not in _UNUSABLE
 
 
@@ -192,7 +192,7 @@ def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tup
 
 
 def parse_offers(text: str) -> tuple[Offer, ...]:
-    """Parse sinfo's lines in the format above; lines of another form are ignored."""
+    """Parse sinfo's lines in the format above; lines with a different form are ignored."""
     found = []
     for line in text.splitlines():
         words = line.strip().split("|")

@@ -36,7 +36,7 @@ _REASONS = (
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
 )
 
-# Jobs that wait for something else than nodes do not go first.
+# Jobs that wait for something other than nodes do not count as earlier in the queue.
 _NO_NODES = re.compile(r"Dependency|JobHeld|BeginTime|JobArrayTaskLimit|.*held")
 
 
@@ -45,8 +45,8 @@ class QueuePlace:
     """Where a job stands in the queue.
 
     Attributes:
-        before: jobs in the queue of its partition that go first; None if that is unknown.
-        start: when Slurm expects to start it, as Slurm writes it in local time; empty while Slurm does not know.
+        before: jobs in the queue of its partition that come first; None if that is unknown.
+        start: when Slurm expects to start it, in Slurm's format and local time; empty while Slurm does not know.
         waited: seconds since it was submitted or queued again; None if that is unknown.
         hidden: Slurm hides the jobs of other users.
     """
@@ -69,7 +69,7 @@ class QueuePlace:
 
 
 def in_words(reason: str) -> str:
-    """Return why a job waits with the meaning of Slurm's word, the last of the reasons, where that is known."""
+    """Return why a job waits; if the meaning of Slurm's word (the last reason) is known, add it."""
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason
@@ -107,7 +107,7 @@ def _seconds_since(moment: str) -> int | None:
 
 
 def _goes_first(row: list[str], job_id: str, priority: int) -> bool:
-    """Whether a job has a higher priority than ours, or the same and was submitted before."""
+    """Whether a job has a higher priority than ours, or an equal priority and an earlier submission."""
     number, own = (int(re.match(r"[0-9]*", one)[0] or 0) for one in (row[0], job_id))  # type: ignore[index]
     return int(row[1]) > priority or (int(row[1]) == priority and number < own)
 

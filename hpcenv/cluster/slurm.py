@@ -72,7 +72,7 @@ class JobState:
         nodelist: where it runs or ran.
         source: `squeue`, `sacct` or empty.
         gone: squeue answered and no longer lists the job, so nothing more will happen, but
-            how it ended is unknown. False when squeue did not answer.
+            how it ended is unknown. False if squeue did not answer.
         no_slurm: this machine has no squeue; what is known comes from files alone.
         unconfirmed: squeue did not answer, and what sacct reports for a job that has not ended may be old.
     """
@@ -90,7 +90,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over; `unknown` is not."""
+        """Whether the job is over; `unknown` does not count as over."""
         return self.state in ENDED
 
 
@@ -101,7 +101,7 @@ def parse_state(word: str) -> State:
 
 
 def job_state(job_id: str, environ: Mapping[str, str]) -> JobState:
-    """Return the state of one job: see `job_states`."""
+    """Return the state of one job; see `job_states`."""
     return job_states((job_id,), environ)[job_id]
 
 
@@ -162,7 +162,7 @@ def _answers(name: str, ask: _Ask, job_ids: Sequence[str], env: Mapping[str, str
     raise AssertionError(name)
 
 
-# What sacct prints where there is no slurmdbd.
+# What sacct prints if the cluster has no slurmdbd.
 _DISABLED = re.compile(r"accounting storage is disabled|AccountingStorageType", re.IGNORECASE)
 
 
@@ -204,7 +204,7 @@ def _ask_squeue(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, Job
     try:
         text = _output(argv, env)
     except ToolFailed as error:
-        # Only for a single job; of several, squeue omits those that it does not know.
+        # Only for a single job: if several are asked for, squeue omits jobs that it does not know.
         if "Invalid job id" in error.stderr:
             return {}
         raise
@@ -264,7 +264,7 @@ def _elements(job_id: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
     """Return which of the wanted ids a line of sacct describes.
 
     Args:
-        wanted: number of a job or array -> the ids wanted of it.
+        wanted: number of a job or array -> the wanted ids in it.
     """
     match = _NEVER_STARTED.fullmatch(job_id)
     if match is None:
@@ -317,7 +317,7 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
     """Cancel jobs with one call of scancel.
 
     Args:
-        job_ids: `123` (of an array: all of it), or `123_4`.
+        job_ids: `123` (for an array: all elements), or `123_4`.
         kill: send KILL at once to everything of the jobs, the batch script too, as Slurm
             itself does KillWait seconds after the job was cancelled.
 
@@ -344,7 +344,7 @@ _OVER = re.compile(r"Invalid job id|already completing or completed|Job/step alr
 def kill_wait(environ: Mapping[str, str]) -> float:
     """Return the seconds between TERM and KILL when a job is cancelled: KillWait of slurm.conf(5).
 
-    30, Slurm's own default, where scontrol does not say.
+    If scontrol does not say, return 30, which is Slurm's default.
     """
     try:
         scontrol = _find("scontrol", "ask for the cluster's settings", environ)
@@ -378,8 +378,8 @@ class Found:
     """A job that waits or runs, found by its name and working directory.
 
     Attributes:
-        job_id: of an array that of the whole array: `123` also where squeue shows `123_[0-3%2]` or `123_7`.
-        state: of an array what asks for most attention: `running` if any of it runs.
+        job_id: for an array, the id of the whole array: `123` also where squeue shows `123_[0-3%2]` or `123_7`.
+        state: for an array, the most important state of its elements: `running` if any element runs.
     """
 
     job_id: str
@@ -389,13 +389,13 @@ class Found:
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
     """Return the jobs that wait or run in some folders: one call of squeue for all of them.
 
-    For runs whose submission got no answer: name and working directory are all that is known of them.
+    For runs whose submission got no answer: only their name and working directory are known.
 
     Args:
         places: working directory -> name of the job.
 
     Returns:
-        Folder -> its jobs in the order of their ids; empty for one without a job.
+        Folder -> its jobs in the order of their ids; empty for a folder without jobs.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer, also not when asked again.
@@ -419,7 +419,7 @@ class OwnJob:
     """A job of this user that squeue still knows.
 
     Attributes:
-        job_id: of an array, that of the whole array.
+        job_id: for an array, the id of the whole array.
         script: path of the batch script.
     """
 
@@ -431,9 +431,9 @@ class OwnJob:
 
 
 def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
-    """Return a job of this user, by id or name; None if squeue does not know it any more, or it is another user's.
+    """Return a job of this user, by id or name; None if squeue no longer knows it, or it belongs to a different user.
 
-    Of a job array, the element that asks for most attention.
+    For a job array, return the element with the most important state.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
@@ -463,7 +463,7 @@ def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
     """
     squeue = _find("squeue", "look for jobs that need images", environ)
-    # Without --states: those that are not over yet (squeue(1)). %F is the number of a whole array.
+    # Without --states, squeue lists the jobs that are not over yet (squeue(1)). %F is the number of a whole array.
     lines = _output([squeue, "--noheader", "--me", "--format=%F|%Z"], slurm_command.clean_environment(environ))
     return {job: folder for job, bar, folder in (line.strip().partition("|") for line in lines.splitlines()) if bar}
 
@@ -476,7 +476,7 @@ def cancel_others(folder: str, name: str, known: Container[str], environ: Mappin
         known: ids of jobs that are not cancelled.
 
     Raises:
-        ToolMissing, ToolFailed: a command is missing or failed; what is queued cannot be told.
+        ToolMissing, ToolFailed: a command is missing or failed; it is not known which jobs are queued.
     """
     for job in find_jobs({folder: name}, environ)[folder]:
         if job.job_id not in known:
@@ -499,7 +499,7 @@ def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
 
 
 def _output(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return what a command of Slurm prints; ask after some seconds whether munge is why it does not answer."""
+    """Return the output of a Slurm command; if it is slow, find out whether munge is the reason."""
     return slurm_command.run(argv, env, timeout=_SECONDS).stdout
 
 

@@ -1,6 +1,6 @@
-"""How a command of Slurm is started: its environment, what is done when it is slow, and what a refusal means.
+"""How a command of Slurm is started: its environment, the handling of slow commands, the meaning of refusals.
 
-Runs on: LOGIN NODE. The commands about jobs are in `slurm`; a submission does not need those.
+Runs on: LOGIN NODE. The commands about jobs are in `slurm`; a submission does not need them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from hpcenv.cluster import munge
 from hpcenv.container.start_command import is_passed
 from hpcenv.records.variables import looks_like_credential, without_credential
 
-# Variables that would change what Slurm's commands do or print: SBATCH_*
-# override #SBATCH lines, SQUEUE_FORMAT and SACCT_FORMAT change the output, and those of an
-# outer job leak into a job submitted from inside it (inherited SLURM_CPU_BIND pinned eight
-# ranks to four cores, goodfire-ai/spd#955).
+# Variables that would change what Slurm's commands do or print: SBATCH_* override #SBATCH lines, SQUEUE_FORMAT and
+# SACCT_FORMAT change the output, and variables of an outer job leak into a job that is submitted from inside it
+# (inherited SLURM_CPU_BIND pinned eight ranks to four cores, goodfire-ai/spd#955).
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|JWKS|SACK_\w+|DEBUG_FLAGS)\Z")
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SLURMSTEPD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|PMI|PMIX|OMPI|HPCENV)_")
 _LAUNCHER = re.compile(
@@ -25,7 +24,7 @@ _LAUNCHER = re.compile(
 )
 
 
-# In a rank, the gate and torchrun of that job have chosen these. In another job they would look like
+# In a rank, the gate and torchrun of its job have chosen these variables. In another job they would look like
 # the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
 _OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
 
@@ -48,10 +47,10 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def environment_to_store(environ: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment for sbatch, which Slurm stores with the job: without credentials. Pure.
 
-    Not by `sbatch --export=LIST`: with a list, Slurm loads the environment of a login (sbatch(1)).
+    `sbatch --export=LIST` is not used: with a list, Slurm loads the environment of a login (sbatch(1)).
 
     Args:
-        passed: names or patterns (`HF_*`) of variables that the ranks are to get from the job.
+        passed: names or patterns (`HF_*`) of variables that the ranks must get from the job.
     """
     return {
         name: value if is_passed(name, passed) else without_credential(value)
@@ -77,7 +76,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: s
 
 
 def rejection(said: str) -> tuple[str, str | None]:
-    """Return sbatch's complaint in one line, and what to do about it."""
+    """Return sbatch's error message in one line, and what to do about it."""
     lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
     reason = " / ".join(line.split("error:", 1)[-1].strip() for line in lines) or "no message"
     for pattern, hint in _REJECTIONS:

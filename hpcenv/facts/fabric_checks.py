@@ -1,4 +1,4 @@
-"""Checks of InfiniBand and RoCE adapters, and of what RDMA needs.
+"""Checks of InfiniBand and RoCE adapters, and of the limits that RDMA needs.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -16,7 +16,7 @@ _LEAST_MEMLOCK = 2**30
 
 
 def check_fabric(manifest: Manifest, fabric: Fabric | None) -> Iterator[CheckOutcome]:
-    """Yield the outcomes about RDMA adapters; None where they could not be read."""
+    """Yield the outcomes about RDMA adapters; `fabric` is None if the hardware could not be read."""
     if fabric is None:
         for name in ("ib.ports", "ib.rate", "ib.memlock"):
             yield CheckOutcome(id=name, state="unknown", found="the network hardware could not be read")
@@ -35,7 +35,7 @@ def _active(port: RdmaPort) -> bool:
 
 
 def _ports(ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Look for ports that are down while others of the same kind are up."""
+    """Look for ports that are down while other ports of the same kind are up."""
     kinds = {(port.driver, port.layer) for port in ports if _active(port)}
     down = [port for port in ports if not _active(port) and (port.driver, port.layer) in kinds]
     if not kinds:
@@ -47,7 +47,7 @@ def _ports(ports: Sequence[RdmaPort]) -> CheckOutcome:
 
 
 def _rates(ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Look for ports that are slower than others of the same kind: a bad cable trains at a lower rate."""
+    """Look for ports that are slower than other ports of the same kind: a bad cable trains at a lower rate."""
     best: dict[tuple[str, str], float] = {}
     for port in ports:
         if _active(port) and port.rate_gbit is not None:
@@ -67,7 +67,7 @@ def _rates(ports: Sequence[RdmaPort]) -> CheckOutcome:
 
 
 def _memlock(manifest: Manifest, ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Compare the limit of locked memory with what RDMA registers."""
+    """Compare the limit of locked memory with the memory that RDMA registers."""
     name = "ib.memlock"
     if not any(_active(port) for port in ports) or manifest.backend != "nccl" or manifest.nodes < 2:
         return CheckOutcome(id=name, state="not-run", found="this run uses no RDMA")

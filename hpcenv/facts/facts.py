@@ -71,7 +71,7 @@ _BIND_CONTENT = "container.bind-content"
 
 
 class _Gathered:
-    """The facts that were read so far; `Facts` is made of them at the end."""
+    """The facts that were read so far; at the end, `Facts` is made from them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
@@ -126,7 +126,7 @@ def gather(
     outside.join()
     variables = record_variables(manifest, environ)
     found.values |= _read_variables(manifest, variables, outside.network)
-    # A node's own name, for example in the path of a scratch folder, is no difference.
+    # The name of the node, for example in the path of a scratch folder, does not count as a difference.
     found.values |= {f"env.{name}": value.replace(place.node, "NODE") for name, value in found.others.items()}
     return Facts(
         schema=SCHEMA,
@@ -134,7 +134,7 @@ def gather(
         node=place.node,
         attempt=place.attempt,
         network=outside.network,
-        # The host's own facts win: the environment must not replace them.
+        # Facts of the host win: the environment must not replace them.
         values=found.values | outside.found.values,
         unknown=found.unknown | outside.found.unknown,
         differences=tuple(found.differences),
@@ -181,7 +181,7 @@ def _reason(error: Exception) -> str:
 
 
 def _cause_in(stderr: str) -> str:
-    """Return what a program says of its failure: Python's fatal error, the last exception, or the last line."""
+    """Return what a program says about its failure: Python's fatal error, the last exception, or the last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith("Fatal Python error")][:1]
     raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)][-1:]
@@ -232,7 +232,7 @@ class _Outside(threading.Thread):
         self._gpus = _read_host(self.found, self._environ, self._manifest.environment.apptainer)
 
     def _observe(self) -> None:
-        # If nodes at the front are left out, one of these is the first node.
+        # If the first nodes of the list are left out, one of these nodes becomes the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
         host = self._manifest.rendezvous_host
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others, host=host)
@@ -253,7 +253,7 @@ class _Outside(threading.Thread):
 
 
 def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> GpuFacts:
-    """Read what the host is, and return what is known of its GPUs."""
+    """Read the facts of the host, and return what is known about its GPUs."""
     found.values["host.hostname"] = os.uname().nodename
     found.values["host.machine"] = os.uname().machine
     found.values["host.cpus"] = len(os.sched_getaffinity(0))
@@ -293,7 +293,7 @@ def _of_others(found: _Gathered) -> tuple[Setting, ...]:
 
 
 def _read_copy_and_data(manifest: Manifest, found: _Gathered, look: places.FolderLook) -> None:
-    """Read the run's copy of the code, and the data that it names."""
+    """Read the run's copy of the code, and the data that the run names."""
     source = manifest.source
     if manifest.launches and source is not None and source.digest:
         run = RunFolder(Path(manifest.run_folder))
@@ -435,7 +435,7 @@ def _probe(
     _read_bind_content(manifest, found)
     inside = read_answer(answer)
     if "python.version" in inside.unknown and not inside.values:
-        # Every Python tells its version: it is the probe that broke.
+        # Every Python reports its version: without a version, the probe itself failed.
         reason, _ = Counter(inside.unknown.values()).most_common(1)[0]
         raise EnvironmentUnreadable("nothing inside could be read", why=reason)
     found.values = inside.values | found.values
@@ -458,7 +458,7 @@ def _read_mounts(
     """Return what is mounted over files of the image and is not locked, and what is mounted elsewhere.
 
     Raises:
-        HpcenvError, OSError, ValueError: it cannot be told.
+        HpcenvError, OSError, ValueError: the mounts cannot be read.
     """
     environment = manifest.environment
     inside = mounts.parse_mountinfo(str(answer.get("mountinfo", "")))
@@ -490,7 +490,7 @@ def _read_mounts(
 
 
 def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
-    """Read what the locked binds show that hide files of the image, or bring code."""
+    """Read the content of the locked binds that hide files of the image, or bring code."""
     locked = next((e.value for e in manifest.expectations if e.field == _BIND_CONTENT), ())
     sources = {os.path.normpath(bind.target): bind.source for bind in reversed(manifest.environment.binds)}
     compiled = not has_rule("path-binds", manifest.environment.revision)
@@ -518,7 +518,7 @@ def compare_packages(
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    # Why no content could be read is the reason for each package that names no other reason.
+    # A package without a separate reason gets the reason why no content could be read.
     unread = answer.get("unknown", {}).get("packages.content-digest")
     installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []

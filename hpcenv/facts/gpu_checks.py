@@ -1,4 +1,4 @@
-"""Checks of the GPUs of a node, from what NVML, or the files of AMD's driver, reported of them.
+"""Checks of the GPUs of a node, from the reports of NVML or the files of AMD's driver.
 
 Runs on: COMPUTE NODE, and any machine with GPUs: nothing here needs Slurm. Standard library only.
 """
@@ -40,7 +40,7 @@ _FABRIC_DONE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class GpuNode:
-    """What the checks of GPUs need to know of the node.
+    """What the checks of GPUs need to know about the node.
 
     Attributes:
         found: what NVML reported.
@@ -76,7 +76,7 @@ _OTHERS = ("gpu.nvlink", "gpu.stray", "gpu.shared", "gpu.xid")
 
 
 def _why_no_health(found: GpuFacts) -> tuple[Literal["not-run", "unknown"], str]:
-    """Return state and reason of the checks where NVML listed no GPU."""
+    """Return state and reason of the checks if NVML listed no GPU."""
     if found.values.get("host.gpu-count") == 0:
         return "not-run", "no GPU"
     if "pynvml is not installed" in found.reason:
@@ -106,7 +106,7 @@ def _lost(node: GpuNode) -> CheckOutcome:
 
 
 def _of_this_job(node: GpuNode) -> Sequence[GpuHealth]:
-    """Return the GPUs that this job may use: NVML lists all of the node where Slurm does not hide the others."""
+    """Return the GPUs that this job may use: NVML lists all GPUs of the node if Slurm does not hide the others."""
     listed = node.found.health
     words = [word for word in node.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     if len(listed) <= node.wanted or not words:
@@ -115,13 +115,13 @@ def _of_this_job(node: GpuNode) -> Sequence[GpuHealth]:
     return chosen or listed
 
 
-# -- one rule for each GPU by itself --------------------------------------------------------
+# -- rules for single GPUs --------------------------------------------------------
 
 _Bad = Callable[[tuple[int, ...]], str]
 
 
 def _over_all(name: str, gpus: Sequence[GpuHealth], query: str, bad: _Bad) -> CheckOutcome:
-    """Apply a rule to each GPU; `bad` returns what is wrong with its numbers, or nothing."""
+    """Apply a rule to each GPU; `bad` returns the problem with its numbers, or an empty text."""
     wrong = {gpu: what for gpu in gpus if query in gpu.numbers and (what := bad(gpu.numbers[query]))}
     if wrong:
         found = "; ".join(dict.fromkeys(wrong.values()))
@@ -224,7 +224,7 @@ def _same_links(gpus: Sequence[GpuHealth]) -> CheckOutcome:
 
 
 def _processes(node: GpuNode, gpus: Sequence[GpuHealth]) -> Iterator[CheckOutcome]:
-    """Look for processes of no step of this job that use its GPUs."""
+    """Look for processes that use the job's GPUs but belong to no step of this job."""
     if len(gpus) > max(node.wanted, 1):
         why = "which of the listed GPUs are this job's is not known"
         yield from (CheckOutcome(id=name, state="not-run", found=why) for name in ("gpu.stray", "gpu.shared"))
@@ -262,11 +262,11 @@ def _open_devices(node: GpuNode, gpus: Sequence[GpuHealth]) -> Iterator[int]:
             if any(os.readlink(folder / "fd" / name) in devices for name in os.listdir(folder / "fd")):
                 yield int(entry)
         except OSError:
-            continue  # it has ended, or it is another user's
+            continue  # it has ended, or it belongs to a different user
 
 
 def _is_foreign(node: GpuNode, pid: int) -> bool:
-    """Return whether a process lives and belongs to no step of this job, nor to this check itself."""
+    """Return whether a process lives and belongs neither to a step of this job nor to this check."""
     folder = node.proc / str(pid)
     if not folder.exists() or _program(node, pid).startswith("nvidia-"):  # a daemon: MPS, persistence
         return False
@@ -291,8 +291,8 @@ def _program(node: GpuNode, pid: int) -> str:
 # -- the kernel's log -----------------------------------------------------------------------
 
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
-# NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, 2026-11): what needs hands. Errors of a program (13, 31,
-# 43, 45, 94) and corrected ones (63, 92) are not here.
+# NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, 2026-11): errors that need an administrator. Errors of a
+# program (13, 31, 43, 45, 94) and corrected ones (63, 92) are not here.
 _BAD_XID = frozenset((48, 54, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
 _MOST_KMSG = 16 * 2**20
 
@@ -317,12 +317,12 @@ def _xid(node: GpuNode, gpus: Sequence[GpuHealth]) -> CheckOutcome:
 
 
 def _bus(text: bytes) -> str:
-    """Return `0000:01:00` of the kernel's `0000:01:00` or `00000000:01:00.0`."""
+    """Return `0000:01:00` for the kernel's `0000:01:00` or `00000000:01:00.0`."""
     return text.decode().lower().split(".")[0][-len("0000:00:00") :]
 
 
 def _read_kmsg(path: Path) -> bytes:
-    """Return the kernel's messages: each read gives one, until no more comes.
+    """Return the kernel's messages: each read returns one message, until there are no more.
 
     Raises:
         OSError: not allowed (kernel.dmesg_restrict), or no such file.
@@ -336,7 +336,7 @@ def _read_kmsg(path: Path) -> bytes:
                 part = os.read(descriptor, 8192)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # messages were overwritten while this reads
+            except BrokenPipeError:  # messages were overwritten during this read
                 continue
             if not part:
                 break

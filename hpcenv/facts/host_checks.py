@@ -1,7 +1,7 @@
 """Run the checks of one node on its host, before the verdict.
 
-Runs on: COMPUTE NODE. Standard library only. No check may hang, or hide what another one found: each group has its own
-thread with a time limit, and what can wait for hardware or a file system runs in a child process.
+Runs on: COMPUTE NODE. Standard library only. No check may hang, or hide the result of another check: each group has a
+thread with a time limit, and code that can wait for hardware or a file system runs in a child process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hpcenv.records.network import Fabric
 
 @dataclass(frozen=True, kw_only=True)
 class AlreadyRead:
-    """What the check step has read of this node already.
+    """Values that the check step has already read on this node.
 
     Attributes:
-        gpus: None where they could not be read.
-        fabric: None where it could not be read.
-        look: at the folders of the run.
+        gpus: the GPUs; None if they could not be read.
+        fabric: the network hardware; None if it could not be read.
+        look: the look at the folders of the run.
     """
 
     gpus: GpuFacts | None
@@ -41,7 +41,7 @@ class AlreadyRead:
 
 
 def run(manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead) -> NodeChecks:
-    """Run the checks of this node's host that the run asks for."""
+    """Run the checks of this node's host that the run requests."""
     started = time.monotonic()
     asked = at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("host",))
     groups = [_CheckGroup(prefixes, measure, asked) for prefixes, measure in _groups(manifest, place, environ, seen)]
@@ -57,7 +57,7 @@ _Measure = Callable[[], Iterable[CheckOutcome]]
 def _groups(
     manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead
 ) -> tuple[tuple[tuple[str, ...], _Measure], ...]:
-    """Return the groups: the beginnings of their checks' ids, and the function that measures them."""
+    """Return the groups: prefixes of check ids, and the function that measures these checks."""
     names, _ = places.folders_of(manifest, environ)
     return (
         (("sys.",), lambda: limits.check_limits(manifest, environ)),
@@ -78,7 +78,7 @@ def _gpus(manifest: Manifest, environ: Mapping[str, str], found: GpuFacts | None
 
 
 class _CheckGroup(threading.Thread):
-    """Checks that are measured together, in a thread that the step does not wait for longer than their time limit."""
+    """Checks that are measured together in one thread. The step waits for the thread at most until their time limit."""
 
     def __init__(self, prefixes: tuple[str, ...], measure: _Measure, asked: Iterable[Check]) -> None:
         super().__init__(name=f"hpcenv-check-{prefixes[0]}", daemon=True)
@@ -98,10 +98,10 @@ class _CheckGroup(threading.Thread):
             self._problem = str(error)
 
     def outcomes(self) -> list[CheckOutcome]:
-        """Wait for the outcomes, at most until the time limit; what is missing then is unknown."""
+        """Wait for the outcomes, at most until the time limit; outcomes that are missing then are unknown."""
         if not self._checks:
             return []
-        # A little longer than the children that this thread may wait for.
+        # A little longer than the time limit of this thread's child processes.
         self.join(max(self._until + 0.5 - time.monotonic(), 0))
         found = list(self._found)
         known = {one.id for one in found}

@@ -19,7 +19,7 @@ from hpcenv.records.facts import Difference
 from hpcenv.records.manifest import Manifest, Severity
 from hpcenv.records.severities import Severities
 
-# NCCL, cuDNN, cuBLAS and torch's own: those whose version changes results or makes a job hang.
+# NCCL, cuDNN, cuBLAS and torch's libraries: their version can change results or make a job hang.
 COMPARED = ("nccl", "cudnn", "cublas", "cublaslt", "libtorch", "libtorch_cpu", "libtorch_cuda")
 _ABSENT = "absent"
 _NO_BUILD_ID = ("", "none")
@@ -27,16 +27,16 @@ _NO_BUILD_ID = ("", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedDifference:
-    """A difference of what was loaded, with how much it matters in this run."""
+    """A difference between loaded and locked libraries, with its severity in this run."""
 
     difference: Difference
     severity: Severity
 
 
 def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
-    """Return what the agent reads: library -> stem, how to ask for its version, and where it is locked.
+    """Return what the agent must read: library -> stem, how to ask for its version, and the locked path.
 
-    Nothing where the locked environment has no torch: then nothing loads these libraries.
+    The result is empty if the locked environment has no torch: then nothing loads these libraries.
     """
     if any(e.field == "torch.version" and e.value == _ABSENT for e in manifest.expectations):
         return {}
@@ -99,7 +99,7 @@ def _locked(manifest: Manifest) -> dict[str, str]:
 
 
 def _difference(name: str, locked: Mapping[str, str], expected: str, copy: Mapping[str, Any]) -> Difference | None:
-    """Return in what one mapped file is not the locked library; None if it is."""
+    """Return how a mapped file differs from the locked library; None if it does not."""
     origin = locked[f"libs.{name}.origin"]
     version = _version(name, copy.get("numbers"))
     real, build_id = str(copy.get("real", "")), str(copy.get("build-id", ""))

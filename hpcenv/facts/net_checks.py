@@ -26,12 +26,12 @@ _PORT = 20998
 # A packet that is lost when all nodes of a job ask the first one at once is sent again after 1 s and after 3 s
 # (RFC 6298, section 2: the initial timeout is 1 s, and doubles): that is no firewall.
 _CONNECT_SECONDS = 4.0
-# When one address has answered, the others get only a little time.
+# When one address has answered, the other addresses get only a little time.
 _MORE_SECONDS = 0.1
 
 
 def check_network(manifest: Manifest, place: ThisNode, network: Network) -> Iterator[CheckOutcome]:
-    """Yield the outcomes about the network; they concern jobs of several nodes."""
+    """Yield the outcomes about the network; they matter for jobs with several nodes."""
     yield _own_name(manifest)
     yield _named_port(manifest, place)
     yield _ras_port(manifest)
@@ -71,7 +71,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _named_port(manifest: Manifest, place: ThisNode) -> CheckOutcome:
-    """Look whether a port that the user chose for the first node is free there; hpcenv's own one is chosen free."""
+    """Look whether a port that the user chose is free on the first node; hpcenv itself only chooses a free port."""
     name = "net.port"
     setting = next((one for one in manifest.settings if one.name == "MASTER_PORT"), None)
     if setting is None or not setting.value.isdecimal() or int(setting.value) > 65535:
@@ -118,7 +118,7 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Connect to several addresses at once; return those that answer, and why each other one does not."""
+    """Connect to several addresses at once; return the addresses that answer, and why the other addresses do not."""
     waiting: dict[int, tuple[str, socket.socket]] = {}
     ended: dict[str, int] = {}
     for address in addresses:
@@ -134,7 +134,7 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
     until = time.monotonic() + seconds
     while waiting:
         left = until - time.monotonic()
-        # Also after the limit: on a busy node the answer may be there, and this process had no time to see it.
+        # Also after the limit: on a busy node an answer may have arrived before this process had time to see it.
         ready = _ended(waiting, max(left, 0.0))
         for descriptor in ready:
             address, opened = waiting.pop(descriptor)
@@ -157,7 +157,7 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
 
 
 def _ended(waiting: Iterable[int], seconds: float) -> list[int]:
-    """Return the descriptors whose connection is made or refused; wait for the first one, `seconds` at most."""
+    """Return the descriptors whose connection is made or refused; wait for the first descriptor, `seconds` at most."""
     some = select.poll()
     for descriptor in waiting:
         some.register(descriptor, select.POLLOUT)

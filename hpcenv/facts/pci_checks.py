@@ -1,6 +1,6 @@
 """Checks of the PCI bus between GPUs and RDMA adapters: does the IOMMU, or access control, send transfers to the CPU?
 
-Runs on: COMPUTE NODE. Standard library only; no privilege. What only root may read is unknown.
+Runs on: COMPUTE NODE. Standard library only; no privilege. Values that only root may read are unknown.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def check_pci(fabric: Fabric | None, tree: HostTree, *, machine: str = "") -> It
     """Yield the outcomes about the PCI bus.
 
     Args:
-        fabric: GPUs and adapters of the node; None where they could not be read.
-        tree: where the host's files are.
-        machine: `uname -m`; empty for this machine's.
+        fabric: GPUs and adapters of the node; None if they could not be read.
+        tree: folder of the host's files.
+        machine: `uname -m`; empty means this machine.
     """
     names = ("pci.iommu", "pci.acs")
     if fabric is None:
@@ -81,7 +81,7 @@ def _iommu(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
 
 
 def _acs(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
-    """Look at the ports of PCI switches above the devices: between root ports all goes through the CPU anyway."""
+    """Look at the ports of PCI switches above the devices: between root ports, all data go through the CPU anyway."""
     name = "pci.acs"
     bridges = dict.fromkeys(bridge for bus in buses for bridge in _bridges(bus, tree))
     if not bridges:
@@ -98,7 +98,7 @@ def _acs(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
 
 
 def _bridges(bus: str, tree: HostTree) -> list[str]:
-    """Return the bridges above a device without the root port, which is the first one."""
+    """Return the bridges above a device without the root port, which is the first bridge."""
     above = [part for part in tree.resolved(f"{_DEVICES}/{bus}").split("/") if _ADDRESS.fullmatch(part)]
     return above[1:-1]
 

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 A file system that hangs keeps each process that touches it. So a child process looks at each folder, with a time limit;
-this process never waits longer, also if the child survives SIGKILL (state D). What hangs is not touched afterwards.
+this process never waits longer, also if the child survives SIGKILL (state D). A folder that hangs is not touched again.
 """
 
 from __future__ import annotations
@@ -105,22 +105,22 @@ _FULL_BYTES = 64 * 2**20
 _FULL_FILES = 100
 _LITTLE_BYTES = 2**30
 _SKEW_SECONDS = 2.0
-# Kinds of file systems, as mounts have them, whose client tells its health.
+# Kinds of file systems, named as in mounts, whose client reports its health.
 _WATCHED = ("lustre", "gpfs")
-# States of a connection of Lustre that needs nothing (Lustre Operations Manual, import).
+# States of a Lustre connection that need no action (Lustre Operations Manual, import).
 _CONNECTED = ("FULL", "IDLE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderAnswer:
-    """What one folder answered.
+    """The answer of one folder.
 
     Attributes:
-        hangs: no answer within the time limit.
+        hangs: whether no answer came within the time limit.
         problem: why it could not be used; empty if it could.
         free: bytes that this user may still write; None if not known.
         files: files that it can still hold; None if that is not limited or not known.
-        clock: this node's clock minus the one that stamps its files, in seconds; None where nothing was written.
+        clock: this node's clock minus the one that stamps its files, in seconds; None if nothing was written.
     """
 
     hangs: bool = False
@@ -132,12 +132,12 @@ class FolderAnswer:
 
 @dataclass(kw_only=True)
 class FolderLook:
-    """A child that looks at folders; started at once, read later.
+    """A child process that looks at folders; it is started at once, and its answers are read later.
 
     Attributes:
         places: the folders.
-        written: those that the run writes to.
-        child: None where nothing is looked at, or no child could be started.
+        written: the folders to which the run writes.
+        child: None if there is nothing to look at, or no child could be started.
         kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
         systems: kind of file system -> what the child found of it; complete after `answers`.
     """
@@ -190,12 +190,12 @@ class FolderLook:
         return require_answer
 
     def hanging(self, path: str) -> str:
-        """Return the folder that hangs and holds a path; empty if no folder does."""
+        """Return the folder that hangs and contains a path; empty if no folder does."""
         return next((place for place, one in self.answers().items() if one.hangs and _is_below(path, place)), "")
 
 
 def folders_of(manifest: Manifest, environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the folders that a run uses, each with what it is for, and those of them that it writes to."""
+    """Return the folders that a run uses, each with its purpose, and the folders to which the run writes."""
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108  (where the ranks' programs put their files)
     written = {manifest.run_folder: "run folder", temporary: "temporary folder"}
     read = {manifest.workdir: "working directory"}
@@ -231,7 +231,7 @@ def kinds_of(places: Iterable[str], mountinfo: str) -> dict[str, str]:
 
 
 def start(manifest: Manifest, environ: Mapping[str, str], *, root: Path = Path("/")) -> FolderLook:
-    """Start a child that looks at the folders of a run; none where no checks are asked for.
+    """Start a child that looks at the folders of a run; no child if no checks are requested.
 
     Args:
         root: the folder that has proc and sys.
@@ -252,7 +252,7 @@ def start(manifest: Manifest, environ: Mapping[str, str], *, root: Path = Path("
 
 
 def _read_lines(child: subprocess.Popen[bytes], *, count: int, until: float) -> list[bytes]:
-    """Return the lines that a child prints until there are so many, or it ends, or the time is over; then end it."""
+    """Return the lines of a child until there are enough, or it ends, or the time is over; then end the child."""
     assert child.stdout is not None
     output = bytearray()
     ready = select.poll()
@@ -283,7 +283,7 @@ def check_places(look: FolderLook, names: Mapping[str, str]) -> Iterator[CheckOu
     """Yield the outcomes about folders.
 
     Args:
-        names: folder -> what it is for.
+        names: folder -> its purpose.
     """
     answers = look.answers()
     hangs = [f"{names.get(place, 'folder')} {place}" for place, one in answers.items() if one.hangs]
@@ -381,7 +381,7 @@ def clock_offset(outcomes: Iterable[CheckOutcome]) -> float | None:
 
 
 def _clock(answers: Mapping[str, FolderAnswer]) -> CheckOutcome:
-    """Compare this node's clock with the one that stamps the files of the run folder: on NFS that of the server."""
+    """Compare this node's clock with the clock that sets the times of the run folder's files: on NFS, the server's."""
     offset = next((one.clock for one in answers.values() if one.clock is not None), None)
     if offset is None:
         return CheckOutcome(id="time.filesystem", state="unknown", found="no file could be written")

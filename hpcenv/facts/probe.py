@@ -51,7 +51,7 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
 
 
 def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return where a package without a digest comes from, and for what is not known the reason.
+    """Return where a package without a digest comes from; for an unknown part, the reason.
 
     That is the commit, and whether and how its tree was changed; without git, the digest of its files.
     """
@@ -94,7 +94,7 @@ def _since(since: int | None) -> list[str]:
 
 
 def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
-    """Return what NCCL would use of the environment, from the probe's answer; None where it does not say."""
+    """Return the libraries of the environment that NCCL would use, from the probe's answer; None if not known."""
     found = answer.get("network")
     if not isinstance(found, dict) or not isinstance(found.get("unread"), list):
         return None
@@ -111,7 +111,7 @@ def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
 
 
 def read_cuda_compat(answer: Mapping[str, Any]) -> CudaCompat | None:
-    """Return the environment's package cuda-compat, from the probe's answer; None where it reports none."""
+    """Return the environment's package cuda-compat, from the probe's answer; None if it reports no such package."""
     found = answer.get("cuda-compat")
     if not isinstance(found, dict) or not isinstance(found.get("folder"), str):
         return None
@@ -128,7 +128,7 @@ def _texts(value: object) -> list[object]:
 
 
 def read_look(answer: Mapping[str, Any]) -> Look | None:
-    """Return how the hashed files were, from the probe's answer; None where it hashed none."""
+    """Return the state of the hashed files, from the probe's answer; None if it hashed no file."""
     look = answer.get("look")
     if not isinstance(look, dict):
         return None
@@ -156,15 +156,15 @@ def run_probe(
     data: tuple[Bind, ...] = (),
     since: int | None = None,
 ) -> dict[str, Any]:
-    """Run the probe inside an environment, as the ranks will enter it.
+    """Run the probe inside an environment, which is entered in the same way as for the ranks.
 
     Args:
-        environment: what to enter.
+        environment: the environment to enter.
         environ: the environment of this process.
         probe: the text of the probe program (probe_source.py).
         level: `record`, `full` or `deep`.
         seconds: time limit.
-        variables: what the ranks will have set.
+        variables: variables that will be set for the ranks.
         passed: names of variables of the job that the ranks will see as well.
         image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
         binds: folders that the ranks will see and that may hide parts of the image.
@@ -173,7 +173,7 @@ def run_probe(
 
     Raises:
         HpcenvError: it could not be started or did not end in time.
-        ValueError: what it printed is not its record.
+        ValueError: its output is not a record of the probe.
     """
     with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
         entry = build_start_command(

@@ -16,18 +16,18 @@ from hpcenv.facts.probe import read_look, run_probe
 from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest
 
-# The look itself takes a second or two; a job that ends sooner than this has better things to do.
+# The look itself takes a second or two; a job that ends sooner than this needs its time for other work.
 SECONDS_NEEDED = 90.0
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondLook:
-    """What a second look found.
+    """The result of a second look.
 
     Attributes:
         changed: the files that changed, at most 20, and how many more.
-        skipped: why it was not done; empty where it was, or is not needed.
+        skipped: why it was not done; empty if it was done, or is not needed.
     """
 
     changed: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         manifest: the run.
         facts: what the check step of this attempt found on this node.
         environ: the environment of the step.
-        asked: the job was asked to end.
+        asked: whether the job was asked to end.
     """
     if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()
@@ -75,14 +75,14 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
-    """Return lines for the log; what was skipped is in the report only."""
+    """Return lines for the log; skipped looks are only in the report."""
     if look.changed:
         return (f"hpcenv: node {node}: the environment changed while it ran: {', '.join(look.changed)}",)
     return ()
 
 
 def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
-    """Return the changed files, or that some are gone. None are named where each was only written again.
+    """Return the changed files, or that some are gone. No file is named if each was only written again.
 
     A file that could not be opened the first time, either, did not change.
     """

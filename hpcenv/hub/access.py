@@ -1,6 +1,6 @@
-"""Which hub the user works with, and the token for it: what the hub's own library would use.
+"""Which hub the user works with, and the token for it: the values that the hub's library would use.
 
-Runs on: LOGIN NODE. The names of the variables and their order are those of huggingface_hub 2.4 (constants.py,
+Runs on: LOGIN NODE. The names of the variables and their order are taken from huggingface_hub 2.4 (constants.py,
 utils/_auth.py). A project cannot name a hub: its author would get the token of the reader.
 """
 
@@ -31,10 +31,10 @@ class HubAccess:
 
     Attributes:
         endpoint: address without a slash at the end.
-        endpoint_origin: where it comes from, for messages.
-        token: empty without one.
+        endpoint_origin: where the address comes from, for messages.
+        token: the token; empty if not known.
         token_origin: where the token comes from, or why no token is known.
-        ca_file: certificates to trust instead of those of the library, PEM; empty for those.
+        ca_file: PEM file of certificates to trust instead of the library's certificates; empty to trust the latter.
         xet: use Xet, the library's faster transfer: HF_HUB_DISABLE_XET says explicitly that it is not off.
     """
 
@@ -79,7 +79,7 @@ def _address(endpoint: str) -> SplitResult:
     try:
         address = urlsplit(endpoint)
         usable = usable and address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
-    except ValueError:  # `[` without `]`, or a port that is no number
+    except ValueError:  # `[` without `]`, or a port that is not a number
         usable = False
     if not usable:
         # The value is not quoted: it may hold a password.
@@ -107,7 +107,7 @@ def _token(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _token_file(environ: Mapping[str, str]) -> Path:
-    """Return the path of the library's file of the token."""
+    """Return the path of the file in which the library stores the token."""
     user = Path(environ.get("HOME") or os.path.expanduser("~"))
     cache = environ.get("XDG_CACHE_HOME") or str(user / ".cache")
     home = environ.get("HF_HOME") or os.path.join(cache, "huggingface")

@@ -1,10 +1,10 @@
-"""A hub, asked through its own library: resolve a revision, list the files of a commit, download them.
+"""Requests to a hub through its library: resolve a revision, list the files of a commit, download them.
 
 Runs on: LOGIN NODE. Needs the extra `hub`, and loads its library (0.3 s), so import it only where a hub is contacted.
 
-huggingface_hub 2.4 sends the requests, repeats them, and continues a download that breaks. Here are the hooks that
-judge each request (hub/guard.py), and what an error means. hub/fetch.py compares what arrived: the library looks at the
-size of a file only. Docs/decisions/0036 says what else was tried.
+huggingface_hub 2.4 sends the requests, repeats them, and continues a download that breaks. This module adds the hooks
+that judge each request (hub/guard.py), and explains errors. hub/fetch.py compares the files that arrived: the library
+checks only the size of a file. Docs/decisions/0036 says what else was tried.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Seconds before the second and the third attempt for a file, where the hub answers that it cannot now.
+# Seconds before the second and the third attempt for a file, if the hub answers that it cannot send the file now.
 _PAUSES = (0.5, 2.0)
 _CANNOT_NOW = frozenset({408, 429, 500, 502, 503, 504})
-# What the library raises for an answer that it does not expect.
+# Errors that the library raises for an unexpected answer.
 _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -113,7 +113,7 @@ class HubClient:
             )
 
     def begin_files(self, size: int) -> None:
-        """Allow downloads of `size` bytes together; a file whose bytes are wrong may come a second time."""
+        """Allow downloads of `size` bytes together; a file with wrong bytes may be sent a second time."""
         self._guard.files = True
         self._most = self._guard.left = 2 * size + (1 << 20)
 
@@ -123,7 +123,7 @@ class HubClient:
         return self._most - self._guard.left
 
     def stop(self) -> None:
-        """End all downloads at the next bytes that arrive."""
+        """End all downloads as soon as the next bytes arrive."""
         self._guard.stopped = True
 
     def download(self, wanted: HubReference, file: HubFile, part: Path) -> Path:
@@ -132,7 +132,7 @@ class HubClient:
         Args:
             wanted: the repository and the commit.
             file: its path and size.
-            part: where to; what is there is continued. Xet writes to a folder beside it.
+            part: path of the partial file; a download continues it. Xet writes to a folder beside it.
 
         Raises:
             DataUnavailable: the hub refuses it or cannot be reached.
@@ -156,7 +156,7 @@ class HubClient:
                     with self._explained(wanted, last=pause is None):
                         http_get(url, target, resume_size=target.tell(), headers=headers, expected_size=file.size)
                 except OSError as error:
-                    # Without a number: another size than expected. The caller compares the digest.
+                    # An error without a number: the size is not the expected one. The caller compares the digest.
                     if error.errno is not None:
                         raise
                 return part
@@ -177,7 +177,7 @@ class HubClient:
         """Turn the errors of the library into ours.
 
         Args:
-            last: there is no other attempt; else `_CannotNow` is raised where one may succeed.
+            last: whether this is the last attempt; if not, `_CannotNow` is raised if a further attempt may succeed.
         """
         try:
             yield
@@ -199,4 +199,4 @@ class HubClient:
 
 
 class _CannotNow(Exception):
-    """Another attempt may succeed."""
+    """A further attempt may succeed."""

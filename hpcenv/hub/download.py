@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE.
 
     FOLDER/sha256/HEX, FOLDER/git-sha1/HEX          a complete file, mode 0444, named by its digest
-    FOLDER/parts/models--ORG--NAME/HEX.part         what has arrived of a file; the next call continues it
+    FOLDER/parts/models--ORG--NAME/HEX.part         a partial file; the next call continues it
 
 The caller holds the lease of the repository, so one process writes to a part. A part gets its name among the complete
 files by rename, after it was read and its digest compared.
@@ -38,12 +38,12 @@ def blob_path(place: Path, digest: str) -> Path:
 
 
 def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str:
-    """Return the digest of a file, in the form of the one that the hub lists for it.
+    """Return the digest of a file, in the form in which the hub lists it.
 
     Args:
-        path: where it is.
-        file: what it should be.
-        on_event: gets the progress.
+        path: path of the file.
+        file: the expected path, size and digest.
+        on_event: function that gets the progress.
 
     Raises:
         OSError: it cannot be read.
@@ -67,22 +67,22 @@ def download_all(
     """Download files, and give them their names among the blobs.
 
     Args:
-        files: each content once.
-        client: of the hub.
+        files: the files, each content once.
+        client: client of the hub.
         wanted: the repository and the commit.
         place: folder of the blobs; its folders exist.
         parts: folder of the partial downloads; no other process writes to it.
-        on_event: gets the progress of all files together.
+        on_event: function that gets the progress of all files together.
 
     Raises:
-        DataUnavailable: the hub refuses a file, cannot be reached, or sends another file than it lists.
+        DataUnavailable: the hub refuses a file, cannot be reached, or sends a different file than it lists.
         OSError: a folder cannot be written to.
     """
     need = sum(file.size for file in files)
     there = sum(path.stat().st_size for path in parts.glob("*.part"))
     client.begin_files(need)
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hub") as pool:
-        # The large ones first: they take longest.
+        # Large files come first: they take longest.
         ordered = sorted(files, key=lambda one: -one.size)
         left = {pool.submit(_download, file, client, wanted, place, parts) for file in ordered}
         try:
@@ -99,11 +99,11 @@ def download_all(
 
 
 def _download(file: HubFile, client: HubClient, wanted: HubReference, place: Path, parts: Path) -> None:
-    """Download one file, a second time if its bytes are wrong: what was there of it may have been damaged."""
+    """Download one file, a second time if its bytes are wrong: the partial file may have been damaged."""
     blob, received = blob_path(place, file.digest), ""
     part = parts / f"{blob.name}.part"
     if part.exists() and (part.stat().st_size > file.size or not os.access(part, os.W_OK)):
-        part.unlink()  # damaged, or of another member of a shared store
+        part.unlink()  # damaged, or it belongs to a different member of a shared store
     for _ in range(2):
         path = client.download(wanted, file, part)
         received = read_digest(path, file)

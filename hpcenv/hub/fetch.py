@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE.
 
 The hub's library downloads (hub/client.py). Every file is then read and compared with the digest that the hub lists for
-it: the SHA-256 of a file in LFS, git's SHA-1 of any other one. After an interruption the next call continues with the
-files that are there; those are read and hashed again, because another program may have changed them. The folder appears
-by rename when it is complete.
+it: the SHA-256 of a file in LFS, git's SHA-1 of all other files. After an interruption the next call continues with the
+files that are there; those are read and hashed again, because another program may have changed them. When the folder is
+complete, it gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpcenv.hub.client import HubClient
 
 _SECONDS_ABANDONED = 86400.0
-# A partial download that no call has continued for so long is removed.
+# A partial download is removed if no call has continued it for this time.
 _SECONDS_KEPT = 7 * 86400.0
 # How long to wait for another download of the same repository.
 _WAIT_SECONDS = 24 * 3600.0
@@ -46,14 +46,14 @@ _WAIT_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedTree:
-    """A repository that is in the store now.
+    """A fetched repository in the store.
 
     Attributes:
         hub: `[datasets/]ORG/NAME@COMMIT`.
         path: folder with the files.
-        files, size: number, and bytes together.
+        files, size: number of files, and their bytes together.
         fetched: bytes that were downloaded by this call.
-        already: it was complete, and unchanged as far as it was checked.
+        already: whether it was already complete, and no check found a change.
     """
 
     hub: str
@@ -103,10 +103,10 @@ def fetch(
     Args:
         wanted: its revision is a commit.
         patterns: which files; empty for all.
-        check: read and hash all files that are there; else their sizes and times are looked at.
+        check: whether to read and hash all existing files; else only their sizes and times are compared.
 
     Raises:
-        DataUnavailable: the hub refuses it, cannot be reached, or sends something else than it lists.
+        DataUnavailable: the hub refuses it, cannot be reached, or sends different bytes than it lists.
         FileUnusable: the store cannot be written to, or has too little space.
         ToolMissing: the hub's library is not installed.
     """
@@ -143,7 +143,7 @@ def _fetched(tree: HubTree, record: TreeRecord, *, fetched: int, already: bool) 
 
 
 def _look(tree: HubTree, *, check: bool, on_event: OnEvent) -> TreeRecord | None:
-    """Return the record of a tree that is complete, and unchanged as far as it is checked."""
+    """Return the record of a complete tree in which no check finds a change."""
     record = trees.read_record(tree)
     return record if record is not None and _is_unchanged(tree, record, check=check, on_event=on_event) else None
 
@@ -175,7 +175,7 @@ def _list_files(
     wanted: HubReference, patterns: Sequence[str], client: HubClient, on_event: OnEvent
 ) -> tuple[HubFile, ...]:
     on_event(Event(phase="resolve", what=str(wanted)))
-    # The library repeats requests for a list during half a minute; this one fails at once, and says why.
+    # The library repeats requests for a list during half a minute; this request fails at once, and says why.
     client.resolve_commit(wanted)
     return listing.select(client.list_files(wanted), patterns, origin=f"`{wanted}`")
 
@@ -183,7 +183,7 @@ def _list_files(
 def _fetch_blobs(
     tree: HubTree, files: Sequence[HubFile], client: HubClient, access: HubAccess, store: Store, on_event: OnEvent
 ) -> int:
-    """Download what is missing; return how many bytes that were."""
+    """Download the missing files; return the number of their bytes."""
     _remove_old_parts(trees.parts_folder(store.root), on_event)
     place = _make_folder(trees.blobs_folder(store.root), store)
     parts = _make_folder(trees.parts_folder(store.root) / tree.wanted.cache_folder, store)
@@ -215,7 +215,7 @@ def _remove_old_parts(folder: Path, on_event: OnEvent) -> None:
 
 
 def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFile]) -> None:
-    """Check that `need` bytes fit into `place`, and the files of the tree, too, where they cannot be links.
+    """Check that `need` bytes fit into `place`, and also the files of the tree if they cannot be links.
 
     Raises:
         FileUnusable: less is free, or the user's quota leaves less.
@@ -237,7 +237,7 @@ def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFil
 
 
 def _can_link(place: Path, folder: Path) -> bool:
-    """Tell whether a file of `place` can get a second name in `folder`."""
+    """Return whether a file of `place` can get a second name in `folder`."""
     name = f".link.{secrets.token_hex(8)}"
     try:
         (place / name).touch(exist_ok=False)
@@ -252,14 +252,14 @@ def _can_link(place: Path, folder: Path) -> bool:
 
 
 def _is_sound(path: Path, file: HubFile, on_event: OnEvent) -> bool:
-    """Tell whether a file of an earlier call is there with its bytes; remove it if it is not."""
+    """Return whether a file of an earlier call exists with the right bytes; if its bytes are wrong, remove it."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         return False
     fits = stat.S_ISREG(status.st_mode) and status.st_size == file.size
     if fits and read_digest(path, file, on_event=on_event) == file.digest:
-        with suppress(PermissionError):  # of another member of a shared store
+        with suppress(PermissionError):  # it belongs to a different member of a shared store
             path.chmod(0o444)
         return True
     on_event(Event(phase="note", what=f"{file.path}: changed in the store: fetching it again"))
@@ -268,7 +268,7 @@ def _is_sound(path: Path, file: HubFile, on_event: OnEvent) -> bool:
 
 
 def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeRecord:
-    """Make the folder of a tree beside its place, and give it its name; return its record.
+    """Make the folder of a tree under a temporary name, then rename it; return its record.
 
     Raises:
         OSError: the file system refuses it.
@@ -286,7 +286,7 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
             _link(blob_path(place, file.digest), target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
-        # Before the folder: a call that begins between both must not take the folder for one without a record. All
+        # Before the folder: a call that begins in between must not find a folder without a record. All
         # calls write the same record, and a folder that does not fit it is fetched again.
         save_record(record, tree.record)
         _put_in_place(aside, tree)
@@ -296,7 +296,7 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
 
 
 def _put_in_place(aside: Path, tree: HubTree) -> None:
-    """Give a complete folder its name; there is never a moment with half of the old and half of the new files.
+    """Give a complete folder its name; at no moment are old and new files mixed.
 
     Raises:
         OSError: the file system refuses it.
@@ -312,7 +312,7 @@ def _put_in_place(aside: Path, tree: HubTree) -> None:
 
 
 def _link(blob: Path, target: Path) -> None:
-    """Give a blob its name in a tree, and the time of all files."""
+    """Give a blob its name in a tree, and the time that all files get."""
     try:
         if int(os.stat(blob).st_mtime) != trees.FILE_TIME:
             os.utime(blob, (trees.FILE_TIME, trees.FILE_TIME))

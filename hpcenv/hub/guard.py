@@ -1,4 +1,4 @@
-"""What the hub's library may ask for, and how much of an answer it reads: hooks of its HTTP client.
+"""Which requests the hub's library may send, and how much of an answer it reads: hooks of its HTTP client.
 
 Runs on: LOGIN NODE. Needs the extra `hub`.
 
@@ -19,7 +19,7 @@ import httpx2
 from hpcenv.errors import DataUnavailable
 from hpcenv.image.registry.refusals import one_line
 
-# The hub sends 1000 entries in a page. 100,000 files (hub/listing.py) and their folders are fewer pages than this.
+# The hub sends 1000 entries in a page. 100,000 files (hub/listing.py) and their folders need fewer pages than this.
 MOST_PAGES = 300
 _MOST_BYTES = 64 << 20
 _LONGEST_PAUSE = 10
@@ -34,10 +34,10 @@ class Guard:
         timeout: seconds until an answer begins, and between two parts of it.
 
     Attributes:
-        files: files are downloaded now, which may come from a storage on another host. Without it the hub answers
-            itself, with documents.
+        files: whether files are downloaded now; they may come from a storage on a different host. If not, the hub
+            itself answers with documents.
         left: how many bytes may still arrive: of all files together, or of one document.
-        stopped: nothing more is wanted.
+        stopped: whether all downloads must end.
     """
 
     def __init__(self, endpoint: str, *, timeout: float) -> None:
@@ -85,11 +85,11 @@ class Guard:
         """Let the body of an answer be read through `arrived`.
 
         Raises:
-            DataUnavailable: it is compressed, although that was not asked for.
+            DataUnavailable: it is compressed, although compression was not requested.
         """
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise self.refused("it is compressed, although hpcenv asks for none that is")
-        # The library waits as long as these two ask for, five times, and says nothing.
+        # The library would silently wait as long as these two headers ask for, five times.
         response.headers.pop("ratelimit", None)
         pause = response.headers.get("Retry-After", "")
         if not pause.isdecimal() or len(pause) > 3 or int(pause) > _LONGEST_PAUSE:
@@ -98,7 +98,7 @@ class Guard:
             response.stream = _Counted(response.stream, self)
 
     def arrived(self, count: int) -> None:
-        """Take note of bytes that arrived.
+        """Count bytes that arrived.
 
         Raises:
             DataUnavailable: they are too many.
@@ -120,11 +120,11 @@ class Guard:
 
 
 class Stopped(Exception):
-    """Another file failed, or the user interrupted."""
+    """A different file failed, or the user interrupted."""
 
 
 class _Counted(httpx2.SyncByteStream):
-    """The body of an answer, whose bytes are counted."""
+    """The body of an answer; its bytes are counted."""
 
     def __init__(self, stream: httpx2.SyncByteStream, guard: Guard) -> None:
         self._stream = stream
@@ -144,7 +144,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _is_internal(host: str) -> bool:
-    """Tell whether a host is not on the public internet; False if its name does not resolve here.
+    """Return whether a host is not on the public internet; False if its name does not resolve here.
 
     Where a proxy is used, names are resolved by the proxy, and an address that is written as a number is still judged.
     """

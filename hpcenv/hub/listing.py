@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. Pure. The hub's answer is untrusted: names and sizes become paths and downloads.
 
-The entries are those of the hub's library (huggingface_hub 2.4, hf_api.py, `RepoFile` and `RepoFolder`): `path`,
+The entries come from the hub's library (huggingface_hub 2.4, hf_api.py, `RepoFile` and `RepoFolder`): `path`,
 `size`, `blob_id` (git's SHA-1 of the file) and, for files that git does not hold itself, `lfs` with `sha256` of the
 content and `size`. The library checks none of the values.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 MOST_FILES = 100_000
-# A file system allows 255 bytes for a name, and a path of 4096; the folders of the store come before it.
+# A file system allows 255 bytes for a name, and a path of 4096; the folders of the store are a part of that path.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 1024
 _MOST_BYTES = 1 << 50
@@ -49,7 +49,7 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
     """Return the files that the entries of a listing name, sorted by path.
 
     Args:
-        entries: of all pages.
+        entries: the entries of all pages.
         origin: the repository, for messages.
 
     Raises:
@@ -115,10 +115,10 @@ def _file(entry: RepoFile, origin: str) -> HubFile:
 
 
 def _is_safe(path: str) -> bool:
-    """Tell whether a path stays below its folder on every file system, and is no trick on a reader or on git.
+    """Return whether a path stays below its folder on every file system, and cannot deceive a reader or git.
 
-    A folder `.git` would be a repository whose configuration names programs that git starts; some file systems do not
-    tell `.GIT` from it. A repository of git cannot have such a name, so no real hub lists one.
+    A folder `.git` would be a repository whose configuration names programs that git starts; for some file systems,
+    `.GIT` is the same name. A repository of git cannot have such a name, so no real hub lists one.
     """
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _LONGEST_PATH:
         return False
@@ -129,7 +129,7 @@ def _is_safe(path: str) -> bool:
 
 
 def _require_tree(files: dict[str, HubFile], origin: str) -> None:
-    """Refuse a name that is a file and a folder."""
+    """Refuse a name that is both a file and a folder."""
     for path in files:
         parts = path.split("/")
         for count in range(1, len(parts)):

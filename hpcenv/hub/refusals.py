@@ -44,7 +44,7 @@ class HubRefusals:
         """Return the error for a response whose status is not 200.
 
         Args:
-            text: the hub's own words; may be empty.
+            text: the hub's message; may be empty.
         """
         status, told = response.status_code, one_line(text)
         page = f"{self.access.endpoint}/{wanted.repository}"
@@ -106,7 +106,7 @@ class HubRefusals:
 
 
 def _asked(error: Exception) -> str:
-    """Return host and port of the request that failed; empty where the error names none."""
+    """Return host and port of the request that failed; empty if the error names no host."""
     try:
         return error.request.url.netloc.decode() if isinstance(error, httpx2.RequestError) else ""
     except RuntimeError:  # it was raised before there was a request

@@ -19,9 +19,9 @@ class StoredTree:
 
     Attributes:
         hub: `[datasets/]ORG/NAME@COMMIT`.
-        patterns: the files that were wanted; empty for all.
+        patterns: patterns of the fetched files; empty for all files.
         path: folder with the files.
-        files, size: number, and bytes together.
+        files, size: number of files, and their bytes together.
     """
 
     hub: str
@@ -32,7 +32,7 @@ class StoredTree:
 
 
 def list_stored(place: StorePlace) -> tuple[StoredTree, ...]:
-    """Return the repositories in a store; none where there is no store.
+    """Return the repositories in a store; empty if there is no store.
 
     Raises:
         FileUnusable: the store cannot be read, or is not trusted.

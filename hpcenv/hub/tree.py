@@ -1,4 +1,4 @@
-"""The files of a repository at a commit, in the store: find them, and tell whether they are as they were fetched.
+"""The files of a repository at a commit, in the store: find them, and find out whether they changed since then.
 
 Runs on: LOGIN NODE.
 
@@ -44,7 +44,7 @@ class TreeFile:
         path: below the folder.
         size: in bytes.
         sha256: of the content.
-        blob: digest by which the hub names the content.
+        blob: digest that the hub lists for the content.
     """
 
     path: str
@@ -55,11 +55,11 @@ class TreeFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeRecord:
-    """What the hub says a folder of the store holds.
+    """The content of a folder in the store, as the hub lists it.
 
     Attributes:
         hub: `[datasets/]ORG/NAME@COMMIT`.
-        patterns: of `files` in hpcenv.toml; empty for the whole repository.
+        patterns: patterns of `files` in hpcenv.toml; empty for the whole repository.
         files: sorted by path.
     """
 
@@ -74,7 +74,7 @@ class HubTree:
     """Where a repository at a commit is in a store; it may not be there yet.
 
     Attributes:
-        folder: with the files.
+        folder: folder with the files.
         record: path of the record.
     """
 
@@ -85,7 +85,7 @@ class HubTree:
 
 
 def locate(root: Path, wanted: HubReference, patterns: Sequence[str]) -> HubTree:
-    """Return where a repository, or the part that the patterns name, is in the store at `root`. Pure."""
+    """Return the place of a repository, or of the part that the patterns name, in the store at `root`. Pure."""
     chosen = tuple(sorted(set(patterns)))
     name = wanted.revision
     if chosen:
@@ -125,7 +125,7 @@ def partial_bytes(place: Path) -> int:
 
 
 def read_record(tree: HubTree) -> TreeRecord | None:
-    """Return the record of a fetched tree; None if it is missing, or of another tree."""
+    """Return the record of a fetched tree; None if it is missing, or belongs to a different tree."""
     try:
         record = load_record(TreeRecord, tree.record)
     except RecordInvalid:
@@ -151,10 +151,10 @@ def expected_state(record: TreeRecord, compare: DataCompare) -> DataState:
 
 
 def find_changes(tree: HubTree, record: TreeRecord, compare: DataCompare) -> tuple[str, ...]:
-    """Return what differs in a tree from its record, one line for each file.
+    """Return the differences between a tree and its record, one line for each file.
 
     Args:
-        compare: what is compared; with `sha256` all files are read.
+        compare: the method of comparison; with `sha256` all files are read.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""The digest of what a bind shows in a container.
+"""The digest of the content that a bind shows in a container.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
@@ -17,16 +17,17 @@ from collections.abc import Iterator, Mapping
 from hpcenv.incontainer.probe.paths import is_below
 from hpcenv.records.files import sha256_at
 
-# What hides files of an image is code or a library. Data belongs to a path that the image does not have.
+# A bind that hides files of an image shows code or a library. Data should be bound to a path that the image does not
+# have.
 LIMIT_BYTES = 2 << 30
 LIMIT_FILES = 50_000
 
 
 def source_of(path: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return the target of the bind that shows a path of the container, and what it shows there; empty for none.
+    """Return the target of the bind that shows a path of the container, and the content there; empty if no bind does.
 
     Args:
-        sources: by target.
+        sources: source of each bind, by target.
     """
     target = max((one for one in sources if is_below(path, one)), key=len, default="")
     return target, sources[target] + path[len(target.rstrip("/")) :] if target else ""
@@ -36,11 +37,11 @@ def content_digest(source: str, *, compiled: bool = False) -> str:
     """Return the digest of a file or folder of the host, `sha256:...`.
 
     Args:
-        compiled: folders `__pycache__` count, as in lockfiles before revision 2.
+        compiled: whether folders `__pycache__` count, as in lockfiles before revision 2.
 
     Raises:
         OSError: something cannot be read.
-        ValueError: it is neither, or too large for a digest on each node.
+        ValueError: it is neither a file nor a folder, or too large for a digest on each node.
     """
     status = os.stat(source)
     if stat.S_ISREG(status.st_mode):
@@ -62,7 +63,7 @@ def _folder_digest(folder: str, compiled: bool) -> str:
 
 
 def _entries(folder: bytes, compiled: bool) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield kind, relative path and value of all that is in a folder; the value of a file is not read."""
+    """Yield kind, relative path and value of all entries in a folder; the value of a file is not read."""
     total = count = 0
     for place, folders, files in os.walk(folder, onerror=_raise):
         if not compiled and b"__pycache__" in folders:

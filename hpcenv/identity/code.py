@@ -1,11 +1,11 @@
-"""Whether the run's own copy of the code is what was submitted, seen from this node.
+"""Whether this node sees the run's copy of the code as it was submitted.
 
 Runs on: COMPUTE NODE. Standard library only.
 
 The first attempt must find the copy as it was made, and no other file in it. A later attempt must find it as the
-attempt before left it: the script itself may write into the copy. It is not known whether the script or somebody else
-changed a module in the meantime, so that is said (`left_changed`). If that attempt could not record how it left the
-copy (a node failed), only what Python can import is compared.
+attempt before left it: the script itself may write into the copy. It is unknown whether the script or a person changed
+a module in between, so changes are reported (`left_changed`). If that attempt could not record how it left the copy (a
+node failed), only what Python can import is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Extent = Literal["all", "new-modules", "own-modules"]
 
 
 def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
-    """Return the digest of the copy where it is as it must be; otherwise what differs, in words.
+    """Return the digest of the copy if it is unchanged; otherwise the differences, in words.
 
     Raises:
         RecordInvalid, OSError: the listing or a file cannot be read.
@@ -52,9 +52,9 @@ def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
 
 
 def left_changed(run: RunFolder) -> tuple[str, ...]:
-    """Return the modules that differ from the submission and that the attempt before left so.
+    """Return the modules that differ from the submission, and were already different at the end of the last attempt.
 
-    A new one counts beside a module that was submitted: in its own folders a script may keep what it likes.
+    A new module counts only in a folder with submitted modules: in its own folders, a script may write anything.
 
     Raises:
         RecordInvalid: a record of the copy cannot be read.
@@ -70,7 +70,7 @@ def left_changed(run: RunFolder) -> tuple[str, ...]:
 
 
 def find_hook_digest(run: RunFolder) -> str:
-    """Return the digest over the files of the start hook, without what Python compiled of them.
+    """Return the digest over the files of the start hook, without the files that Python compiled from them.
 
     Raises:
         OSError: a file cannot be read.
@@ -110,9 +110,9 @@ def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, f
 
 
 def _new_files(listed: Listing, source: Source, run: RunFolder) -> Iterator[str]:
-    """Yield the files that Python cannot import, before the first attempt: no rank can have made them."""
+    """Yield the files that Python cannot import, before the first attempt: no rank can have made them yet."""
     for path, entry in extras(listed, run):
-        # What somebody put into a copy that several runs share is a link in that of each run (make_own_copy).
+        # Files that a person added to a shared copy are links in the copy of each run (make_own_copy).
         theirs = source.shared and entry.is_symlink()
         # An NFS client renames a file so that is open and removed.
         silly = entry.name.startswith(".nfs")
@@ -124,7 +124,8 @@ def importable_extras(listed: Listing, run: RunFolder, *, with_bytecode: bool) -
     """Yield the files of the copy that Python can import and that are not in its listing.
 
     Args:
-        with_bytecode: also those in `__pycache__`, which Python writes itself as soon as a rank has run.
+        with_bytecode: whether to yield also the files in `__pycache__`, which Python writes itself as soon as a rank
+            has run.
 
     Raises:
         OSError: a folder cannot be read.
@@ -136,7 +137,7 @@ def importable_extras(listed: Listing, run: RunFolder, *, with_bytecode: bool) -
 
 
 def extras(listed: Listing, run: RunFolder) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield what is in the copy and not in its listing, by path in the run folder.
+    """Yield the entries of the copy that are not in its listing, by path in the run folder.
 
     Raises:
         OSError: a folder cannot be read.
@@ -151,7 +152,7 @@ def note_after(run: RunFolder, *, schema: int, started: float) -> CopyAfterAttem
     """Return how the copy differs from its listing now, at the end of an attempt; None if that cannot be read.
 
     Args:
-        started: when the attempt began; what was not touched since then is not read again.
+        started: when the attempt began; files that did not change since then are not read again.
     """
     try:
         listed = load_record(Listing, run.listing)
@@ -195,9 +196,9 @@ def _in_words(word: str, paths: Iterator[str] | tuple[str, ...]) -> list[str]:
 
 
 def make_own_copy(source: Source, run: RunFolder) -> None:
-    """Give this run its own copy, where several runs were submitted with one (a sweep, an exported folder).
+    """Give this run its own copy if several runs were submitted with one copy (a sweep, an exported folder).
 
-    What somebody put into the shared copy afterwards, for example data in an exported folder, appears as links.
+    Files that a person added to the shared copy later, for example data in an exported folder, appear as links.
 
     Raises:
         OSError, RecordInvalid: it cannot be copied.

@@ -15,7 +15,7 @@ from hpcenv.records.files import sha256_at
 from hpcenv.records.manifest import DataCompare
 from hpcenv.text import plural
 
-# Reading is waited for, not computed: a parallel file system answers several readers at once.
+# Reading mostly waits and computes little: a parallel file system answers several readers at once.
 _READERS = 8
 
 
@@ -24,8 +24,8 @@ class DataState:
     """The state of a file or folder.
 
     Attributes:
-        digest: over names and sizes, with `size-and-time` also times, with `sha256` also the content.
-        files: their number.
+        digest: digest over names and sizes; with `size-and-time` also times, with `sha256` also the content.
+        files: the number of files.
         size: bytes of all files together.
     """
 
@@ -42,9 +42,9 @@ class DataEntry:
     """A file of data.
 
     Attributes:
-        name: below the folder; empty where the data are one file.
+        name: path below the folder; empty if the data are one file.
         mtime_ns: time of the last change, in ns since 1970.
-        sha256: of the content; only needed where contents are compared.
+        sha256: sha256 of the content; only needed if contents are compared.
     """
 
     name: str
@@ -57,10 +57,10 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
     """Return the state of a file or folder. Symbolic links are followed.
 
     Args:
-        folders: empty folders count, too: one may be a class of a data set.
+        folders: whether empty folders count, too: a folder may be a class of a data set.
 
     Raises:
-        OSError: it is not there, or a part of it cannot be read.
+        OSError: it does not exist, or a part of it cannot be read.
     """
     return state_of(read_entries(path, compare, folders=folders), compare)
 
@@ -87,10 +87,10 @@ def read_entries(path: str, compare: DataCompare, *, folders: bool = False) -> I
 
 
 def state_of(entries: Iterable[DataEntry], compare: DataCompare) -> DataState:
-    """Return the state that files make together. Pure.
+    """Return the joint state of files. Pure.
 
     Args:
-        entries: sorted by name.
+        entries: the files, sorted by name.
     """
     digest, count, size = hashlib.sha256(), 0, 0
     for entry in entries:

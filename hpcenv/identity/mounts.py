@@ -1,10 +1,10 @@
-"""What is mounted in a container beside the image, from its own /proc/self/mountinfo. Pure.
+"""The mounts in a container in addition to the image, read from its /proc/self/mountinfo. Pure.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-A SIF's hash says nothing of what is mounted over its files. The mounts of a container are compared with the binds that
-hpcenv asked for, and with a table of those that the container runtime makes itself. An administrator can add others
-(`bind path` in apptainer.conf). What remains is looked at in a container without binds (bare_image.py): a mount is a
+A SIF's hash says nothing about mounts over its files. The mounts of a container are compared with the binds that hpcenv
+asked for, and with a table of the mounts that the container runtime itself makes. An administrator can add more (`bind
+path` in apptainer.conf). The remaining mounts are checked in a container without binds (bare_image.py): a mount is a
 finding if it hides files of the image, or lies where Python or the loader look for code.
 """
 
@@ -40,9 +40,9 @@ class RuntimeMount:
     """A mount that the container runtime makes itself.
 
     Attributes:
-        fs_type, root, target: patterns of the whole text.
-        reason: why it is made.
-        gpus: it is made only with --nv or --rocm.
+        fs_type, root, target: patterns that must match the whole text.
+        reason: why the mount is made.
+        gpus: whether the mount is made only with --nv or --rocm.
         same_place: only if the root is the target: the image's own files at their own place.
     """
 
@@ -54,7 +54,7 @@ class RuntimeMount:
     same_place: bool = False
 
 
-# Seen with Apptainer 1.4.5, or named in its apptainer.conf and nvliblist.conf of that version.
+# Mounts that were seen with Apptainer 1.4.5, or that its apptainer.conf and nvliblist.conf name.
 RUNTIME_MOUNTS = (
     RuntimeMount(target="/", reason="the image itself"),
     RuntimeMount(target="/hpcenv/(home|start-gate)", reason="hpcenv's own folders, which no image has"),
@@ -94,7 +94,7 @@ def parse_mountinfo(text: str) -> tuple[MountLine, ...]:
     """Return the mounts of a process, in the order in which they were made.
 
     Raises:
-        ValueError: a line has another form, or the text is empty.
+        ValueError: a line has a different form, or the text is empty.
     """
     found = []
     for line in text.splitlines():
@@ -120,10 +120,10 @@ def unexplained(
     """Return the mounts of a container that neither hpcenv nor the table explains.
 
     Args:
-        mounts: of a process in the container.
+        mounts: the mounts of a process in the container.
         asked: the binds that hpcenv asked for.
         on_node: the mounts of a process of the node.
-        gpus: the container was started with --nv or --rocm.
+        gpus: whether the container was started with --nv or --rocm.
         overlay: what hpcenv mounted over the image.
     """
     expected = {os.path.normpath(bind.target): _placed(os.path.realpath(bind.source), on_node) for bind in asked}
@@ -140,7 +140,7 @@ _SQUASHFS = r"squashfs|fuse\.squashfuse(_ll)?"
 
 
 def _shows(mount: MountLine, overlay: Overlay) -> bool:
-    """Return whether this is the mount of a squashfs at its target: of the root of that file system."""
+    """Return whether this mount shows the root of a squashfs at the squashfs's target."""
     at_target = mount.target == os.path.normpath(overlay.target)
     return at_target and mount.root == "/" and re.fullmatch(_SQUASHFS, mount.fs_type) is not None
 
@@ -148,9 +148,9 @@ def _shows(mount: MountLine, overlay: Overlay) -> bool:
 def shows_overlay(mounts: Sequence[MountLine], overlay: Overlay) -> bool:
     """Return whether the mounts of a container show an overlay.
 
-    With `user bind control = no`, Apptainer 1.4.5 leaves it out, with a warning only.
+    With `user bind control = no`, Apptainer 1.4.5 leaves the overlay out, and only warns.
     """
-    # What is mounted last at a path is what processes see there.
+    # At a path, processes see what was mounted there last.
     last = [mount for mount in mounts if mount.target == os.path.normpath(overlay.target)][-1:]
     return any(_shows(mount, overlay) for mount in last)
 
@@ -164,14 +164,14 @@ def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
 
 
 def over_overlay(mounts: Sequence[MountLine], overlay: Overlay | None, *, gpus: bool) -> tuple[MountLine, ...]:
-    """Return the mounts at the target of an overlay or below it that are not the overlay, asked for or not.
+    """Return the mounts at the target of an overlay or below that are not the overlay, whether requested or not.
 
-    What they hide was locked.
+    These mounts hide locked files.
 
     Args:
-        mounts: of a process in the container.
+        mounts: the mounts of a process in the container.
         overlay: what hpcenv mounted over the image; None for nothing.
-        gpus: the container was started with --nv or --rocm.
+        gpus: whether the container was started with --nv or --rocm.
     """
     if overlay is None:
         return ()
@@ -194,7 +194,7 @@ def _is_asked(
     place = (mount.device, mount.root)
     if mount.target in expected:
         return expected[mount.target] in (place, None)
-    # The target of a bind may be a link in the image: then the mount has another target and the same content.
+    # The target of a bind may be a link in the image: then the mount has a different target and the same content.
     if place in expected.values():
         return True
     # What is mounted below a source on the node appears below the target.
@@ -207,7 +207,7 @@ def _is_asked(
 
 
 def _placed(path: str, on_node: Sequence[MountLine]) -> tuple[str, str] | None:
-    """Return device and path within its file system of a file of the node; None if no mount has it."""
+    """Return device and path within its file system of a file of the node; None if no mount contains it."""
     holding = None
     for mount in on_node:  # a later mount hides an earlier one
         if path == mount.target or path.startswith(mount.target.rstrip("/") + "/"):

@@ -22,7 +22,7 @@ def check_file(
 
     Args:
         descriptor: the open file.
-        path: for the record.
+        path: path for the record.
         known: the identity that was taken together with the full hash; None to hash.
         records: hashes taken on this machine before; None to hash.
 
@@ -35,7 +35,7 @@ def check_file(
 
 
 def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, SifIdentity | None]:
-    """Return the hash of a squashfs, and its identity for the nodes; None where the file system allows none.
+    """Return the hash of a squashfs, and its identity for the nodes; None if the file system allows none.
 
     Raises:
         ImageMismatch, EnvironmentUnreadable: no squashfs, changed while read, unreadable.

@@ -60,7 +60,7 @@ _DESCRIPTOR_VOLATILE = (41, 16)
 _MAGIC = b"SIF_MAGIC\0"
 _MAGIC_AT = 32
 _VERSION = b"01\0"
-# Apptainer writes a table of 48; a signed image with many objects stays far below this.
+# Apptainer writes a table of 48 descriptors; a signed image with many objects stays far below this.
 _MOST_DESCRIPTORS = 4096
 _OBJECT_LIMIT = 16 * 1024 * 1024
 # Where Apptainer 1.4.5 puts things: the table behind the first page with room for 48
@@ -70,7 +70,7 @@ _TABLE_AT = 4096
 _TABLE_ROWS = 48
 _PAGE = 4096
 _FIRST_SQUASHFS = 40960
-# Left for signatures and what else `apptainer sif add` may put there later.
+# Space that is left for signatures and other objects that `apptainer sif add` may put there later.
 _MOST_WRITTEN = 16
 _IN_DEFAULT_GROUP = 0xF0000001
 # The name of the object in which a SIF carries its lockfile.
@@ -119,7 +119,7 @@ _COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What a partition's descriptor says beyond the common fields."""
+    """The values in a partition's descriptor in addition to the common fields."""
 
     filesystem: str
     role: str
@@ -388,7 +388,7 @@ def file_sha256(source: SifSource, on_bytes: Callable[[int], None] | None = None
 def normalise(path: str | os.PathLike[str]) -> None:
     """Zero the UUID and every time in header and object table, in place.
 
-    They are all that differs between two files with the same objects (seen with Apptainer
+    Only these fields differ between two files with the same objects (seen with Apptainer
     1.4.5). Not for a file that others can see already: call it before publishing.
 
     Raises:

@@ -9,8 +9,8 @@ set `ctime`, so every change to a file and every replacement changes it. This is
 where the kernel answers with the values of the storage, and where the clock has ticked since
 the last change:
 
-- The kind of file system must keep `ctime` and inode numbers itself and tell every client
-  the same. NFS asks the server anew when a file is opened (close-to-open consistency,
+- The kind of file system must keep `ctime` and inode numbers itself and report equal values to every client. NFS asks
+the server anew when a file is opened (close-to-open consistency,
   nfs(5)), unless mounted with `nocto`. AFS takes `ctime` from `mtime`; user-space file
   systems (FUSE), CIFS and 9p may cache attributes or invent inode numbers: no identity there.
 - A file that changes twice within one tick of the storage's clock looks the same after both
@@ -38,8 +38,8 @@ from hpcenv.identity import sif
 from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
 
-# Kinds whose `ctime` and inode number come from one authority. For those of one machine
-# that is its kernel; on another machine the numbers differ, and the full hash decides.
+# Kinds of file systems whose `ctime` and inode number come from one authority. For local file systems, this is the
+# machine's kernel; on a different machine the numbers differ, and the full hash decides.
 _OF_ONE_MACHINE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"})
 _SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs"})
 
@@ -47,7 +47,7 @@ _SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs"
 # clocks of client and server that differ.
 _SECONDS_TO_SETTLE = 5.0
 
-# An object table of the most descriptors that identity/sif.py accepts.
+# Size of an object table with the greatest number of descriptors that identity/sif.py accepts.
 _LONGEST_TABLE = 4096 * 585
 _SUPERBLOCK = 96
 _MAGIC = b"hsqs"
@@ -78,7 +78,7 @@ def mount_of(descriptor: int) -> FileMount | None:
 
 
 def doubt_about(mount: FileMount | None) -> str:
-    """Return why `stat` may not show a change on this mount; empty where it does. Pure."""
+    """Return why `stat` may not show a change on this mount; empty if it does show every change. Pure."""
     if mount is None:
         return "its file system is not in /proc/self/mountinfo"
     if mount.kind not in _OF_ONE_MACHINE | _SHARED:
@@ -94,7 +94,7 @@ def is_node_local(mount: FileMount | None) -> bool:
 
 
 def identity_of(descriptor: int) -> FileIdentity:
-    """Return what tells whether an open file is still the file that was hashed."""
+    """Return the values by which an open file is recognised as the file that was hashed."""
     status = os.fstat(descriptor)
     return FileIdentity(
         device=status.st_dev,
@@ -109,7 +109,7 @@ def known_as(file: FileIdentity, sha256: str, header: tuple[str, int, int]) -> S
     """Return the identity of a SIF whose whole hash is known. Pure.
 
     Args:
-        header: as `header_of` gives it.
+        header: the result of `header_of`.
     """
     return SifIdentity(
         sha256=sha256,
@@ -124,7 +124,7 @@ def known_as(file: FileIdentity, sha256: str, header: tuple[str, int, int]) -> S
 
 
 def is_settled(file: FileIdentity, *, now_ns: int, tick: float = _SECONDS_TO_SETTLE) -> bool:
-    """Whether a change from `now_ns` on gets a later time than the one before. Pure.
+    """Whether a change from `now_ns` on gets a later time than the last change. Pure.
 
     Args:
         tick: seconds; a shorter one than for all file systems, for a disk of this node that
@@ -135,10 +135,10 @@ def is_settled(file: FileIdentity, *, now_ns: int, tick: float = _SECONDS_TO_SET
 
 
 def header_of(descriptor: int) -> tuple[str, int, int]:
-    """Return the digest of header, table and superblock, and where the partition lies.
+    """Return the digest of header, table and superblock, and the place of the partition.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: the file is no whole SIF, or cannot be read.
+        ImageMismatch, EnvironmentUnreadable: the file is not a complete SIF, or cannot be read.
     """
     partition = sif.read_header(descriptor).runs
     head = os.pread(descriptor, 128, 0)
@@ -158,7 +158,7 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
     """Return the digest of the superblock of a squashfs file, 0, and the size of the file.
 
     Raises:
-        ImageMismatch: it is no squashfs.
+        ImageMismatch: it is not a squashfs.
     """
     block = os.pread(descriptor, _SUPERBLOCK, 0)
     if len(block) < _SUPERBLOCK or block[:4] != _MAGIC:
@@ -209,15 +209,15 @@ class Records:
     an unexpected owner, folder or content is ignored.
 
     Attributes:
-        folder: where; made when the first record is kept.
-        where: what the device numbers belong to: this boot of this machine, or the path.
+        folder: folder of the records; made when the first record is kept.
+        where: the scope of the device numbers: this boot of this machine, or the path.
     """
 
     folder: Path
     where: str
 
     def find(self, file: FileIdentity) -> Record | None:
-        """Return the record of a file in this very state, or None."""
+        """Return the record of a file in exactly this state, or None."""
         try:
             if not is_private(self.folder):
                 return None
@@ -278,7 +278,7 @@ NODE_PLACES: tuple[Path, ...] = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 
 
 def boot_id() -> str | None:
-    """Return what names this boot of this machine: device numbers mean nothing without it."""
+    """Return the id of this boot of this machine: without it, device numbers have no meaning."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -286,12 +286,12 @@ def boot_id() -> str | None:
 
 
 def node_records(places: Iterable[Path] = NODE_PLACES) -> Records | None:
-    """Return the records that this node keeps until it is booted again; None where it cannot."""
+    """Return the records that this node keeps until it is booted again; None if it can keep none."""
     boot = boot_id()
     if boot is None:
         return None
     usable = [place for place in places if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)]
-    # The name is the user's, and whose folder it really is gets checked at every use.
+    # The name contains the user; the real owner of the folder is checked at every use.
     return Records(usable[0] / f"hpcenv-{os.geteuid()}" / "sif", boot) if usable else None
 
 
@@ -310,8 +310,7 @@ def identify(
         read_header: `superblock_of` for a squashfs.
 
     Returns:
-        The whole file's SHA-256, and None for the identity where the file system or the
-        age of the file allow none.
+        The whole file's SHA-256, and the identity, which is None if the file system or the age of the file allows none.
 
     Raises:
         ImageMismatch, EnvironmentUnreadable: no whole SIF, changed while read, unreadable.
@@ -344,7 +343,7 @@ def check(
     """Return the hash of an open SIF by the cheapest way that proves it.
 
     Args:
-        descriptor: the open file; what is proved is true of it, whatever its name leads to later.
+        descriptor: the open file; the proof is valid for this file, even if its name leads to a different file later.
         path, staged: for the record.
         known: the identity that was taken together with the full hash; None to hash.
         records: hashes taken on this machine before; None to hash.
@@ -367,7 +366,7 @@ def check(
     if known is not None:
         doubt = doubt or _difference(known, file, header)
         if not doubt:
-            # It had settled when `known` was taken; this node's clock need not agree.
+            # The file had settled when `known` was taken; this node's clock does not matter.
             return established("identity", known.sha256, lasting=True)
     found = records.find(file) if records is not None and lasting else None
     if found is not None and found.header_sha256 == header:
@@ -379,7 +378,7 @@ def check(
 
 
 def _header_or_nothing(descriptor: int, read_header: ReadHeader) -> str:
-    """Return the header's digest; an empty text for a file that is not a SIF: its hash will differ."""
+    """Return the header's digest; an empty text if the file is not a SIF: then its hash will differ."""
     try:
         return read_header(descriptor)[0]
     except HpcenvError:
@@ -387,7 +386,7 @@ def _header_or_nothing(descriptor: int, read_header: ReadHeader) -> str:
 
 
 def _difference(known: SifIdentity, file: FileIdentity, header: str) -> str:
-    """Return in what a file is not the one that was hashed; empty for the same file. Pure."""
+    """Return how a file differs from the file that was hashed; empty if it is the same file. Pure."""
     parts = (
         ("inode", known.inode, file.inode),
         ("size", known.size, file.size),

@@ -1,5 +1,5 @@
-"""What is compared and decided, from records alone. Pure: no program is started.
+"""Comparisons and decisions, made from records alone. Pure: no program is started.
 
-Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `decide` judges the facts of all nodes against the
-manifest; the folders hold what it asks: compatibility, network settings, preflight checks, the smoke test.
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `decide` compares the facts of all nodes with the manifest.
+The folders hold the parts of the decision: compatibility, network settings, preflight checks, smoke test.
 """

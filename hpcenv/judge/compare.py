@@ -14,14 +14,14 @@ from hpcenv.text import visible_ascii
 
 
 def compare(expected: Expectation, facts: Facts) -> Finding | None:
-    """Return the difference between a node and one expectation, None where they match."""
+    """Return the difference between a node and one expected value; None if they match."""
     locked = f">= {show(expected.value)}" if expected.rule == "at-least" else show(expected.value)
     if not facts.has(expected.field):
         return _finding(expected, facts, locked, why_unknown(expected.field, facts), "unknown")
     value = facts.values[expected.field]
     if expected.rule == "at-least":
         return _compare_minimum(expected, value, facts, locked)
-    # Python takes True for 1; a lockfile with the one and a node with the other differ.
+    # In Python True == 1, but a lockfile with True and a node with 1 differ.
     if value == expected.value and isinstance(value, bool) == isinstance(expected.value, bool):
         return None
     note = _files_note(expected, facts) or expected.note
@@ -30,7 +30,7 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
 
 
 def why_unknown(field: str, facts: Facts) -> str:
-    """Return the reason of the field itself, or of the part of the check step that reads it."""
+    """Return why the value is missing: the reason of the field, or of the part of the check step that reads it."""
     part = {"host": "host", "code": "script", "container": "sif"}.get(field.split(".", maxsplit=1)[0], "probe")
     return facts.unknown.get(field) or facts.unknown.get(part) or "this node did not report it"
 
@@ -63,7 +63,7 @@ def _compare_minimum(expected: Expectation, value: Value, facts: Facts, locked: 
 
 
 def _version(value: Value) -> tuple[int, ...] | None:
-    """Return `580.65.06`, or a count, as numbers; None for any other value."""
+    """Return `580.65.06`, or a count, as a tuple of numbers; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     text = str(value)
@@ -71,7 +71,7 @@ def _version(value: Value) -> tuple[int, ...] | None:
 
 
 def _files_note(expected: Expectation, facts: Facts) -> str:
-    """Name the newest of the files that no package lists: the lockfile holds only their number and digest."""
+    """Name the newest files that belong to no package: the lockfile holds only their number and digest."""
     count = facts.values.get("packages.unlisted-count")
     if expected.field != "packages.unlisted-digest" or not isinstance(count, int):
         return ""
@@ -83,7 +83,7 @@ def _files_note(expected: Expectation, facts: Facts) -> str:
 
 
 def _short_path(path: str) -> str:
-    """Return the end of a path, the part that tells most, in less than a line."""
+    """Return the end of a path, shorter than a line: the end tells most."""
     path = visible_ascii(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
     return path if len(path) <= _PATH_WIDTH else "..." + path[3 - _PATH_WIDTH :]
 
@@ -102,7 +102,7 @@ def _list_note(locked: Value, value: Value) -> str:
 
 
 def _kind_note(locked: Value, value: Value) -> str:
-    """Tell `8` from 8 where both would look alike in the table."""
+    """Name the types of two values that look alike in the table, for example the text `8` and the number 8."""
     if show(locked) != show(value):
         return ""
     return f"locked as {_KINDS[type(locked)]}, found as {_KINDS[type(value)]}"

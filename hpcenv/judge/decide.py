@@ -1,11 +1,11 @@
-"""The gate: facts of all nodes and the manifest in, a verdict out. Pure.
+"""The gate: it takes the manifest and the facts of all nodes, and returns a verdict. Pure.
 
 Runs on: COMPUTE NODE (the batch node), standard library only.
 
-A comparison has three results: `match`, `mismatch`, `unknown`. All nodes are judged before anything is decided; each
-is compared with the lockfile, and the nodes are compared with each other. How much a field matters comes with the
-manifest. `unknown` on a field that must match blocks the job like a mismatch, with its own exit status: a wrong
-"match" costs more than a job that did not start.
+A comparison has three results: `match`, `mismatch`, `unknown`. All nodes are judged before the decision: each node is
+compared with the lockfile, and the nodes are compared with each other. The manifest says how much each field matters.
+`unknown` on a field that must match blocks the job like a mismatch, but with a separate exit status: a wrong "match"
+costs more than a job that did not start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.variables import recorded_value
 from hpcenv.records.verdict import Finding, NodeVerdict, Result, Verdict
 
-# The note of a finding that compares nodes with each other, not with the lockfile.
+# Note of a finding that compares nodes with each other, not with the lockfile.
 DIFFERS_BETWEEN_NODES = "differs between the nodes of this job"
 
 _SIF = "container.sif.sha256"
@@ -41,18 +41,18 @@ _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
 _CHANGED = "code.changed"
 _HOOK = "code.start-hook-sha256"
-# Digests over all packages: the rows of single packages explain them.
+# Fields with a digest over all packages: the rows of the single packages explain a difference.
 _PACKAGE_DIGESTS = ("packages.env-digest", "packages.content-digest")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """One start of a run, which is judged.
+    """One start of a run, with the facts by which it is judged.
 
     Attributes:
         nodes: all nodes of the allocation, in Slurm's order.
-        reported: node -> its facts of this very attempt.
-        silent: node -> why it has none.
+        reported: node -> the facts that it wrote in this attempt.
+        silent: node -> why it has no such facts.
     """
 
     manifest: Manifest
@@ -66,11 +66,11 @@ class _Start:
 
 @dataclass(frozen=True, kw_only=True)
 class _ChosenNodes:
-    """The nodes that train, and where they meet.
+    """The nodes that train, and their rendezvous.
 
     Attributes:
-        launched: the nodes that train; empty where no ranks can start.
-        findings: what prevents a rendezvous.
+        launched: the nodes that train; empty if no ranks can start.
+        findings: the reasons that prevent a rendezvous.
     """
 
     launched: tuple[str, ...] = ()
@@ -91,15 +91,15 @@ def judge(
     """Judge one attempt.
 
     Args:
-        manifest: the run, with what was locked and how much each field matters.
+        manifest: the run, with the locked values and the severity of each field.
         nodes: all nodes of the allocation, in Slurm's order.
         facts: node -> what it reported; facts of another run, attempt or node do not count.
         problems: node -> why it has no facts.
-        attempt, job_id: of this start; they make the rendezvous id.
-        window: begin of this attempt and now, by the batch node's clock; None where that is not known.
+        attempt, job_id: attempt and job of this start; the rendezvous id is made from them.
+        window: begin of this attempt and the present time, by the batch node's clock; None if not known.
 
     Returns:
-        The verdict, and the network choice that it contains in parts.
+        The verdict, and the network choice; the verdict contains parts of that choice.
 
     Raises:
         RecordInvalid: the manifest does not give the severity of a field.
@@ -120,7 +120,7 @@ def _of_this_attempt(
     attempt: int,
     job_id: str,
 ) -> _Start:
-    """Part the nodes into those with facts of this very attempt, and the others with the reason."""
+    """Separate the nodes with facts of this attempt from the nodes without; give the reason for the latter."""
     usable, missing = {}, {}
     for node in nodes:
         found = facts.get(node)
@@ -142,7 +142,7 @@ def _of_this_attempt(
 
 
 def _findings(start: _Start, clocks: Mapping[str, CheckOutcome]) -> tuple[Finding, ...]:
-    """Return what is wrong with the job, with each node, and between the nodes."""
+    """Return the findings on the job, on each node, and on differences between the nodes."""
     manifest, nodes, severities = start.manifest, start.nodes, start.severities
     return (
         *_judge_shape(manifest, nodes, severities),
@@ -155,7 +155,7 @@ def _findings(start: _Start, clocks: Mapping[str, CheckOutcome]) -> tuple[Findin
 
 
 def _choose(start: _Start, findings: Sequence[Finding]) -> _ChosenNodes:
-    """Choose the nodes that train and where they meet; where they cannot, say why of all nodes."""
+    """Choose the nodes that train and their rendezvous; if there is no rendezvous, give the reasons for all nodes."""
     manifest, nodes, facts, attempt = start.manifest, start.nodes, start.reported, start.attempt
     launched, choice = _choose_nodes(manifest, nodes, facts, findings, job_id=start.job_id, attempt=attempt)
     if choice is not None:
@@ -167,7 +167,7 @@ def _choose(start: _Start, findings: Sequence[Finding]) -> _ChosenNodes:
 def _verdict(
     start: _Start, clocks: Mapping[str, CheckOutcome], findings: Sequence[Finding], chosen: _ChosenNodes
 ) -> Verdict:
-    """Return the verdict; what only a start needs is in it only if everything matches."""
+    """Return the verdict. It contains the settings for a start only if everything matches."""
     manifest, reported, choice, launched = start.manifest, start.reported, chosen.choice, chosen.launched
     findings = (*findings, *chosen.findings)
     verdict = Verdict(
@@ -189,7 +189,7 @@ def _verdict(
 
 
 def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, ...]]:
-    """Return the settings of each node as records hold them."""
+    """Return the settings of each node in the form of the records."""
     return {
         node: tuple(replace(setting, value=recorded_value(setting.name, setting.value)) for setting in settings)
         for node, settings in choice.settings.items()
@@ -199,7 +199,7 @@ def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, 
 def _inherited(
     nodes: Iterable[str], facts: Mapping[str, Facts], choice: rendezvous.Choice
 ) -> dict[str, tuple[Setting, ...]]:
-    """Return the variables of the job that reach the ranks of each node and can change results."""
+    """Return, for each node, the variables of the job that reach its ranks and can change results."""
     return {
         node: tuple(
             variable
@@ -212,12 +212,12 @@ def _inherited(
 
 
 def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Severities) -> Verdict:
-    """Return the verdict with what the start on its nodes found: the last look at the SIF belongs to the gate. Pure.
+    """Add to the verdict what the nodes found at the start: the last check of the SIF is a part of the gate. Pure.
 
     Args:
-        verdict: of this attempt, which let it start.
+        verdict: the verdict of this attempt, which allowed the start.
         refused: records of the nodes on which the start was refused.
-        severities: of the run.
+        severities: how much each field matters in this run.
     """
     rows = [row for record in refused for row in _refusal(record, severities)]
     findings = (*rows, *verdict.findings)
@@ -238,7 +238,7 @@ def _refusal(record: NodeExit, severities: Severities) -> list[Finding]:
         rows = [_finding(severities, record.node, _SIF, "the file that was checked", record.detail, "mismatch")]
     else:
         rows = [_finding(severities, record.node, "environment", "ready to start", record.detail, "unknown")]
-    # Whatever [policy] says of other files: the start was refused.
+    # [policy] cannot make this finding weaker: the start was already refused.
     return [replace(row, severity="must") for row in rows]
 
 
@@ -249,7 +249,7 @@ def _node_verdicts(
     findings: Iterable[Finding],
     severities: Severities,
 ) -> tuple[NodeVerdict, ...]:
-    """Return each node's own result, with how many fields were compared on it."""
+    """Return the result of each node, and the number of fields that were compared on it."""
     fields = [expected.field for expected in (*manifest.expectations, *_of_the_run(manifest, severities))]
     of_node: dict[str, list[Finding]] = {node: [] for node in nodes}
     for finding in findings:
@@ -278,7 +278,7 @@ def _choose_nodes(
     job_id: str,
     attempt: int,
 ) -> tuple[tuple[str, ...], rendezvous.Choice | None]:
-    """Return the first nodes that match and reach each other, as many as train; none where there are too few."""
+    """Return the first nodes that match and reach each other, as many as the run needs; no node if too few do."""
     if len(nodes) != manifest.nodes + manifest.spare:
         return (), None
     out = {finding.node for finding in findings if _blocks(finding)}
@@ -292,7 +292,7 @@ def _choose_nodes(
         without_route = set(choice.problems) & set(chosen)
         if not manifest.spare or not without_route:
             return (), None
-        # Where no other node can reach the first one, the first one is the problem.
+        # If no other node can reach the first node, the first node is the problem.
         out |= {chosen[0]} if len(without_route) == len(chosen) - 1 > 1 else without_route
 
 
@@ -300,13 +300,13 @@ def _choose_nodes(
 
 
 def _judge_shape(manifest: Manifest, nodes: Sequence[str], severities: Severities) -> Iterable[Finding]:
-    """Refuse a job of another size than the planned one."""
+    """Refuse a job whose number of nodes is not the planned number."""
     if len(nodes) != (planned := manifest.nodes + manifest.spare):
         yield _finding(severities, nodes[0], "job.nodes", str(planned), str(len(nodes)), "mismatch")
 
 
 def _judge_lockfile(manifest: Manifest, nodes: Sequence[str], severities: Severities) -> Iterable[Finding]:
-    """Tell that a lockfile was edited and used all the same (--frozen)."""
+    """Report that an edited lockfile is used because of --frozen."""
     if manifest.lockfile_edited:
         note = "the file was changed by hand or by a merge, and the fingerprint in it names something else"
         locked, found = "as `hpcenv lock` wrote it", f"content {manifest.lockfile_edited}"
@@ -321,7 +321,7 @@ def _judge_silent(problems: Mapping[str, str], severities: Severities) -> Iterab
 def _judge_network(
     nodes: Sequence[str], choice: rendezvous.Choice, without_facts: Mapping[str, str], severities: Severities
 ) -> Iterable[Finding]:
-    """Return what prevents a rendezvous; nodes without facts have a row already."""
+    """Return the problems that prevent a rendezvous; nodes without facts already have a finding."""
     problems = {node: reason for node, reason in choice.problems.items() if node not in without_facts}
     if choice.rendezvous is None and not choice.problems and not without_facts:
         problems = {nodes[0]: "no rendezvous endpoint could be chosen"}
@@ -333,7 +333,7 @@ def _judge_network(
 
 
 def _judge_staging(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report what a node uses from the shared file system although a copy was requested."""
+    """Report that a node uses the shared file system although a copy on the node was requested."""
     return [
         _finding(severities, facts.node, "stage", "a copy on this node", problem, "mismatch")
         for problem in facts.not_staged
@@ -341,7 +341,7 @@ def _judge_staging(_: Manifest, facts: Facts, severities: Severities) -> list[Fi
 
 
 def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report what is mounted over files of the image and is not locked."""
+    """Report each mount that hides files of the image and is not locked."""
     if manifest.environment.kind != "sif" or "probe" in facts.unknown or _SIF in facts.unknown:
         return []
     expected = "nothing over files of the image"
@@ -352,18 +352,18 @@ def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> l
 
 
 def _judge_changed_code(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report modules of the copy that changed while an earlier attempt ran: by the script, or by somebody else."""
+    """Report modules in the run's copy of the code that the script or a person changed during an earlier attempt."""
     changed = facts.values.get(_CHANGED)
     note = "changed since the submission, while an earlier attempt ran"
     return [_finding(severities, facts.node, _CHANGED, "none", show(changed), "mismatch", note)] if changed else []
 
 
 def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report the preflight checks that are not fine."""
+    """Report the preflight checks that failed or are unknown."""
     return [] if facts.checks is None else preflight.findings(facts.node, facts.checks.others, severities)
 
 
-# The rules that judge one node by more than a comparison with the lockfile. A new rule is a function here.
+# The rules that judge a single node, in addition to the comparison with the lockfile. A new rule is a function here.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
     library_rules.judge,
@@ -385,7 +385,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
         findings = _one_row_for_the_inside(facts, findings, severities)
     else:
         findings = _one_row_for_one_reason(facts, findings, severities)
-    # A node always knows its variables: they alone are no comparison of an environment.
+    # Every node knows its variables. If only they were compared, the environment itself was not.
     compared = [e.field for e in manifest.expectations if not e.field.startswith("env.")]
     if not any(map(_blocks, findings)) and not any(facts.has(field) for field in compared):
         nothing = "nothing that the lockfile names could be compared"
@@ -394,7 +394,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
 
 
 def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectation]:
-    """Yield what the nodes must find as it was submitted: script, code and data."""
+    """Yield the files that must be on the nodes as they were submitted: script, code and data."""
     wanted: dict[str, tuple[str, str]] = {}
     if manifest.script:
         wanted[_SCRIPT] = (manifest.script_sha256, "")
@@ -411,7 +411,7 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
 
 
 def _notes(manifest: Manifest) -> tuple[str, ...]:
-    """Return what the table says about data, code and modules."""
+    """Return the lines of the table on data, code and modules."""
     data = [f"data {one.hub or one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
@@ -436,7 +436,7 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:
-    """Return the packages that differ from the locked ones, or could not be read."""
+    """Return a finding for each package that is not as locked, or could not be read."""
     return _in_rows(facts.node, facts.differences, severities)
 
 
@@ -448,7 +448,7 @@ def _in_rows(node: str, differences: Iterable[Difference], severities: Severitie
 
 
 def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -> list[Finding]:
-    """Give a digest over all packages at most the severity of the single packages that explain it.
+    """Lower the severity of a digest over all packages to that of the single packages that explain it.
 
     Otherwise one package that may differ would block the job through the digest.
     """
@@ -464,22 +464,22 @@ def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -
 
 
 def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severities: Severities) -> list[Finding]:
-    """Say once why nothing inside could be read: a row for each field would hide the reason."""
+    """Say once why no field inside the environment could be read: a row for each field would hide the reason."""
     kept = [f for f in findings if not (f.result == "unknown" and _is_inside(f.field))]
     reason = facts.unknown["probe"]
     cause = {SKIPPED: (_SIF,), SKIPPED_FOR_OVERLAY: (_OVERLAY,)}.get(reason, ())
     if any(f.field in cause and _blocks(f) for f in kept):
-        return kept  # the row of the SIF, or of the overlay, gives the reason
+        return kept  # the row on the SIF or on the overlay gives the reason
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 
-# A part of the probe that breaks takes a few fields with it; a broken probe takes all that come after, or a field of
-# each package.
+# If one part of the probe fails, a few fields are missing. If the whole probe fails, all later fields are missing, or
+# one field for each package.
 _FIELDS_OF_A_PART = 8
 
 
 def _one_row_for_one_reason(facts: Facts, findings: Sequence[Finding], severities: Severities) -> list[Finding]:
-    """Say once why many fields inside could not be read."""
+    """Say once why many fields inside the environment could not be read."""
     unread: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.result == "unknown" and _is_inside(finding.field):
@@ -501,7 +501,7 @@ def _is_inside(field: str) -> bool:
 
 
 def _compare_nodes(manifest: Manifest, facts: Mapping[str, Facts], severities: Severities) -> list[Finding]:
-    """Return the nodes that differ from the majority of the others, or cannot be compared."""
+    """Return a finding for each node that differs from the majority of the nodes, or cannot be compared."""
     if len(facts) < 2:
         return []
     names = {name for found in facts.values() for name in (*found.values, *found.unknown)}
@@ -547,7 +547,7 @@ def _blocks(finding: Finding) -> bool:
 
 
 def _by_weight(finding: Finding) -> tuple[int, int, str, int, str]:
-    """Sort blocking rows first; within a node a single package before the digest that it explains."""
+    """Sort blocking rows first; within a node, put a single package before the digest that the package explains."""
     order: list[Result] = ["mismatch", "unknown", "match"]
     summary = finding.field in (*_PACKAGE_DIGESTS, "packages.count")
     return (

@@ -52,7 +52,7 @@ _STOPPED: dict[str, tuple[FailureKind, str]] = {
     "preemption": ("preemption", "the job was preempted"),
 }
 
-# Exit statuses of the gate: NodeRejected, NodesUnknown.
+# Exit statuses of the gate, for the errors NodeRejected and NodesUnknown.
 _GATE = (90, 91)
 
 # std::terminate without an exception: a C++ object of a thread is destroyed while the thread runs. Seen with torch 2.13
@@ -162,7 +162,7 @@ def first_failure(
         return _of_candidate(first, exits, nproc, state, notes)
     if lost:
         return _of_lost(lost, exits, nproc, notes)
-    # A failure that only a lost node explains goes before the time limit, until which srun waited for that node.
+    # A failure that only a lost node explains counts before the time limit: srun waited for that node until the limit.
     if missing and (first is not None or state not in _BY_SLURM or state == "node-fail"):
         return _of_missing(missing, first, exits, nproc, state, notes)
     if unfinished:
@@ -175,14 +175,14 @@ def first_status(exits: Sequence[NodeExit]) -> int | None:
     first = _first(exits, margin=0.0)
     if first is None:
         return None
-    # torch may know that a rank failed, but not with which status.
+    # torch may know that a rank failed, but not its exit status.
     return first.status or first.record.status
 
 
 def _first(exits: Sequence[NodeExit], *, margin: float) -> _FailureCandidate | None:
     refused = sorted((record for record in exits if record.refused), key=lambda record: (record.status, record.ended))
     if refused:
-        # Whatever happened on other nodes: a training without this node could not begin. 90 goes before 91.
+        # A training without this node could not begin, so other nodes do not matter. 90 goes before 91.
         return _FailureCandidate(record=refused[0], rank=None, time=refused[0].ended)
     candidates = sorted(_candidates(exits, margin), key=lambda candidate: candidate.time)
     if not candidates:

@@ -19,11 +19,11 @@ from hpcenv.records.severities import Severities
 
 NAME = "cuda.start"
 
-# The variables that choose GPUs: of CUDA, and of HIP, which takes that of CUDA too.
+# The variables that choose GPUs for CUDA and for HIP; HIP also reads the variable of CUDA.
 _OF_CUDA = ("CUDA_VISIBLE_DEVICES",)
 _OF_HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
-# What cuInit returns (cuda.h of CUDA 13.0, CUresult).
+# Meaning of the numbers that cuInit returns (cuda.h of CUDA 13.0, CUresult).
 _STATUSES = {
     100: "the driver finds no GPU that this job may use: its cgroup and the device files decide that",
     802: "the driver is not ready: on machines with NVSwitch, nvidia-fabricmanager has to run",
@@ -35,13 +35,13 @@ _STATUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AskedNode:
-    """Where torch was asked.
+    """The place where torch was asked about GPUs.
 
     Attributes:
-        local_rank: of the only rank of this task; None for the ranks of the node.
+        local_rank: local rank, if this task has only one rank; None for all ranks of the node.
         environ: variables of the job step, as Slurm sets them.
         settings: variables that hpcenv sets for the ranks.
-        facts: of this node; None where they cannot be read.
+        facts: facts of this node; None if they cannot be read.
     """
 
     node: str
@@ -54,13 +54,13 @@ class AskedNode:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuAnswer:
-    """What torch can use.
+    """The GPUs that torch can use.
 
     Attributes:
         what: one sentence.
         why: the reasons, if torch cannot use the expected GPUs, or did not say it.
-        state: as of a check.
-        notes: what the user should know although it stops nothing.
+        state: the state of the check.
+        notes: notes for the user that do not stop the start.
     """
 
     record: GpuStart
@@ -71,7 +71,7 @@ class GpuAnswer:
 
     @property
     def difference(self) -> Difference | None:
-        """The difference with which no rank may start; None if the ranks may start."""
+        """The difference because of which no rank may start; None if the ranks may start."""
         if self.state == "fine":
             return None
         locked = f"{self.record.expected} GPUs that torch can use"
@@ -79,7 +79,7 @@ class GpuAnswer:
 
 
 def why_not_tried(manifest: Manifest) -> str:
-    """Return why torch is not asked in a job with GPUs; empty where it is, and in a job without GPUs."""
+    """Return why torch is not asked in a job with GPUs; empty if torch is asked, or the job has no GPUs."""
     if not manifest.gpus_per_node:
         return ""
     if NAME in manifest.preflight.skipped:
@@ -101,10 +101,10 @@ def hint(manifest: Manifest, difference: Difference) -> str:
 
 
 def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
-    """Return what the agent tries; nothing where it tries nothing.
+    """Return what the agent must try; empty if there is nothing to try.
 
     Args:
-        local_rank: the only rank that the agent starts; None for those of the node.
+        local_rank: the only rank that the agent starts; None if it starts all ranks of the node.
     """
     if not manifest.gpus_per_node or why_not_tried(manifest):
         return {}
@@ -148,7 +148,7 @@ def judge(manifest: Manifest, place: AskedNode, report: Mapping[str, Any]) -> Gp
 
 
 def _given(manifest: Manifest, place: AskedNode, answer: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return how many GPUs Slurm and the variables give, and which variables hide some that Slurm gave."""
+    """Return how many GPUs Slurm and the variables give, and which variables hide GPUs that Slurm gave."""
     given, hidden = manifest.gpus_per_node, []
     values: Mapping[str, str] = answer.get("variables", {})
     origins = {setting.name: setting.origin for setting in place.settings}
@@ -165,7 +165,7 @@ def _given(manifest: Manifest, place: AskedNode, answer: Mapping[str, Any]) -> t
 
 
 def _count(value: str) -> int:
-    """Return how many GPUs such a variable names: what follows a word that is none is not seen (CUDA 13, env vars)."""
+    """Return how many GPUs are named: CUDA ignores the words after the first invalid word (CUDA 13, env vars)."""
     words = [word.strip() for word in value.split(",")]
     bad = [at for at, word in enumerate(words) if word in ("", "-1", "NoDevFiles", "none", "void")]
     return min(bad, default=len(words))
@@ -184,7 +184,7 @@ def _why_unknown(answer: Mapping[str, Any]) -> str:
 def _reasons(
     manifest: Manifest, place: AskedNode, answer: Mapping[str, Any], gpus: Sequence[StartedGpu], hidden: Sequence[str]
 ) -> Iterator[str]:
-    """Yield why torch cannot use the expected GPUs, the nearest cause first."""
+    """Yield why torch cannot use the expected GPUs, the most direct cause first."""
     yield from hidden
     if not answer.get("hip") and not answer.get("count"):
         yield from _of_driver(manifest, answer)
@@ -198,7 +198,7 @@ def _reasons(
 
 
 def _of_driver(manifest: Manifest, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with NVIDIA's driver and its device files, as the container sees them."""
+    """Yield the problems of NVIDIA's driver and its device files inside the container."""
     files = answer.get("files", ())
     if answer.get("missing"):
         yield f"the driver's library is not there ({answer['missing']})"

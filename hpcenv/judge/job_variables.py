@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Variables of the job that the ranks get.
+# Variables of the job that hpcenv passes on to the ranks.
 FROM_THE_JOB = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -32,10 +32,10 @@ FROM_THE_JOB = (
     "SLURM_RESTART_COUNT",
 )
 
-# Further variables that the ranks get on the host, where programs are found through variables: those
-# of a login, environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are
-# not among them: with them, Lightning and accelerate assume that each process is a task of srun, and set its rank
-# (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
+# On the host, programs are found through variables. There the ranks also get the variables of the login, of environment
+# modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are left out: if they are set,
+# Lightning and accelerate assume that each process is a task of srun, and set the rank from srun (Lightning 2.6
+# SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
 OF_LOGIN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
     r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
@@ -43,25 +43,25 @@ OF_LOGIN = re.compile(
     r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
 )
 
-# Another field covers each of these: the probe reads it inside the environment.
+# Another field of the lockfile covers each of these variables: the probe reads it inside the environment.
 _HAS_FIELD = re.compile(
     r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
     r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
 )
 
 
-# What the container runtime, a shell in a wrapper around it, and an overlay set for themselves.
+# Variables that the container runtime, a shell in a wrapper around it, or an overlay sets for itself.
 _OF_RUNTIME = re.compile(
     r"((APPTAINER|SINGULARITY)\w*|(PREPEND|APPEND|USER)_PATH|VIRTUAL_ENV|PWD|OLDPWD|SHLVL|_|PS1|PROMPT_COMMAND)\Z"
 )
 
 
 def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in a started environment that differ from those that hpcenv gave it. Pure.
+    """Return the variables whose value in a started environment is not the value that hpcenv gave. Pure.
 
     Args:
-        inside: all that a program in it sees.
-        given: what hpcenv set there, or let through; a value with `$` is not literal.
+        inside: all variables that a program in the environment sees.
+        given: the variables that hpcenv set there or passed on; a value with `$` is not literal.
     """
     return {
         name: value
@@ -72,10 +72,10 @@ def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[s
 
 
 def changes_results(name: str) -> bool:
-    """Return whether a variable of the job can change numbers or code: it is not one of a login, or of Slurm itself."""
+    """Return whether a variable of the job can change numbers or code. Variables of the login and of Slurm cannot."""
     return not (name in FROM_THE_JOB or name.startswith("SLURM_") or OF_LOGIN.match(name))
 
 
 def is_compared_as_variable(name: str) -> bool:
-    """Return whether nodes are compared in this variable: it can change results, and no other field covers it."""
+    """Return whether the nodes must agree on this variable: it can change results, and no other field covers it."""
     return changes_results(name) and not _HAS_FIELD.match(name)

@@ -22,7 +22,7 @@ _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
 
 def brief(verdict: Verdict, *, lockfile: str) -> str:
-    """Return the verdict in one line and its notes, where all is well; else the table without the settings."""
+    """Return one line and the notes if everything matches; else the table without the settings."""
     checks = verdict.preflight
     unread = {finding.field for finding in verdict.findings if _is_unread(finding)}
     differs = (
@@ -50,7 +50,7 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     """Return the verdict as lines of at most 80 columns.
 
     Args:
-        verdict: of one attempt.
+        verdict: verdict of one attempt.
         lockfile: name of the lockfile in the headline.
         settings: also list the chosen variables, with origin and reason.
     """
@@ -72,12 +72,12 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# Rows of one field that are shown: where 1,000 nodes have 1,000 values, one field must not bury the others.
+# Greatest number of rows for one field: if 1,000 nodes have 1,000 values, the other fields must stay visible.
 _ROWS_OF_A_FIELD = 8
 
 
 def _table_of(findings: Sequence[Finding]) -> str:
-    """Return one row for all nodes with the same finding, and a line for each field that has more rows."""
+    """Return one row for all nodes with the same finding, and a line for each field with too many rows."""
     nodes: dict[Finding, list[str]] = {}
     for finding in findings:
         nodes.setdefault(replace(finding, node=""), []).append(finding.node)
@@ -96,13 +96,13 @@ def _table_of(findings: Sequence[Finding]) -> str:
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
 
 
-# So many fields of a node that are unknown for one reason stand in one paragraph. Where NVML does not answer, there
-# are twenty.
+# From this number on, fields that are unknown for one reason are shown as one paragraph. If NVML does not answer,
+# twenty fields are unknown.
 _UNKNOWN_TOGETHER = 3
 
 
 def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Finding]]]:
-    """Return the findings that have a row each, and groups that are unknown on the same nodes for the same reason."""
+    """Return the findings that get a row, and groups of findings that are unknown on equal nodes for one reason."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.result == "unknown":
@@ -113,7 +113,7 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 
 
 def _alike(group: Sequence[Finding]) -> str:
-    """Return several unknown fields with their one reason, and what to do about the first that says it."""
+    """Return the paragraph on fields that are unknown for one reason, with the first hint that any of them has."""
     first = group[0]
     fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [
@@ -128,7 +128,7 @@ _WIDEST_NAMES = 44
 
 
 def _names(nodes: Sequence[str]) -> str:
-    """Return the names of nodes as a host list; of a long one the beginning, and how many there are."""
+    """Return the names of nodes as a host list; a long list is cut, and the number of nodes is added."""
     text = fold_hostlist(visible_ascii(node) for node in nodes)
     return text if len(text) <= _WIDEST_NAMES else f"{text[:_WIDEST_NAMES]}... ({len(nodes)} nodes)"
 
@@ -161,7 +161,7 @@ def _node_lines(verdict: Verdict) -> str:
 
 
 def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
-    """Say which nodes of a job with spare ones do not train."""
+    """Say which nodes do not train in a job with spare nodes."""
     if not verdict.launched or node.node in verdict.launched:
         return ""
     return "; spare" if node.result == "match" else "; left out"
@@ -192,7 +192,7 @@ def _stacked(finding: Finding) -> str:
 
 
 def _note(finding: Finding) -> list[str]:
-    """Return the note, and of a check who can remove the cause and how."""
+    """Return the note; for a check, also who can remove the cause, and how."""
     lines = [wrap(f"  {visible_ascii(finding.note)}", indent=4)] if finding.note else []
     if finding.owner and not _is_unread(finding):
         lines.append(wrap(f"  [{finding.owner}] do: {visible_ascii(finding.remedy)}", indent=4))
@@ -205,7 +205,7 @@ def _is_unread(finding: Finding) -> bool:
 
 
 def _checks(summary: PreflightSummary) -> str:
-    """Return in a line or a few what the preflight checks gave; those that are not fine have rows above."""
+    """Summarize the preflight checks in a few lines; checks that failed or are unknown have rows above."""
     parts = [f"{len(summary.fine)} fine"]
     parts += [
         f"{len(some)} {word}" for word, some in (("failed", summary.failed), ("unknown", summary.unknown)) if some
@@ -217,7 +217,7 @@ def _checks(summary: PreflightSummary) -> str:
 
 
 def _settings(verdict: Verdict) -> str:
-    """The variables of the ranks, chosen and inherited; one line where the nodes agree, else one per node."""
+    """Return the variables of the ranks, chosen and inherited: one line if the nodes agree, else one per node."""
     assert verdict.rendezvous is not None
     meeting = verdict.rendezvous
     lines = [f"rendezvous {meeting.host}:{meeting.port}, id {meeting.id}", "settings:"]
@@ -237,7 +237,7 @@ def _settings(verdict: Verdict) -> str:
 
 
 def _network(decision: NetworkDecision) -> str:
-    """What is wrong with the network or its settings; `hpcenv net explain` has the rest."""
+    """Return the problems of the network or its settings; `hpcenv net explain` shows the rest."""
     lines = [wrap(f"network: {decision.profile} ({visible_ascii(decision.why)})")]
     for warning in decision.warnings:
         where = f" on {_names(warning.nodes)}" if warning.nodes else ""
@@ -251,7 +251,7 @@ def _network(decision: NetworkDecision) -> str:
 
 
 def shorten(value: str) -> str:
-    """Shorten digests to 12 digits; an empty value is shown as one."""
+    """Shorten digests to 12 digits; an empty value is shown as empty."""
     return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1...", visible_ascii(value)) or '""'
 
 
@@ -262,13 +262,13 @@ def sif_in_words(checked: CheckedSif) -> str:
 
 
 def overlay_in_words(overlay: Overlay) -> str:
-    """Return what is mounted over the image, for a note below the table."""
+    """Return the overlay that is mounted over the image, for a note below the table."""
     what = "its Python starts the ranks" if overlay.use == "venv" else "on PYTHONPATH"
     return f"overlay, read-only: {overlay.source} at {overlay.target}, {what}"
 
 
 def binding_in_words(found: Mapping[str, RankCpus | None]) -> list[str]:
-    """Return lines about the binding of ranks to CPUs: what was not done and why, each with its nodes."""
+    """Return lines on the binding of ranks to CPUs: nodes without a binding, with the reason."""
     nodes: dict[str, list[str]] = {}
     for node, one in found.items():
         if one is None:

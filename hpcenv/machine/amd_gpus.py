@@ -1,6 +1,6 @@
-"""AMD GPUs of this node: what they are, and their health, from the files of the drivers amdkfd and amdgpu.
+"""AMD GPUs of this node: their properties and health, from the files of the drivers amdkfd and amdgpu.
 
-Runs on: COMPUTE NODE. Standard library only; no privilege. What a file does not tell is missing, never guessed.
+Runs on: COMPUTE NODE. Standard library only; no privilege. A value that no file contains is missing, never guessed.
 
 Sources (2026-11): linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c (`properties` and `gpu_id` answer EPERM for GPUs
 that the job may not use) and kfd_process.c (`proc/PID/vram_GPUID`); Documentation/gpu/amdgpu: RAS Error Count and VRAM
@@ -26,7 +26,7 @@ from hpcenv.machine.tree import HostTree
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PROCESSES = "/sys/class/kfd/kfd/proc"
 _DEVICES = "/sys/bus/pci/devices"
-# Programs of ROCm that know the product's name: the newer one first.
+# Programs of ROCm that know the product's name, the newer program first.
 _TOOLS = (
     ("amd-smi", ("static", "--asic", "--bus", "--json")),
     ("rocm-smi", ("--showproductname", "--showbus", "--json")),
@@ -41,7 +41,7 @@ class AmdGpu:
     Attributes:
         bus: address on the PCI bus.
         attributes: name -> text, as for NVIDIA's GPUs (machine/gpus.py).
-        numbers: query -> its numbers, as `gpu_health.QUERIES` has them.
+        numbers: query -> its numbers, in the form of `gpu_health.QUERIES`.
     """
 
     bus: str
@@ -51,7 +51,7 @@ class AmdGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class AmdGpus:
-    """The GPUs of a node; None where they could not be listed, with the reason."""
+    """The GPUs of a node; None if they could not be listed, with the reason."""
 
     gpus: tuple[AmdGpu, ...] | None
     reason: str = ""
@@ -62,8 +62,8 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
     """Return the AMD GPUs of a node that this job may use.
 
     Args:
-        tree: where the host's files are.
-        environ: for the programs of ROCm, where the driver does not tell the product's name.
+        tree: folder of the host's files.
+        environ: environment for the programs of ROCm, if the driver does not report the product's name.
     """
     nodes = tree.names(_NODES)
     if not nodes:
@@ -93,7 +93,7 @@ def parse(told: Mapping[str, Any]) -> AmdGpus:
     """Return what the child process reported.
 
     Raises:
-        KeyError, TypeError: it is something else.
+        KeyError, TypeError: the text is not such a report.
     """
     rows = told["gpus"]
     gpus = (
@@ -177,7 +177,7 @@ def _health(
 
 
 def _errors(tree: HostTree, folder: str) -> tuple[int, int] | None:
-    """Return uncorrected and corrected errors of all parts of a GPU; None where it does not count them."""
+    """Return uncorrected and corrected errors of all parts of a GPU; None if the GPU does not count them."""
     sums = {"ue": 0, "ce": 0}
     counted = False
     for name in tree.names(f"{folder}/ras"):
@@ -201,7 +201,7 @@ def _processes(tree: HostTree, identity: int) -> Iterator[int]:
 
 
 def _names(tree: HostTree, buses: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the product's name of each GPU; a program of ROCm is asked where a driver's file does not have it."""
+    """Return the product's name of each GPU; a program of ROCm is asked if no file of the driver has the name."""
     names = {bus: tree.text(f"{_DEVICES}/{bus}/product_name")[:128] for bus in buses}
     if all(names.values()):
         return names

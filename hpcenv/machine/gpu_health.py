@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# Without __eq__: two GPUs are never one, and a GPU can be a key.
+# Without __eq__: two GPUs are never equal, and a GPU can be the key of a dictionary.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GpuHealth:
     """What one GPU reports about itself; a query without an answer is in `unsupported` or in `unread`.
 
     Attributes:
-        bus: address on the PCI bus, as /sys/bus/pci has it; empty if not known.
+        bus: address on the PCI bus, in the form of /sys/bus/pci; empty if not known.
         uuid: its UUID; empty if not known.
         numbers: query -> its numbers, see QUERIES.
         unsupported: queries that this GPU or its driver does not have.
@@ -34,7 +34,7 @@ class GpuHealth:
 
 
 def parse(reported: Mapping[str, object], *, bus: str, uuid: str) -> GpuHealth:
-    """Return what the child process reported of one GPU; what it did not report is unread."""
+    """Return the child process's report on one GPU; queries that are missing in it are unread."""
     numbers, unsupported = reported.get("numbers"), reported.get("unsupported")
     unread = reported.get("unread")
     known = numbers if isinstance(numbers, dict) else {}
@@ -93,7 +93,7 @@ def _recovery(pynvml: Any, handle: Any) -> list[int]:
 
 
 def _ecc(kind: str) -> Callable[[Any, Any], list[int]]:
-    """Return the query of the errors since the driver was loaded."""
+    """Return the query for the errors since the driver was loaded."""
 
     def query(pynvml: Any, handle: Any) -> list[int]:
         which = getattr(pynvml, f"NVML_MEMORY_ERROR_TYPE_{kind}")

@@ -1,6 +1,6 @@
 """GPUs and driver of this node. The only import of pynvml.
 
-Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) where it is installed.
+Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) if it is installed.
 
 The source is NVML. `nvidia-smi` is the fallback where NVML lists no GPUs. A node without a driver
 is a fact ("absent"); everything that cannot be read is unknown, with the reason.
@@ -52,12 +52,12 @@ class GpuFacts:
     """Fields by their dotted names, and reasons for those that could not be read.
 
     Attributes:
-        places: bus address and links of each GPU, for the network; empty where NVML did not report them.
-        health: of each GPU; empty where NVML did not list the GPUs.
-        problem: a GPU that exists but does not answer; empty without one.
+        places: bus address and links of each GPU, for the network; empty if NVML did not report them.
+        health: health of each GPU; empty if NVML did not list the GPUs.
+        problem: a GPU that exists but does not answer; empty without such a GPU.
         reason: why NVML did not report something; empty if it reported all.
-        hangs: the driver did not answer in time.
-        vendor: of the GPUs.
+        hangs: whether the driver did not answer in time.
+        vendor: vendor of the GPUs.
     """
 
     values: dict[str, str | int | float | bool | tuple[str, ...]] = field(default_factory=dict)
@@ -72,16 +72,16 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What one source reported.
+    """The report of one source.
 
     Attributes:
         driver: driver version; empty if not reported.
         cuda: CUDA driver API version as NVML reports it, 13000 for 13.0; None if not reported.
         gpus: attributes of each GPU; None if the source did not list them.
-        health: of each GPU, in the same order; empty if the source did not report it.
+        health: health of each GPU, in the same order; empty if the source did not report it.
         problem: a GPU that exists but does not answer.
         reason: why something is missing.
-        hangs: the source did not end in time.
+        hangs: whether the source did not end in time.
     """
 
     driver: str = ""
@@ -121,7 +121,7 @@ def read(
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
     nvml = _ask_nvml(environ, seconds)
-    # What hangs in the driver once would hang again.
+    # A query that hangs in the driver once would hang again.
     if nvml.gpus is not None or nvml.problem or nvml.hangs:
         return _facts(nvml)
     return _facts(_merged(nvml, _ask_nvidia_smi(environ, seconds)))
@@ -193,7 +193,7 @@ def _facts(answer: _Answer) -> GpuFacts:
 
 
 def _health(answer: _Answer) -> tuple[GpuHealth, ...]:
-    """Return the health of each GPU; nvidia-smi's table has none."""
+    """Return the health of each GPU; nvidia-smi's table does not contain it."""
     return tuple(
         gpu_health.parse(health, bus=str(gpu.get("bus", "")), uuid=str(gpu.get("uuid", "")))
         for gpu, health in zip(answer.gpus or (), answer.health, strict=False)
@@ -201,7 +201,7 @@ def _health(answer: _Answer) -> tuple[GpuHealth, ...]:
 
 
 def gpu_places(gpus: Iterable[Mapping[str, object]]) -> tuple[GpuPlace, ...]:
-    """Return where each GPU is and its links, from what NVML reported; GPUs without a bus address are left out."""
+    """Return place and links of each GPU, from the report of NVML; GPUs without a bus address are left out."""
     return tuple(
         GpuPlace(
             bus=str(gpu["bus"]),
@@ -227,7 +227,7 @@ def _number(text: str, least: int, most: int) -> bool:
     return text.isdecimal() and least <= int(text) <= most
 
 
-# A value outside of these limits comes from a misread structure or a broken driver; it would be worse than none.
+# A value outside of these limits comes from a misread structure or a broken driver: no value is better.
 _PLAUSIBLE: dict[str, Callable[[str], bool]] = {
     "model": lambda text: 0 < len(text) <= 128 and text.isprintable() and not text.startswith("["),
     "uuid": lambda text: re.fullmatch(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text) is not None,
@@ -241,7 +241,7 @@ _PLAUSIBLE: dict[str, Callable[[str], bool]] = {
 
 
 def _checked(gpu: Mapping[str, object]) -> dict[str, str]:
-    """Return the plausible attributes of a GPU, and `no NAME` with the reason for each of the others."""
+    """Return the plausible attributes of a GPU, and `no NAME` with the reason for each other attribute."""
     checked = {}
     for name, value in gpu.items():
         text = str(value)
@@ -341,7 +341,7 @@ _AMD_CHILD = (
 
 
 def _ask_amd(env: Mapping[str, str], root: Path, seconds: float) -> amd_gpus.AmdGpus:
-    """Return what a child process reads of AMD's GPUs."""
+    """Return what a child process reads about AMD's GPUs."""
     output, why, hangs = _run(
         [sys.executable, "-I", "-B", "-c", _AMD_CHILD, json.dumps(sys.path), str(root)], env, seconds
     )
@@ -378,7 +378,7 @@ def _report_nvml() -> None:
     except pynvml.NVMLError as error:
         problem = str(error)
         _report(reason=problem)
-    # This one works without nvmlInit, and so also where a GPU is broken (NVML API, System Queries).
+    # This function works without nvmlInit, and so also if a GPU is broken (NVML API, System Queries).
     with contextlib.suppress(pynvml.NVMLError):
         _report(cuda=int(pynvml.nvmlSystemGetCudaDriverVersion()))
     if problem:
@@ -416,10 +416,10 @@ def _bus(pynvml: Any, handle: Any, index: int) -> tuple[int, int, int, int]:
 
 
 def _bus_address(bus: tuple[int, int, int, int]) -> str:
-    """Return an address as /sys/bus/pci has it.
+    """Return a PCI address in the form of /sys/bus/pci.
 
     Raises:
-        ValueError: NVML did not tell it.
+        ValueError: NVML did not report the address.
     """
     domain, number, device, _ = bus
     if domain < 0:
@@ -472,7 +472,7 @@ def _links_up(pynvml: Any, handle: Any) -> int:
 
 
 def _clique(pynvml: Any, handle: Any) -> str:
-    """Return the NVLink domain across nodes that this GPU has joined; empty without one."""
+    """Return the NVLink domain across nodes that this GPU has joined; empty if it has joined no domain."""
     try:
         info = pynvml.c_nvmlGpuFabricInfo_t()
         pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info))

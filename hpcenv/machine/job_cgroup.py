@@ -17,7 +17,7 @@ def steps_of(own: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the controllers and the path of each cgroup of a job step; cgroup v2 has no controllers.
 
     Args:
-        own: text of /proc/PID/cgroup.
+        own: the text of /proc/PID/cgroup.
     """
     for line in own.splitlines():
         _, kinds, path = ([*line.split(":", 2), "", ""])[:3]

@@ -1,4 +1,4 @@
-"""Checks of what a process of this step may use: open files, cores, shared memory, memory.
+"""Checks of the limits for a process of this step: open files, cores, shared memory, memory.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -19,11 +19,11 @@ from hpcenv.text import plural
 
 _LEAST_FILES = 1024
 _FILES_PER_RANK = 4
-# Threads of torch, of its data loaders and of NCCL: a rank on eight cores has about 200.
+# Number of threads of torch, its data loaders and NCCL: a rank on eight cores has about 200.
 _THREADS_PER_RANK = 512
 # With a limit above this, no count of the running threads is needed.
 _MANY_THREADS = 65536
-# From this NCCL on, it gives its threads a stack that is large enough.
+# From this version on, NCCL gives its threads a stack that is large enough.
 _STACK_OF_ITS_OWN = (2, 28)
 _SHM_BYTES = 2**30
 # Slurm counts memory that the kernel keeps for itself, too (RealMemory), so a little less is usual.
@@ -57,7 +57,7 @@ def check_open_files(manifest: Manifest) -> CheckOutcome:
 
 
 def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutcome:
-    """Compare the limit of processes and threads of this user with those that run and those that the ranks start."""
+    """Compare the limit of processes and threads of this user with running threads and threads of the ranks."""
     name = "sys.nproc"
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY:
@@ -65,7 +65,7 @@ def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutc
     if os.geteuid() == 0:
         return CheckOutcome(id=name, state="not-run", found="the limit does not hold for root")
     needed = _THREADS_PER_RANK * manifest.nproc_per_node
-    # Counting the threads of this user takes some ms, so only where it can matter.
+    # Counting the threads of this user takes some ms, so it is done only if the number can matter.
     running = _threads_of_user(proc) if soft < _MANY_THREADS else 0
     return CheckOutcome(
         id=name,
@@ -132,7 +132,7 @@ def check_shm(manifest: Manifest, folder: Path) -> Iterator[CheckOutcome]:
 
 
 def check_memory(environ: Mapping[str, str], proc: Path) -> CheckOutcome:
-    """Compare the available memory of the node with what the job was given."""
+    """Compare the available memory of the node with the memory that Slurm gave to the job."""
     given = environ.get("SLURM_MEM_PER_NODE", "")
     if not given.isdecimal() or given == "0":
         return CheckOutcome(id="sys.memory", state="not-run", found="the job asked for no amount of memory")

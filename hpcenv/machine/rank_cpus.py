@@ -1,8 +1,9 @@
 """Which CPUs are near the GPU of each rank of this node.
 
-Runs on: COMPUTE NODE. Standard library only. The kernel says it in `local_cpulist` of the GPU's PCI device (sysfs,
-Documentation/ABI/testing/sysfs-bus-pci, Linux 6.12). A rank far from its GPU copies over the link between sockets;
-LUMI's guide and torchrun's `--numa-binding` bind ranks for that reason (PyTorch, Performance Tuning Guide, 2.13).
+Runs on: COMPUTE NODE. Standard library only. The kernel lists them in `local_cpulist` of the GPU's PCI device
+(sysfs, Documentation/ABI/testing/sysfs-bus-pci, Linux 6.12). A rank far from its GPU copies over the link between
+sockets; LUMI's guide and torchrun's `--numa-binding` bind ranks for that reason (PyTorch, Performance Tuning Guide,
+2.13).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric
 
-# A rank is not bound where that would leave it less than this part of its even share of the job's CPUs.
+# A rank is not bound if it would then have less than this part of its even share of the job's CPUs.
 _LEAST_PART = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """What is known of this node.
+    """The known facts of this node.
 
     Attributes:
-        gpus: as NVML lists them; None where they could not be read.
-        fabric: with the GPUs of AMD's driver; None where it could not be read.
+        gpus: the GPUs that NVML lists; None if they could not be read.
+        fabric: with the GPUs of AMD's driver; None if it could not be read.
         allowed: CPUs that this step may use.
     """
 
@@ -37,7 +38,7 @@ class HostView:
 
 
 def choose(manifest: Manifest, environ: Mapping[str, str], view: HostView, tree: HostTree) -> RankCpus | None:
-    """Return which CPUs each rank of this node is bound to, and why some are not; None where no binding is wanted."""
+    """Return the CPUs of each rank of this node, and why some ranks are not bound; None if no binding is wanted."""
     if manifest.launch.cpu_binding != "near-gpu" or not manifest.gpus_per_node or not manifest.launches:
         return None
     try:
@@ -56,10 +57,10 @@ def choose(manifest: Manifest, environ: Mapping[str, str], view: HostView, tree:
 def _gpus_in_order(environ: Mapping[str, str], view: HostView) -> list[str]:
     """Return the bus addresses of the job's GPUs, in the order in which CUDA or HIP numbers them.
 
-    NVML's order is that of the PCI bus, and so is CUDA's for GPUs of one model (CUDA_DEVICE_ORDER, CUDA 13).
+    NVML uses the order of the PCI bus; CUDA uses the same order for GPUs of one model (CUDA_DEVICE_ORDER, CUDA 13).
 
     Raises:
-        LookupError: why that is not known.
+        LookupError: the order is not known; the message says why.
     """
     if view.fabric is not None and view.fabric.gpu_vendor == "amd":
         buses = [place.bus for place in view.fabric.gpus]
@@ -78,7 +79,7 @@ def _gpus_in_order(environ: Mapping[str, str], view: HostView) -> list[str]:
 def _visible(
     buses: Sequence[str], named: Mapping[str, str], environ: Mapping[str, str], variables: Sequence[str]
 ) -> list[str]:
-    """Return those of the GPUs that the variables of the job name."""
+    """Return the GPUs that the variables of the job name."""
     left = list(buses)
     for variable in variables:
         words = [word.strip() for word in environ.get(variable, "").split(",") if word.strip()]
@@ -95,7 +96,7 @@ def _visible(
 
 
 def _near(buses: Sequence[str], allowed: set[int], tree: HostTree) -> tuple[tuple[str, ...], list[str]]:
-    """Return the CPUs of each rank, empty for one that is not bound, and the reasons for those."""
+    """Return the CPUs of each rank, empty for a rank that is not bound, and the reasons."""
     lists = [parse_list(tree.text(f"/sys/bus/pci/devices/{bus}/local_cpulist")) for bus in buses]
     near = [frozenset(allowed & cpus) for cpus in lists]
     even = len(allowed) / len(buses)
@@ -128,7 +129,7 @@ def parse_list(text: str) -> set[int]:
 
 
 def format_list(numbers: Collection[int]) -> str:
-    """Return numbers as such a list."""
+    """Return numbers as a list such as `0-3,8`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][1] == number - 1:

@@ -1,4 +1,4 @@
-"""The typed files of a run folder; the only coupling between machines.
+"""The typed files of a run folder. Machines exchange data only through these files.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """

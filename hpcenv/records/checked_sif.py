@@ -32,8 +32,8 @@ class CheckedSif:
         checked: how its hash is known: `identity` (the very file that was hashed at
             submission, or while it was copied to this node), `node-record` (hashed by an
             earlier job on this node and not changed since), `full` (read and hashed now).
-        why: what spoke against the cheaper ways.
-        sha256: of the whole file.
+        why: why the cheaper ways could not be used.
+        sha256: sha256 of the whole file.
         file: `stat` fields of the open file.
         lasting: a change after the check would show in `file`; where it might not, the
             launch step hashes again.

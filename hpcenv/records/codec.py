@@ -20,9 +20,9 @@ Record = TypeVar("Record")
 
 
 def encode_record(record: object) -> str:
-    """Return `record` (a dataclass) as JSON text: keys sorted, a line for each, and for each item of a list or object.
+    """Return `record` (a dataclass) as JSON text: keys are sorted; each key or item of a list or object has a line.
 
-    Not with `indent` of json, which would spread each item of a list over several lines.
+    The option `indent` of json is not used: it would spread each item of a list over several lines.
     """
     parts = _parts(record)
     lines = (f" {_one_line(name)}: {_item_lines(parts[name])}" for name in sorted(parts))
@@ -46,12 +46,12 @@ def _one_line(value: Any) -> str:
 
 
 def encode_line(record: object) -> str:
-    """Return `record` (a dataclass) as JSON in one line, without its end and without keys that have their defaults."""
+    """Return `record` (a dataclass) as JSON in one line, without line end and without keys at their defaults."""
     return _one_line(_told(record))
 
 
 def _told(value: Any) -> Any:
-    """Return plain data of a value: of a record, only what differs from the defaults of its type."""
+    """Return a value as plain data; from a record, only the fields that differ from the defaults."""
     if isinstance(value, (list, tuple)):
         return [_told(item) for item in value]
     if not is_dataclass(value):
@@ -83,7 +83,7 @@ def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:
         origin: where the text comes from, for messages.
 
     Raises:
-        RecordInvalid: not JSON, another schema, a missing key or a wrong type.
+        RecordInvalid: the text is not JSON, or has a different schema, a missing key or a wrong type.
     """
     try:
         data = json.loads(text)
@@ -98,7 +98,7 @@ def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:
 
 
 def _decode(kind: Any, data: Any, *, path: str, origin: str) -> Any:
-    """Turn JSON `data` into `kind`, naming `path` when it does not fit."""
+    """Turn JSON `data` into `kind`, naming `path` if the data do not fit."""
     if type(data) in _plain_kinds(kind):
         return data
     if isinstance(kind, type) and is_dataclass(kind):
@@ -129,7 +129,7 @@ def _decode(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     if kind is float:
         _require(isinstance(data, (int, float)) and not isinstance(data, bool), data, kind, path, origin)
         return float(data)
-    # JSON tells true from 1; isinstance does not.
+    # In JSON, true and 1 differ; for isinstance, they do not.
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     return _require(fits, data, kind, path, origin)
 
@@ -139,7 +139,7 @@ _PLAIN = (str, int, float, bool, types.NoneType)
 
 @functools.cache
 def _plain_kinds(kind: Any) -> frozenset[type]:
-    """Return the JSON types that need no decoding for `kind`: most values by far are text and numbers."""
+    """Return the JSON types that need no decoding for `kind`: nearly all values are text and numbers."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     kinds = typing.get_args(kind) if is_union else (kind,)
     return frozenset(plain for plain in _PLAIN if plain in kinds)
@@ -155,7 +155,7 @@ def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     return before[1]
 
 
-# Of records with DECODED_ONCE, the last one of each kind: its JSON data, and what they were decoded to.
+# For each kind with DECODED_ONCE, the last record: its JSON data, and the decoded record.
 _decoded_before: dict[Any, tuple[dict[str, Any], Any]] = {}
 
 
@@ -174,7 +174,7 @@ def _decode_keys(kind: Any, data: dict[str, Any], *, path: str, origin: str) -> 
 def _decode_union(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     kinds = [one for one in typing.get_args(kind) if one is not types.NoneType]
     if len(kinds) == 1 and data is not None:
-        # `X | None`: what is wrong inside X is more telling than "neither".
+        # `X | None`: an error inside X says more than "neither fits".
         return _decode(kinds[0], data, path=path, origin=origin)
     for one in kinds:
         if isinstance(data, list) and typing.get_origin(one) is not tuple:
@@ -199,7 +199,7 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def _in_words(kind: Any) -> str:
-    """Return what a kind looks like in JSON."""
+    """Return a description of a kind in JSON."""
     base = typing.get_origin(kind)
     if base is Literal:
         return " or ".join(f"`{word}`" for word in typing.get_args(kind))

@@ -1,7 +1,7 @@
 """What each rank read back from its determinism switches, and what a script changed.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook); the
-reader limits their size and number. A rank without a file has applied nothing, whatever was asked for.
+reader limits their size and number. A rank without a file has applied nothing, even if a profile was requested.
 
 One file for each rank and attempt: `determinism/attempt-K/rank-R.json`, written at the start of the rank, after its
 first optimizer step and at its end; each time the whole file is replaced. All values are text as Python shows them:
@@ -35,11 +35,11 @@ class SwitchReading:
     """One switch of one rank.
 
     Attributes:
-        name: in the table of switches (incontainer/start_hook/switches.py).
+        name: name in the table of switches (incontainer/start_hook/switches.py).
         asked: the value that the profile gives it; None if the profile only records it.
         at_start: read when the profile had been applied; None if it was not read then, for example because the
             rank never imported torch.
-        after_first_step: read after the first optimizer step; None if there was none.
+        after_first_step: read after the first optimizer step; None without such a step.
         at_end: read when the rank ended; None if it was killed.
         changed_at: `file:line` of the script where it was set to another value; empty if that was not seen.
     """
@@ -53,20 +53,20 @@ class SwitchReading:
 
     @property
     def effective(self) -> str | None:
-        """The newest value that was read; None if none was."""
+        """The newest value that was read; None if no value was read."""
         readings = (self.at_end, self.after_first_step, self.at_start)
         return next((value for value in readings if value is not None), None)
 
     @property
     def overridden(self) -> bool:
-        """Whether a value was read that is not the one that the profile asked for."""
+        """Whether any value that was read differs from the value that the profile requires."""
         values = {value for value in (self.at_start, self.after_first_step, self.at_end) if value is not None}
         return self.asked is not None and bool(values - {self.asked})
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCount:
-    """An operation that ran without a deterministic kernel, and how often torch warned of it."""
+    """An operation that ran without a deterministic kernel, and how often torch warned about it."""
 
     operation: str
     count: int
@@ -78,22 +78,22 @@ class RankDeterminism:
 
     Attributes:
         restart: how often torchrun had started the ranks before this process.
-        profile: what was asked for.
+        profile: the requested profile.
         applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off` without a seed).
         seed: base seed of the run.
         rank_seed: seed of Python, NumPy and torch in this rank; None if none was set.
         state: when the file was written last: `started`, `first-step` or `ended`.
-        versions: of python, torch and numpy, as far as they were loaded.
-        without_deterministic_kernel: operations of which torch warned (profile `seeded`).
-        cpus: that the rank may use, as Linux writes lists of CPUs; empty if it was not bound to any.
-        node: in a run with GPUs; else empty.
-        device: of the first backward pass, as torch names it; empty without one, and in a run without GPUs.
-        gpu_model, gpu_uuid, gpu_bus: that device; empty where it is no GPU, or not known.
+        versions: versions of python, torch and numpy, if they were loaded.
+        without_deterministic_kernel: operations about which torch warned (profile `seeded`).
+        cpus: CPUs that the rank may use, in Linux's list format; empty if it was not bound.
+        node: name of the node in a run with GPUs; else empty.
+        device: torch's name of the device of the first backward pass; empty without such a pass or without GPUs.
+        gpu_model, gpu_uuid, gpu_bus: of that device; empty if it is not a GPU, or not known.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
-        samples: that the rank took from its loaders between the first two of them; None where that is not known.
+        samples: samples that the rank took from its loaders between the first two steps; None if not known.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
-        apart: the rank trained, with its own loss, and no collective operation of torch.distributed ran in it.
+        apart: whether the rank trained with a loss, but without any collective operation of torch.distributed.
     """
 
     schema: int
@@ -148,7 +148,7 @@ def read_determinism(path: Path, attempt: int, rank: int) -> RankDeterminism:
     """Return the record of one rank.
 
     Raises:
-        RecordInvalid: unreadable, too large, no such record, or of another rank.
+        RecordInvalid: the file is unreadable, too large, not such a record, or belongs to a different rank.
     """
     try:
         text = read_file(path, follow=False).decode("utf-8")

@@ -18,7 +18,7 @@ class Interface:
     """A network interface with its IPv4 and IPv6 addresses.
 
     Attributes:
-        networks: the network of each address (`10.0.0.0/24`); empty where only the addresses are known.
+        networks: the network of each address (`10.0.0.0/24`); empty if only the addresses are known.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node reaches an address: from which own address, through which interface."""
+    """How this node reaches an address: from which address of the node, through which interface."""
 
     target: str
     source: str
@@ -37,15 +37,15 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a node knows of its network.
+    """What a node knows about its network.
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
-        first_node_addresses: what that name resolves to, seen from this node.
-        routes: one for each of those addresses that can be reached.
+        first_node_addresses: the addresses of that name, as this node resolves it.
+        routes: a route to each of those addresses that can be reached.
         free_port: a TCP port on which this node could listen when it looked; only the
             first node's counts.
-        test_ports: more of them, for the smoke test, which must not use the port of the training.
+        test_ports: further free ports for the smoke test, which must not use the port of the training.
         variables: NCCL_*, GLOO_* and TORCH_* found in the job's environment.
     """
 
@@ -63,7 +63,7 @@ class Network:
 class Difference:
     """A package that differs from the lockfile, or that the lockfile does not have.
 
-    `unknown`: the package could not be read, so it may differ or not.
+    `unknown`: the package could not be read, so it is not known whether it differs.
     """
 
     field: str
@@ -78,12 +78,12 @@ class Staged:
     """What one node has on its own disk for this attempt (`stage/NODE.json`).
 
     Attributes:
-        sif: identity of the node's copy; None where the shared file is used.
-        sif_path: its path.
+        sif: identity of the node's copy; None if the shared file is used.
+        sif_path: path of that copy.
         data: source folder -> the node's copy of it.
-        marks: files that are locked while the copies are used, so that no job removes them.
+        marks: lock files: while they are locked, no job removes the copies.
         problems: why something is used from the shared file system instead.
-        how: for each thing: `present`, `sbcast` or `copy`.
+        how: for each copied thing: `present`, `sbcast` or `copy`.
         seconds: how long each part took.
     """
 
@@ -100,20 +100,20 @@ class Staged:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-# A reason in `Facts.unknown`: not compared, because something before it already differs.
+# Reasons in `Facts.unknown`: the field is not compared, because an earlier check already failed.
 SKIPPED = "not read: the SIF is not the locked one"
 SKIPPED_FOR_OVERLAY = "not read: the overlay is not the locked one"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How the files of a host environment were when they were hashed.
+    """The state of a host environment's files when they were hashed.
 
     Attributes:
         digest: over path, size and times of each file.
         newest: the latest change of all of them (ctime, ns).
-        files: how many there are.
-        not_opened: those that could not be opened, for example links to nothing; at most 20.
+        files: the number of files.
+        not_opened: files that could not be opened, for example broken links; at most 20.
     """
 
     digest: str
@@ -124,10 +124,10 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCpus:
-    """The CPUs that the ranks of one node are bound to: those near their GPUs.
+    """The CPUs to which the ranks of one node are bound: the CPUs near their GPUs.
 
     Attributes:
-        cpus: of each local rank, as Linux writes lists of CPUs (`0-15,64`); empty for a rank that is not bound.
+        cpus: CPUs of each local rank, in Linux's list format (`0-15,64`); empty for a rank that is not bound.
         gpus: the GPU of each local rank, as its address on the PCI bus.
         why: why ranks are not bound; empty if all are.
     """
@@ -139,12 +139,12 @@ class RankCpus:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaCompat:
-    """The package cuda-compat of an image: a newer libcuda than that of the node's driver.
+    """The package cuda-compat of an image: a libcuda that is newer than the node's driver.
 
     Attributes:
-        version: CUDA release that it belongs to, `13.0`.
+        version: CUDA release of the package, `13.0`.
         folder: folder of its libcuda.so.1 in the image.
-        first: the loader takes it already, because of the image or of a setting.
+        first: whether the loader already takes it, because of the image or a setting.
         library_path: LD_LIBRARY_PATH of the environment.
     """
 
@@ -156,27 +156,27 @@ class CudaCompat:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one node found, before anybody judges it.
+    """What one node found; not yet judged.
 
     Attributes:
         attempt: which start of the job this is; 0 for the first, then Slurm's restart count.
-        values: field -> value, in the words of the lockfile.
+        values: field -> value, in the form of the lockfile.
         unknown: field -> why it could not be read.
-        differences: packages that differ from the manifest's.
+        differences: packages that differ from the packages in the manifest.
         unlisted: the newest importable files that no package lists: a few names beside their digest.
         sif: which SIF was checked and how.
         overlay: which squashfs was checked that is mounted over the SIF, and how; None without one.
-        look: how the hashed files were; None where none was hashed.
-        not_staged: why a copy on the node's own disk was asked for and is not used.
+        look: state of the hashed files; None if no file was hashed.
+        not_staged: why a requested copy on the node's disk is not used.
         variables: those of the job and the secrets that the ranks get, beside the settings of the run;
             credentials without their value.
-        fabric: what the node has to communicate with others; None in facts from before it was recorded.
-        image_network: what the environment has for that; None where torch has no NCCL, or it could not be read.
-        cuda_compat: the environment's package cuda-compat; None without one.
-        checks: what the preflight checks found; None where none ran.
-        rank_cpus: what the ranks are bound to; None where no binding is wanted.
+        fabric: what the node has to communicate with others; None in older facts, which do not record it.
+        image_network: network libraries of the environment; None if torch has no NCCL, or if they could not be read.
+        cuda_compat: the environment's package cuda-compat; None if it has none.
+        checks: outcomes of the preflight checks; None if no check ran.
+        rank_cpus: CPUs to which the ranks are bound; None if no binding is wanted.
         seconds: how long each part took.
-        written: when the node wrote this, by its own clock, in seconds since the epoch; 0 if that is not recorded.
+        written: when the node wrote the facts, by its clock, in seconds since the epoch; 0 if not recorded.
     """
 
     schema: int
@@ -202,5 +202,5 @@ class Facts:
     written: float = 0.0
 
     def has(self, name: str) -> bool:
-        """Return whether the node has a value for a field that counts; a field that is also unknown has none."""
+        """Return whether the node has a valid value for a field; a field that is also unknown has no valid value."""
         return name in self.values and name not in self.unknown

@@ -18,27 +18,27 @@ from typing import Any
 from hpcenv.errors import RecordInvalid
 from hpcenv.records.codec import Record, decode_record, encode_record
 
-# Documents that a person or a tool wrote: the largest lockfile of another tool that was seen has 5 MiB.
+# Limit for documents that a person or a tool wrote: the largest known lockfile of another tool has 5 MiB.
 LONGEST = 64 << 20
 # A verdict lists every difference of every node, and a rank may record each step of a long training.
 LONGEST_RECORD = 512 << 20
-# Of a file that is hashed.
+# Size of one read from a file that is hashed.
 _PIECE = 1 << 20
 
 
 def open_regular(path: Path, *, follow: bool = False) -> int:
-    """Return a descriptor of a regular file, for reading. For every file that another user may have put there.
+    """Return a descriptor of a regular file, for reading. Use it for every file that another user may have written.
 
     Opening a named pipe would wait for a writer without end, and a device gives bytes until the memory is full.
 
     Args:
-        follow: whether `path` may be a symbolic link. A file of a run may not: a link in a run folder that somebody
-            sent could show a file of the reader in a report.
+        follow: whether `path` may be a symbolic link. A file of a run must not be a link: a link in a received run
+            folder could show a file of the reader in a report.
 
     Raises:
-        OSError: it cannot be opened, or is no such file; `strerror` says which.
+        OSError: it cannot be opened, or is not a regular file; `strerror` says which.
     """
-    # O_NONBLOCK: for a pipe, opening alone would wait.
+    # O_NONBLOCK: without it, opening a pipe would wait.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -95,7 +95,7 @@ def sha256_at(path: str | bytes | Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    # O_NONBLOCK: for a pipe in its place, opening would wait.
+    # O_NONBLOCK: without it, opening a pipe at this path would wait.
     return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
@@ -151,13 +151,13 @@ def load_record(kind: type[Record], path: Path) -> Record:
 
 
 def save_record(record: object, path: Path, *, durable: bool = True) -> None:
-    """Write `record` to `path`: aside, then renamed, so that readers never see half of it.
+    """Write `record` to a temporary file and rename it to `path`: readers never see half of it.
 
     Args:
         durable: as for `write_text`.
 
     Raises:
-        OSError: it could not be written; what was there before is still there.
+        OSError: it could not be written; the earlier file is unchanged.
     """
     write_text(encode_record(record), path, durable=durable)
 
@@ -170,10 +170,10 @@ def write_text(
     The temporary name holds the process id: two nodes may write into one folder.
 
     Args:
-        durable: wait until it is on the disk: some milliseconds for each file. Not needed for what is of no use after
-            this machine has failed. Other nodes see the file in both cases: NFS sends it when it is closed, and Lustre
-            and GPFS when another node asks for it.
-        aside: another temporary file, on the same file system.
+        durable: wait until it is on the disk: some milliseconds for each file. Not needed for files that have no use
+            after this machine has failed. Other nodes see the file in both cases: NFS sends it when it is closed, and
+            Lustre and GPFS when another node asks for it.
+        aside: path of the temporary file, on the same file system.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if aside is None:
@@ -189,7 +189,7 @@ def write_text(
         os.replace(aside, path)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        # A write or fsync does not say of which file (a full disk, a quota).
+        # The error of a write or fsync (full disk, quota) does not name the file.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     except BaseException:
         aside.unlink(missing_ok=True)

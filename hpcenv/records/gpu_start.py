@@ -15,8 +15,8 @@ class StartedGpu:
 
     Attributes:
         index: its number in CUDA or HIP, in this node or task.
-        model, uuid, bus: empty where it is not known. `bus` is the PCI address as /sys/bus/pci has it.
-        problem: why it cannot be used; empty if it can.
+        model, uuid, bus: empty if not known. `bus` is the PCI address in the form of /sys/bus/pci.
+        problem: why the GPU cannot be used; empty if it can.
     """
 
     index: int
@@ -28,14 +28,14 @@ class StartedGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuStart:
-    """What a child of the agent saw (incontainer/gpu_start.py).
+    """What a child process of the agent found (incontainer/gpu_start.py).
 
     Attributes:
-        local_rank: of the only rank of this task; None for all ranks of the node.
+        local_rank: local rank of the only rank of this task; None for all ranks of the node.
         expected: how many GPUs Slurm and the variables give.
-        seen: how many torch counts; None if it did not say it.
-        gpus: those on which a context was made, or should have been.
-        seconds: how long it took: it is a part of the start.
+        seen: how many GPUs torch counts; None if torch did not say it.
+        gpus: the GPUs on which a context was made, or was tried.
+        seconds: how long the check took, as a part of the start.
     """
 
     schema: int

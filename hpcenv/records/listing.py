@@ -1,4 +1,4 @@
-"""The listing of a run's own copy of the code: what is in it, and which of its links are not compared.
+"""The listing of a run's copy of the code: which files it contains, and which of its links are not compared.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -14,15 +14,15 @@ from typing import Literal
 
 from hpcenv.records.files import sha256_at
 
-# The content of a symbolic link in the copy is its target behind this word.
+# In the listing, the content of a symbolic link is this word, followed by the link's target.
 LINK = "link:"
 
-# Never copied: Python writes it again.
+# These files are never copied: Python writes them again.
 BYTECODE = "__pycache__"
 
 
-# What is known of a file that git does not track: `--include` names it; git ignores it; its name or a line of it looks
-# like a credential; nothing of these.
+# What is known about a file that git does not track: `--include` names it; git ignores it; its name or a line in it
+# looks like a credential; or none of these.
 Untracked = Literal["include", "ignored", "credential", "other"]
 
 
@@ -32,7 +32,7 @@ class Listing:
 
     Attributes:
         files: path in the run folder -> sha256 of the file, or `link:TARGET`.
-        live: path in the run folder -> what its link leads to. The digest does not cover them.
+        live: path in the run folder -> target of the link. The digest does not cover these targets.
         untracked: path in the run folder -> what is known of it, of files that git does not track, and of all files
             without git. None in a listing from before 2026-11-25: then nothing is known of any file.
     """
@@ -48,7 +48,7 @@ class CopyAfterAttempt:
     """How the copy differed from its listing when an attempt of the job ended (`source-after.json`).
 
     Attributes:
-        started: when that attempt began, as `started.json` has it.
+        started: when that attempt began, from `started.json`.
         changed: path -> its content, empty for a removed file: listed files, and other files that Python can import.
     """
 
@@ -66,7 +66,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def content_of(path: str) -> str:
-    """Return the content of a file or link as a listing has it; empty if it does not exist.
+    """Return the content of a file or link in the form of a listing; empty if it does not exist.
 
     Raises:
         OSError: it cannot be read.
@@ -80,7 +80,7 @@ def content_of(path: str) -> str:
 
 
 def is_importable(name: str) -> bool:
-    """Return whether Python can import a file of that name."""
+    """Return whether Python can import a file with this name."""
     return name.endswith((".py", ".pyc", ".so"))
 
 

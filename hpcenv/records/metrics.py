@@ -1,7 +1,7 @@
 """What the ranks of a run recorded: losses, metrics and hashes of parameters, each to the last bit.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook), so
-this reader limits sizes and counts, and a line that does not fit is a problem and no error.
+this reader limits sizes and counts. A line that does not fit is recorded as a problem, and raises no error.
 
 One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
 R is the global rank. Each line is one JSON object with `kind`:
@@ -69,13 +69,13 @@ class Recorded:
     """One recorded value.
 
     Attributes:
-        step: optimizer step; of a metric the number that the script gave.
-        value: as the file has it; `number` returns the float.
+        step: optimizer step; for a metric, the number that the script gave.
+        value: text in the file; `number` returns the float.
         dtype: `float32` ..., `int`, or `sha256` for parameters.
-        index: of a loss, its place among the calls of `backward` for this step; -1 if it was not used.
-        used: of a loss, whether an optimizer used its gradients.
-        process: which process of the file wrote it, 0 for the first.
-        at: of parameters, why they were hashed then.
+        index: for a loss, its place among the calls of `backward` for this step; -1 if it was not used.
+        used: for a loss, whether an optimizer used its gradients.
+        process: number of the process that wrote it, 0 for the first process in the file.
+        at: for parameters, why they were hashed at that time.
         scale: factor of a GradScaler that was divided out, as text; empty without one.
     """
 
@@ -99,7 +99,7 @@ class RankProcess:
         restart: how often torchrun had started the ranks before.
         started, ended: in seconds since the epoch; `ended` is None if the process did not end in order.
         before: optimizer steps before this process; None if unknown, the count then begins at 0.
-        before_from: how that is known: `start`, `optimizer`, `checkpoint` or `unknown`; empty without any step.
+        before_from: how `before` is known: `start`, `optimizer`, `checkpoint` or `unknown`; empty without any step.
         steps: number of the last optimizer step; None if the process did not end in order.
         reason: `finished`, `stop-after-steps` or `exception`; empty if the process did not end in order.
     """
@@ -123,8 +123,8 @@ class RankMetrics:
         processes: in the order of their starts; more than one if torchrun started the rank again.
         records: in the order of the file.
         notes: what the records do not show, in words.
-        problems: what in the file could not be read, the first of them.
-        cut: the last line has no end: the rank was killed while it wrote.
+        problems: the first lines of the file that could not be read, with the reasons.
+        cut: whether the last line has no line end: the rank was killed while it wrote.
     """
 
     attempt: int
@@ -137,7 +137,7 @@ class RankMetrics:
 
 
 def number(record: Recorded) -> float:
-    """Return the value of a loss or metric as a float. Pure; it is exact unless dtype is `int` and it is large.
+    """Return the value of a loss or metric as a float. Pure; the float is exact, except for large `int` values.
 
     Raises:
         ValueError: the record is a hash.
@@ -176,7 +176,7 @@ def _numbered(folder: Path, prefix: str, suffix: str) -> Iterator[tuple[int, Pat
 
 
 def read_metrics(path: Path, attempt: int, rank: int) -> RankMetrics:
-    """Return what the file of one rank holds. What cannot be read is in `problems`."""
+    """Return the content of the file of one rank. Lines that cannot be read are in `problems`."""
     reading = _Reading()
     try:
         for line in read_lines(path):
@@ -210,7 +210,7 @@ class _Reading:
             self.problems.append(text)
 
     def take(self, line: bytes) -> None:
-        """Read one line. The last one has no end if the rank was killed while it wrote."""
+        """Read one line. The last line has no line end if the rank was killed while it wrote."""
         self._number += 1
         if not line.endswith(b"\n"):
             self.cut = True

@@ -1,4 +1,4 @@
-"""What the environment modules of a job set for its ranks (`modules.json` of a run folder).
+"""The variables that the environment modules of a job set for its ranks (`modules.json` of a run folder).
 
 Runs on: COMPUTE NODE, LOGIN NODE. Standard library only.
 """
@@ -12,12 +12,12 @@ from hpcenv.records.manifest import Bind, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleEffects:
-    """What the modules of one attempt set, as the batch script saw it before and after each `module load`.
+    """Changes by the modules of one attempt: the batch script compared before and after each `module load`.
 
     Attributes:
-        settings: variables for the ranks; without a value those that a container must not get.
+        settings: variables for the ranks; a variable without a value must not reach a container.
         binds: folders and files that the modules show in containers.
-        notes: what was not imported, a sentence each.
+        notes: sentences on what was not imported.
     """
 
     schema: int

@@ -1,9 +1,9 @@
-"""The network hardware and the network software of a node, as `facts/NODE.json` has them.
+"""The network hardware and the network software of a node, as `facts/NODE.json` records them.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every value is text, a number or a tuple, so that equal nodes are equal values: the decision is then computed once
-for all nodes that are alike.
+Every value is text, a number or a tuple, so that equal nodes have equal values: the decision is then computed once for
+all equal nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 
 from hpcenv.records.manifest import Bind, Setting
 
-# Raised when a key changes its meaning. Facts of another number are not used, and the network counts as unknown.
+# This number is increased when a key changes its meaning. Facts with a different number are not used, and the network
+# counts as unknown.
 FABRIC_SCHEMA = 1
 
 GpuVendor = Literal["nvidia", "amd", "none", "unknown"]
@@ -27,9 +28,9 @@ class NetworkLink:
     Attributes:
         kind: `ethernet`, `infiniband` (IPoIB), `loopback` or `other`.
         state: operstate of the kernel: `up`, `down`, `unknown`.
-        speed_mbit: link speed; None where the kernel does not know it. For IPoIB that of the port below.
+        speed_mbit: link speed; None if the kernel does not know it. For IPoIB, the speed of the port below.
         driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
-        bus, numa: place of the device; empty and None where it has no place.
+        bus, numa: place of the device; empty and None if not known.
     """
 
     name: str
@@ -48,10 +49,10 @@ class RdmaPort:
 
     Attributes:
         layer: `InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA).
-        rate_gbit: signalling rate; None where it could not be read.
+        rate_gbit: signalling rate; None if it could not be read.
         gid_types: kinds of its GIDs: `IB/RoCE v1`, `RoCE v2`.
         interfaces: network interfaces of the same device.
-        virtual_function: the device is a virtual function (SR-IOV).
+        virtual_function: whether the device is a virtual function (SR-IOV).
     """
 
     device: str
@@ -74,7 +75,7 @@ class PortErrors:
     Attributes:
         counter: name of the file below `counters` or `hw_counters` of the port.
         grown: by how much.
-        many: more than the limit of check `ib.errors`.
+        many: whether that is more than the limit of the check `ib.errors`.
     """
 
     device: str
@@ -105,7 +106,7 @@ class GpuPlace:
     """One GPU: where it is and how many NVLink or xGMI links to other GPUs are up.
 
     Attributes:
-        links: None where that could not be read.
+        links: number of links that are up; None if it could not be read.
         clique: NVLink domain across nodes (`UUID.CLIQUE`, GpuFabricInfo); empty without one.
     """
 
@@ -146,14 +147,14 @@ class Fabric:
 
     Attributes:
         schema: see FABRIC_SCHEMA.
-        gpu_vendor: `none` only where the PCI bus was read and has no GPU.
+        gpu_vendor: `none` only if the PCI bus was read and has no GPU.
         gpudirect: how a network adapter can reach GPU memory: `nvidia_peermem`, `dma-buf`, or empty.
-        imex: a channel for NVLink across nodes is there.
+        imex: whether a channel for NVLink across nodes exists.
         cloud, product: provider and machine type, from DMI.
         unknown: parts that could not be read, each `PART: REASON`.
     """
 
-    # It is large, and equal on most nodes of a job.
+    # This part is large, and equal on most nodes of a job.
     DECODED_ONCE: ClassVar = True
 
     schema: int = FABRIC_SCHEMA
@@ -171,18 +172,18 @@ class Fabric:
     unknown: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Return a hash over a few parts: nodes are grouped by equal hardware, and all parts are many."""
+        """Return a hash over a few parts: nodes are grouped by equal hardware, and hashing all parts would be slow."""
         return hash((self.gpu_vendor, self.product, len(self.gpus), len(self.ports), len(self.links), len(self.cxi)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetwork:
-    """What NCCL would use of the environment itself, as its loader finds it; only where torch has NCCL.
+    """The libraries in the environment that the loader would find for NCCL; only if torch has NCCL.
 
     Attributes:
         verbs, libfabric, plugin: the file that is found first; empty where there is no such file.
         providers: libraries for kinds of adapters beside libibverbs.
-        plugin_version: of aws-ofi-nccl; empty for another plugin.
+        plugin_version: version of aws-ofi-nccl; empty for a different plugin.
         other_plugins: libraries of the same name that are found later or not at all: `PATH (aws-ofi-nccl VERSION)`.
         unread: NCCL variables of the ranks that no library of the environment reads.
     """
@@ -203,10 +204,10 @@ class NetworkRow:
     Attributes:
         action: `set` (hpcenv decided), `host` (imported from a file of the host), `given` (user, project, site
             profile or job), `skip` (left at the library's default on purpose).
-        rule: id of the rule; empty for what is only given.
+        rule: id of the rule; empty if the value was only given.
         source: where the rule comes from, with its date.
         evidence: the facts that the rule was applied to.
-        nodes: on which nodes; empty for all.
+        nodes: the nodes to which it applies; empty for all.
     """
 
     action: Literal["set", "host", "given", "skip"]
@@ -233,13 +234,13 @@ class NetworkWarning:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingEffect:
-    """A setting beside what was read back of it.
+    """A setting, compared with what was read back.
 
     Attributes:
         took_effect: `yes`: what was read fits; `no`: the setting is ignored; `unknown`: it could not be read.
-        where, found: what was read, and what it says.
-        why, todo: the consequence where the setting is ignored, and what to do then.
-        nodes: on which nodes; empty for all.
+        where, found: the place that was read, and its content.
+        why, todo: the consequence if the setting is ignored, and what to do in that case.
+        nodes: the nodes to which it applies; empty for all.
     """
 
     name: str
@@ -275,11 +276,11 @@ class ExplainedBind:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkDecision:
-    """What was decided for the network of one attempt (part of `verdict.json`).
+    """The network decision of one attempt (part of `verdict.json`).
 
     Attributes:
         effects: the settings that can be read back before the training.
-        profile: the kind of network that the ranks are to use.
+        profile: the kind of network that the ranks use.
         why: the facts that led to it.
     """
 

@@ -18,17 +18,17 @@ class RankExit:
     """How one rank ended.
 
     Attributes:
-        rank, local_rank: global and on its node; -1 where it is not known.
-        pid: of the process, on its node.
-        status: exit status, 128 + number for a signal; None where it is not known.
-        signal: its name, `SIGKILL`, empty without one.
-        ended: seconds since the epoch; None where it is not known.
-        message: the exception in one line, or what else is known.
-        traceback: empty without one.
+        rank, local_rank: global rank, and rank on its node; -1 if not known.
+        pid: process id on its node.
+        status: exit status, 128 + number for a signal; None if not known.
+        signal: name of the signal, for example `SIGKILL`; empty without a signal.
+        ended: seconds since the epoch; None if not known.
+        message: the exception in one line, or other information.
+        traceback: the Python traceback; empty if not known.
         source: where message and traceback come from: torchelastic's `error-file`, the
             rank's `stderr`, or nowhere.
         log: the rank's standard error, relative to the run folder.
-        program: this is not a rank, but the program that `--launcher none` started, and that starts the ranks.
+        program: whether this is not a rank, but the program that `--launcher none` started and that starts the ranks.
     """
 
     rank: int
@@ -56,20 +56,20 @@ class NodeExit:
         stopped: why the training was asked to save itself and end; empty when it was not.
             `unknown`: it was asked, and Slurm gave no reason.
         saved: the script reported that it saved its state (`hpcenv.training`).
-        asked_at: when that was, in seconds since the epoch.
+        asked_at: time of that request, in seconds since the epoch.
         ranks: the ranks that failed here, the first one first.
         oom_kills: processes of this job step that the kernel killed for lack of memory on
             this node; None if that could not be read.
         changed: files of the environment that changed while the run ran.
         not_looked_again: why the environment was not looked at when the run ended; empty where it was, or where a
             SIF needs no second look.
-        detail: what else is known, in words.
+        detail: further information, in words.
         refused: the launch step refused to start, and no line of the script ran here.
         differences: why it refused, where libraries that torch had loaded are not the locked ones.
         full: why nothing more could be written to the run folder when this node ended; empty if it could.
         alone: no rank of the whole run joined a process group. False also if that is not known.
         port_errors: error counters of RDMA ports that grew while the ranks ran.
-        port_errors_unknown: why that is not known, for some counters or all; empty where it is, or without RDMA.
+        port_errors_unknown: why some or all counters are not known; empty if all are known, or without RDMA.
         launcher: what started the ranks.
         tasks: with `--launcher srun`, how many tasks of this node have recorded their end; else 0.
     """
@@ -107,9 +107,9 @@ class StopRequest:
 
     Attributes:
         signal: the signal that this node received, `SIGUSR2` or `SIGTERM`.
-        reason: as Slurm gives it; `unknown` until Slurm has answered.
-        asked: when, in seconds since the epoch.
-        ends: when Slurm ends the job; None while that is not known.
+        reason: Slurm's reason; `unknown` until Slurm has answered.
+        asked: time of the request, in seconds since the epoch.
+        ends: when Slurm ends the job; None while not known.
     """
 
     schema: int

@@ -5,8 +5,8 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
-# Keys of [packages] in a lockfile. Each has its own row in the table of fields, most of them with a lower severity
-# than that of a package; a test compares them with the lockfile's table. A package can have such a name, too.
+# Keys of [packages] in a lockfile. Each has its own row in the table of fields, most of them with a lower severity than
+# a package has; a test compares them with the lockfile's table. A package can have such a name, too.
 KEYS = frozenset(
     {
         *("count", "env-digest", "content-digest", "unlisted-count", "unlisted-digest"),
@@ -20,6 +20,6 @@ def package_field(name: str) -> str:
     """Return the field of a package: `packages.numpy`, but `packages.count (package)`.
 
     Args:
-        name: of the distribution, normalised; no such name has a blank.
+        name: normalised name of the distribution; it never has a blank.
     """
     return f"packages.{name} (package)" if name in KEYS else f"packages.{name}"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One submission (`request.json`): written once, by the login node.
+    """One submission (`request.json`): the login node writes it once.
 
-    It holds what was typed, before hpcenv.toml, the environment and the site profile added to it. Of
-    secrets it holds the sources, never the values.
+    It holds what the user typed, without additions from hpcenv.toml, the environment and the site profile. For secrets
+    it holds the sources, never the values.
 
     Attributes:
-        script: as it was given, relative to the folder of the submission.
+        script: path of the script, relative to the folder of the submission.
         args: arguments of the script.
         options: name in the table of options -> value; only options that were given.
     """

@@ -1,4 +1,4 @@
-"""The names of the files of a run: the one place that knows them.
+"""The names of the files of a run: no other module knows them.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def sweep(self) -> Path:
-        """Of a folder that holds the run folders of a sweep's elements."""
+        """File in the folder that holds the run folders of a sweep."""
         return self.path / "sweep.json"
 
     @property
@@ -60,16 +60,16 @@ class RunFolder:
 
     @property
     def archive(self) -> Path:
-        """The modules that the steps on the nodes import, and what Python has compiled of them."""
+        """The modules that the steps on the nodes import, and the compiled files that Python made from them."""
         return self.code / "hpcenv.zip"
 
     def shared_archive(self, sha256: str) -> Path:
-        """That archive in the folder of runs: the runs with this content are hard links to it."""
+        """The same archive in the folder of runs: all runs with this content have hard links to it."""
         return self.path.parent / ".data" / f"sha256-{sha256}.zip"
 
     @property
     def inside(self) -> Path:
-        """What ranks can import: `hpcenv.training`, and the start of torchrun."""
+        """The modules that ranks can import: `hpcenv.training`, and the start of torchrun."""
         return self.path / "inside"
 
     @property
@@ -79,11 +79,11 @@ class RunFolder:
 
     @property
     def other_folder(self) -> Path:
-        """The copy of the working directory, where that is not in the folder of the code."""
+        """The copy of the working directory, if it is outside of the folder of the code."""
         return self.path / "work"
 
     def parts_of_copy(self) -> tuple[str, ...]:
-        """Return the names of the folders that the copy consists of."""
+        """Return the names of the folders that make up the copy."""
         return tuple(part.name for part in (self.source, self.other_folder) if part.is_dir())
 
     @property
@@ -93,17 +93,17 @@ class RunFolder:
 
     @property
     def listing_after(self) -> Path:
-        """How the last attempt left the copy."""
+        """The state of the copy after the last attempt."""
         return self.path / "source-after.json"
 
     @property
     def source_diff(self) -> Path:
-        """How that differs from the recorded commit."""
+        """The difference between the copy and the recorded commit."""
         return self.path / "source.diff"
 
     @property
     def checkpoints(self) -> Path:
-        """What the training saves; kept over all attempts."""
+        """The files that the training saves; kept over all attempts."""
         return self.path / "checkpoints"
 
     @property
@@ -151,12 +151,12 @@ class RunFolder:
 
     @property
     def stage(self) -> Path:
-        """What was copied to the nodes: one record per node."""
+        """The files that were copied to the nodes: one record per node."""
         return self.path / "stage"
 
     @property
     def modules(self) -> Path:
-        """What the environment modules of the job set for its ranks."""
+        """The variables that the environment modules of the job set for the ranks."""
         return self.path / "modules.json"
 
     @property
@@ -165,12 +165,12 @@ class RunFolder:
 
     @property
     def preflight(self) -> Path:
-        """What checks found that run after the verdict: one folder for each family of checks."""
+        """Results of the checks that run after the verdict: one folder for each family of checks."""
         return self.path / "preflight"
 
     @property
     def smoke(self) -> Path:
-        """The smoke test: its plan, what each node saw, and the files of its ranks."""
+        """The smoke test: its plan, the reports of the nodes, and the files of the ranks."""
         return self.path / "smoke"
 
     @property
@@ -179,7 +179,7 @@ class RunFolder:
 
     @property
     def smoke_ended(self) -> Path:
-        """Report of a node that could not go on with the smoke test: the other nodes end theirs."""
+        """Report of a node that could not go on with the smoke test: then the other nodes end the test, too."""
         return self.smoke / "ended.json"
 
     @property
@@ -221,17 +221,17 @@ class RunFolder:
 
     @property
     def started(self) -> Path:
-        """Marker that the batch script began: which attempt, on which batch node."""
+        """Marker that the batch script began; names the attempt and the batch node."""
         return self.path / "started.json"
 
     @property
     def reserved(self) -> Path:
-        """Space for the end records, while the run lasts."""
+        """A file that reserves disk space for the end records during the run."""
         return self.path / "reserved"
 
     @property
     def finished(self) -> Path:
-        """Exit status of the batch script, written as its last act."""
+        """Exit status of the batch script, written at its very end."""
         return self.path / "finished.json"
 
     def facts_of(self, node: str) -> Path:
@@ -246,19 +246,19 @@ class RunFolder:
 
     @property
     def sending(self) -> Path:
-        """What the batch node decided to copy, and where to."""
+        """What the batch node decided to copy, and the target of the copy."""
         return self.stage / "plan.json"
 
     def checks_of(self, family: str, node: str) -> Path:
         return self.preflight / family / f"{node}.json"
 
     def smoke_of(self, node: str, *, pairs: bool) -> Path:
-        """What a node saw in the smoke test: of all nodes together, or of pairs."""
+        """Report of a node on the smoke test: of all nodes together, or of pairs."""
         return (self.smoke_pairs if pairs else self.smoke) / f"{node}.json"
 
     @property
     def smoke_pairs(self) -> Path:
-        """What the nodes saw when pairs were tested; there as soon as they have to be."""
+        """Reports on the test of pairs; the folder exists as soon as pairs must be tested."""
         return self.smoke / "pairs"
 
     def env_of(self, node: str) -> Path:
@@ -266,23 +266,23 @@ class RunFolder:
 
     @property
     def launched(self) -> Path:
-        """The nodes that train, for srun's --nodelist; written where there are spare ones."""
+        """The nodes that train, for srun's --nodelist; written if the job has spare nodes."""
         return self.env / "launched"
 
     @property
     def excluded(self) -> Path:
-        """The nodes that this job was queued again without; kept over all attempts."""
+        """The nodes that were excluded when this job was queued again; kept over all attempts."""
         return self.path / "excluded.json"
 
     def stop_of(self, node: str) -> Path:
         return self.stopping / f"{node}.json"
 
     def saved_on(self, node: str) -> Path:
-        """What a rank leaves when it has saved itself after a request to stop (`hpcenv.training`)."""
+        """File of a rank that has saved its state after a request to stop (`hpcenv.training`)."""
         return self.stopping / f"saved-{node}"
 
     def gpus_of(self, node: str, local_rank: int | None) -> Path:
-        """What torch saw before the first rank; with `--launcher srun` of each task."""
+        """The GPUs that torch saw before the first rank; with `--launcher srun`, a file for each task."""
         return self.ranks / node / ("gpus.json" if local_rank is None else f"gpus.{local_rank}.json")
 
     def metrics_of(self, attempt: int, rank: int) -> Path:
@@ -304,7 +304,7 @@ class RunFolder:
         return self.homes / node
 
     def of_one_attempt(self) -> tuple[Path, ...]:
-        """What an attempt leaves and the next one must not mistake for its own."""
+        """Files of an attempt that the next attempt must not take for its files."""
         return (
             *(self.facts, self.modules, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
             *(self.smoke, self.smoke_result, self.stopping, self.started, self.finished),

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. `watch/` writes these files on the nodes.
 
-What could not be read is None, never 0. Sizes are in bytes, times in seconds, shares in percent.
+A value that could not be read is None, never 0. Sizes are in bytes, times in seconds, shares in percent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class GpuUse:
     Attributes:
         index: the number of this GPU among the job's GPUs of the node.
         use: share of the time since the last sample in which a kernel ran (NVML).
-        memory, memory_total: used by all processes, and in all.
+        memory, memory_total: memory used by all processes, and memory of the GPU.
         power, power_limit: in watts.
         temperature: in degrees Celsius.
         clock, clock_limit: of the SMs, in MHz.
-        slow: why the clock is lower than it could be: NVML's reasons, but for "idle".
+        slow: why the clock is lower than it could be: NVML's reasons, except "idle".
         ecc: uncorrected errors since the driver was loaded.
         replays: packets that PCIe repeated since the driver was loaded.
-        energy: since the driver was loaded, in joules.
-        sm, tensor, dram: shares in which SMs, tensor cores and memory were busy (NVML's GPM: Hopper and newer).
-        ranks: whose processes are on this GPU.
+        energy: energy used since the driver was loaded, in joules.
+        sm, tensor, dram: shares of time in which SMs, tensor cores and memory were busy (NVML's GPM: Hopper and newer).
+        ranks: the ranks that have processes on this GPU.
         others: number of further processes on this GPU: they are counted, never named.
         unknown: what could not be read, and why.
     """
@@ -62,16 +62,16 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """What the job used of one node, from its own cgroup where the kernel has one.
+    """What the job used on one node, from the job's cgroup if the kernel has one.
 
     Attributes:
         cpu, cpus: CPUs that were busy since the last sample, and CPUs that the job has.
-        memory, memory_peak, memory_limit: of the job's processes on this node.
-        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for it.
+        memory, memory_peak, memory_limit: memory of the job's processes on this node.
+        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for this.
         read, written: bytes of block devices since the job began.
-        shm, shm_total, disk, disk_total: used and in all: of /dev/shm, and of the node's temporary folder.
+        shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
-        rdma_received, rdma_sent: the same of its RDMA ports.
+        rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
         unknown: what could not be read, and why.
     """
 
@@ -101,15 +101,15 @@ class RankUse:
     """One rank at the time of a sample.
 
     Attributes:
-        step: optimizer steps of this process; None where no step is seen.
-        step_seconds: the time of one step, as the mean since the last sample; None if none ended since.
-        wait_seconds: of that, how long the rank waited for its DataLoader.
-        last_step: when the last step ended, in seconds since the epoch; None before the first one.
+        step: optimizer steps of this process; None if no step is seen.
+        step_seconds: mean time of a step since the last sample; None if no step ended since then.
+        wait_seconds: the part of that time in which the rank waited for its DataLoader.
+        last_step: when the last step ended, in seconds since the epoch; None before the first step.
         saving: whether the rank is inside `hpcenv.training.saving`.
         state: the state of the process, a letter of proc(5): R, S, D, T.
         cpu: CPUs that the process and its children kept busy since the last sample.
         workers: processes of its DataLoaders; None if unknown.
-        torch_memory, torch_peak: what torch holds on the GPU, now and at most.
+        torch_memory, torch_peak: memory that torch holds on the GPU, now and at its peak.
     """
 
     rank: int
@@ -128,12 +128,12 @@ class RankUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look at a node, or, after some hours, what the looks of a minute have in common.
+    """One sample of a node or, after some hours, a summary of all samples in a minute.
 
     Attributes:
-        at: the end of the time that it stands for, in seconds since the epoch.
+        at: the end of the time that the sample covers, in seconds since the epoch.
         seconds: length of that time.
-        least, most: of the looks of a minute; `gpus`, `node` and `ranks` then hold the means.
+        least, most: least and greatest values in a minute; `gpus`, `node` and `ranks` then hold the means.
     """
 
     at: float
@@ -165,14 +165,14 @@ def samples_line(sample: Sample) -> str:
 
 
 def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
-    """Return what the file of one node holds; a line that is no sample is left out, and `problem` says so."""
+    """Return the samples in the file of one node; a line that is not a sample is left out, and `problem` says so."""
     samples, problem = [], ""
     try:
         for line in read_lines(path):
             try:
                 samples.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
             except (RecordInvalid, UnicodeDecodeError) as error:
-                # The last line has no end while it is written, and if the node was lost.
+                # The last line has no line end while it is written, or if the node was lost.
                 problem = problem or ("" if not line.endswith(b"\n") else str(error))
     except OSError as error:
         problem = f"{path}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""The values of `env:NAME` secrets between the submission and the launch: one file for each run, for its user only.
+"""The values of `env:NAME` secrets from submission to launch: a file for each run, which only its user can read.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The file is in the user's state folder, not in the run
 folder, which others may read. It is written before the job is queued, read at each launch, and removed when the run has
@@ -54,7 +54,7 @@ def write(state: Path, run_folder: str, values: Mapping[str, str]) -> None:
     aside = path.with_suffix(f".{os.getpid()}.new")
     text = json.dumps({"schema": _SCHEMA, "run_folder": run_folder, "values": dict(values)})
     try:
-        # With these permissions from its first byte on.
+        # The file has these permissions from its first byte on.
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(text + "\n")
             file.flush()
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, str]:
     """Return name -> value.
 
     Raises:
-        OSError: it is not there, or is not the user's own; `strerror` says which.
+        OSError: it does not exist, or does not belong to the user; `strerror` says which.
         ValueError: it is damaged.
     """
     data = _load(path)
@@ -103,7 +103,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def remove(state: Path, run_folders: Iterable[str]) -> None:
-    """Remove the files of runs that have ended, as far as they are there."""
+    """Remove the files of runs that have ended, if they exist."""
     try:
         present = set(os.listdir(_folder(state)))
     except OSError:

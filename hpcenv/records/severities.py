@@ -15,12 +15,12 @@ from hpcenv.records.manifest import FieldSeverity, Severity
 
 STRICTEST_FIRST: tuple[Severity, ...] = ("must", "warn", "info")
 
-# A pattern that fits every name, of any number of parts.
+# A pattern that fits every name, with any number of parts.
 ANY_NAME = "**"
 
 
 class Severities:
-    """Severities by field name. The rule for this very name counts, otherwise the first that fits.
+    """Severities by field name. The rule for exactly this name counts, otherwise the first rule that fits.
 
     Args:
         rules: from a manifest, or from `project.severities.resolve`.

@@ -11,7 +11,7 @@ from typing import Literal
 from hpcenv.records.checks import NodeChecks
 from hpcenv.records.verdict import Result
 
-# How the smoke test ended on a node: SmokeReport says what each word means.
+# How the smoke test ended on a node: SmokeReport explains each word.
 SmokeEnd = Literal["done", "failed", "timeout", "unreachable", "not-started", "stopped", "other-ended"]
 
 # The checks of the smoke test, in the order in which they run.
@@ -46,12 +46,12 @@ class SmokePlan:
         port: TCP port of the test's rendezvous on the first node; not the one of the training.
         seconds: limit of each phase.
         start_seconds: limit of the start of the container and of `import torch`.
-        profile: of the network decision.
-        network: `NCCL_NET` of the ranks where it is set; empty otherwise.
+        profile: profile of the network decision.
+        network: `NCCL_NET` of the ranks; empty if not set.
         gpudirect: whether the hardware of every node can give GPU memory to the adapter.
         rates_gbit: rate of all active adapters of a node, for RDMA and Slingshot; 0 where it is unknown.
-        skipped: ids of checks that were not wanted.
-        settings: node -> variables of its ranks that NCCL's log or its libraries show the effect of.
+        skipped: ids of checks that must not run.
+        settings: node -> variables of its ranks whose effect NCCL's log or libraries show.
     """
 
     schema: int
@@ -77,12 +77,12 @@ class NcclTransport:
     """What NCCL wrote about its transport in one rank.
 
     Attributes:
-        network: as in `Using network NAME`; empty where NCCL used none.
-        adapters: those of `NET/IB : Using` or the selected provider.
-        via: how channels go (`NET/IB`, `P2P/CUMEM`, `SHM`) -> number of channels.
-        gpudirect: some channel has GDRDMA.
-        channels: collective channels; 0 where the log does not say it.
-        nvls: `yes`, `no`, or empty where the log does not say it.
+        network: NAME in NCCL's line `Using network NAME`; empty if NCCL used no network.
+        adapters: the adapters in the line `NET/IB : Using`, or the selected provider.
+        via: transport (`NET/IB`, `P2P/CUMEM`, `SHM`) -> number of channels.
+        gpudirect: whether a channel has GDRDMA.
+        channels: number of collective channels; 0 if the log does not say it.
+        nvls: `yes`, `no`, or empty if the log does not say it.
         errors: lines at the level WARN, at most a few.
     """
 
@@ -102,7 +102,7 @@ class PhaseResult:
 
     Attributes:
         state: `running`: it has begun, and nothing more is known.
-        seconds: how long it took; of a phase that did not end, how long it was waited for.
+        seconds: how long it took; if it did not end, how long the test waited for it.
         bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 where it was not measured.
     """
 
@@ -118,10 +118,10 @@ class SmokeRank:
     """What one rank reported.
 
     Attributes:
-        connections: own and other address of its TCP connections to other ranks, after the first group.
+        connections: both addresses of each TCP connection to other ranks, after the first group.
         not_run: collective -> why it was not tested.
         transport: from NCCL's log; None with another backend, or without a log.
-        libraries: those of NCCL and its plugins that the rank had loaded, from /proc/self/maps.
+        libraries: libraries of NCCL and its plugins that the rank had loaded, from /proc/self/maps.
     """
 
     rank: int
@@ -136,18 +136,18 @@ class SmokeRank:
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeReport:
-    """What one node saw (`smoke/NODE.json`, and `smoke/pairs/NODE.json` for the pairs).
+    """What one node reported (`smoke/NODE.json`, and `smoke/pairs/NODE.json` for the pairs).
 
     Attributes:
-        ended: `done`: every rank gave its result and has ended; `failed`: one did not; `timeout`: a phase took longer
-            than its limit, and the ranks were killed; `unreachable`: no packet came back from the first node;
+        ended: `done`: every rank gave its result and has ended; `failed`: a rank did not; `timeout`: a phase took
+            longer than its limit, and the ranks were killed; `unreachable`: no packet came back from the first node;
             `not-started`: the container or torch did not start; `stopped`: a signal asked this step to end;
-            `other-ended`: the ranks waited for those of a node that could not go on.
-        problem: why, for all but `done`.
+            `other-ended`: the ranks waited for the ranks of a node that could not go on.
+        problem: the reason, for all values except `done`.
         moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
             that is unknown.
         ras: what NCCL's RAS service said about a hang, or why it was not asked.
-        diagnostics: lines of NCCL's own diagnostics; empty where it has none (before 2.31).
+        diagnostics: lines of NCCL's diagnostics; empty if NCCL has no diagnostics (before 2.31).
         seconds: from the start of the container to the end.
     """
 
@@ -169,9 +169,9 @@ class SmokeResult:
     """The result over all nodes (`smoke.json`).
 
     Attributes:
-        tested: when, in seconds since the epoch, by the clock of the batch node.
+        tested: time of the test, in seconds since the epoch, by the clock of the batch node.
         checks: node -> the results of the checks `smoke.*`.
-        result: what they mean for the run, with its severities.
+        result: the result for the run, by the severities of the run.
         seconds: part -> how long it took on the slowest rank or node.
     """
 

@@ -37,7 +37,7 @@ class Elements:
     Attributes:
         names: in the order in which they were given; empty for an array.
         values: index in the array -> name -> value.
-        at_once: how many may run at a time, None for as many as there are nodes.
+        at_once: how many elements may run at a time; None for no limit.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Elements:
 
     @property
     def array(self) -> str:
-        """What sbatch's --array is given."""
+        """The value of sbatch's option --array."""
         return array_spec(tuple(self.values), self.at_once)
 
 
@@ -55,8 +55,8 @@ class SweepElement:
     """One element of a sweep or array.
 
     Attributes:
-        index: in Slurm's array.
-        folder: its run folder's name in the folder of the sweep.
+        index: index in Slurm's array.
+        folder: name of its run folder in the folder of the sweep.
         values: name -> value; empty for an array.
     """
 
@@ -67,10 +67,10 @@ class SweepElement:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """What a sweep or array consists of (`sweep.json`): written once, by the login node.
+    """The elements of a sweep or array (`sweep.json`): the login node writes the file once.
 
     Attributes:
-        names: of the sweep, in the order in which they were given; empty for an array.
+        names: names of the sweep, in the order in which they were given; empty for an array.
         at_once: how many elements may run at a time, 0 for any number.
     """
 
@@ -83,14 +83,14 @@ class SweepRecord:
 
 
 def of_sweep(words: Sequence[str], at_once: int | None) -> Elements:
-    r"""Return every combination of the values; the name given last varies fastest.
+    r"""Return every combination of the values; the last name varies fastest.
 
     Args:
         words: `NAME=V1,V2` (values are literal, `\,` is a comma) or `NAME=0..4` (both ends
             included).
 
     Raises:
-        UsageError: a text has neither form, a name or value is given twice, or there are too many elements.
+        UsageError: a text has neither of these forms, a name or value is given twice, or there are too many elements.
     """
     axes = [_axis(word) for word in words]
     names = tuple(axis.name for axis in axes)
@@ -175,7 +175,7 @@ def of_array(spec: str, at_once: int | None) -> Elements:
 
 
 def array_spec(indices: Sequence[int], at_once: int | None = None) -> str:
-    """Return what sbatch's --array is given for these indices (ascending): `0-3,7%2`."""
+    """Return the value of sbatch's --array for these indices (ascending): `0-3,7%2`."""
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]

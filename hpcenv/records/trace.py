@@ -1,7 +1,7 @@
 """The trace of chosen optimizer steps: each operation of torch that a rank called, with hashes of inputs and outputs.
 
 Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py). A line that
-does not fit is a problem and no error.
+does not fit is recorded as a problem, and raises no error.
 
 One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
 
@@ -56,9 +56,9 @@ class TracedTensor:
     Attributes:
         name: in the schema of the operation; a number for a returned value.
         type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is no tensor.
-        hash: of its bytes; `-` where it has none. Of a `number` its text.
-        each: of a list of tensors, the first digits of the hash of each; empty if there are too many.
-        types: of a list of tensors, the type of each.
+        hash: hash of its bytes; `-` if there is no hash. For a `number`, its text.
+        each: for a list of tensors, the first digits of the hash of each tensor; empty if there are too many.
+        types: for a list of tensors, the type of each tensor.
     """
 
     name: str
@@ -74,10 +74,10 @@ class TracedOperation:
 
     Attributes:
         index: its place in the step, from 0.
-        name: torch's, for example `aten.addmm.default`.
-        module, module_class: of the module that called it; empty outside of modules.
+        name: torch's name, for example `aten.addmm.default`.
+        module, module_class: name and class of the module that called the operation; empty outside of modules.
         at: `file:line` of the script; empty if unknown.
-        arguments: those that are no tensors.
+        arguments: the arguments that are not tensors.
     """
 
     index: int
@@ -109,9 +109,9 @@ class RankTrace:
     """What one rank traced in one attempt.
 
     Attributes:
-        steps: number -> step, the whole ones; of a step that was traced twice the later one.
+        steps: number -> step, only complete steps; if a step was traced twice, the later one.
         notes: what the trace does not show, in words.
-        problems: what in the file could not be read, and whether its limit was reached.
+        problems: lines of the file that could not be read, and whether the limit was reached.
     """
 
     attempt: int
@@ -122,7 +122,7 @@ class RankTrace:
 
 
 def read_run_trace(run: RunFolder) -> dict[int, RankTrace]:
-    """Return rank -> what it traced, over all attempts; the later attempt has the newer step. Empty without a trace."""
+    """Return rank -> its trace over all attempts; a later attempt replaces equal steps. Empty without a trace."""
     found: dict[int, RankTrace] = {}
     for attempt, rank, path in rank_files(run.trace, ".jsonl"):
         new, old = read_trace(path, attempt, rank), found.get(rank)
@@ -139,7 +139,7 @@ def read_run_trace(run: RunFolder) -> dict[int, RankTrace]:
 
 
 def read_trace(path: Path, attempt: int, rank: int) -> RankTrace:
-    """Return what the file of one rank holds. What cannot be read is in `problems`."""
+    """Return the content of the file of one rank. Lines that cannot be read are in `problems`."""
     reading = _TraceLines()
     try:
         for line in read_lines(path):

@@ -1,4 +1,4 @@
-"""What the name of a variable says, and how the variable is written into a record: its value, or only its name.
+"""How a variable is written into a record, by its name: with its value, or only its name.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Stands for the value in every record.
+# This text replaces the value in every record.
 WITHHELD = "(value not recorded)"
 
-# Stands for what a variable would be otherwise, in a setting that extends it (`Setting.expands`).
+# In a setting that extends a variable (`Setting.expands`), this text means the variable's earlier value.
 OLD_VALUE = "${value}"
 
 # What stands before `key` and `token` in the name of a credential. Alone, both mean something else in a training.
@@ -31,7 +31,7 @@ _NAME = re.compile(
 )
 # `secretKey` is read as `secret_Key`.
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# Of the name of a variable, each part counts. TOKENIZERS_PARALLELISM, a setting of Hugging Face's tokenizers, holds no
+# In the name of a variable, each part counts. TOKENIZERS_PARALLELISM, a setting of Hugging Face's tokenizers, holds no
 # token, and PWD is a folder.
 _IN_VARIABLE = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _FOLDER = "PWD"
@@ -49,7 +49,7 @@ _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NU
 def names_credential(name: str) -> bool:
     """Return whether the name of an option, or of a key in a file, says that its value is a credential.
 
-    The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are no
+    The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are not
     credentials. The keyword detector of detect-secrets 1.5.0 suspects each of them, which is why it is not used.
     """
     return _NAME.fullmatch(_CAMEL.sub("_", name)) is not None
@@ -58,19 +58,19 @@ def names_credential(name: str) -> bool:
 def looks_like_credential(name: str) -> bool:
     """Return whether the name of a variable looks like that of a credential.
 
-    More names do than of an option: a value that a record leaves out is no loss, and a variable is rarely a setting of
-    the model.
+    This test is stricter than the test for options: a value that is left out of a record is no loss, and a variable is
+    rarely a setting of the model.
     """
     return name != _FOLDER and (_IN_VARIABLE.search(name) is not None or names_credential(name))
 
 
 def recorded_value(name: str, value: str) -> str:
-    """Return the value of a variable as records hold it: without credentials."""
+    """Return the value of a variable for a record: without credentials."""
     return WITHHELD if looks_like_credential(name) else _IN_URL.sub("***@", value)
 
 
 def without_credential(value: str) -> str:
-    """Return the value of a variable without the name and password that a URL in it has: of a proxy, for example."""
+    """Return the value of a variable without the name and password in a URL, for example of a proxy."""
     return _PASSWORD.sub("", value)
 
 

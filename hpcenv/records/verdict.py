@@ -21,11 +21,11 @@ SRUN_GAVE_UP = "srun could not start on this node"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One comparison that did not end in `match`, or that is worth telling.
+    """One comparison that did not end in `match`, or that users should know.
 
     Attributes:
-        owner: of a check: who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
-        remedy: of a check: what to do.
+        owner: for a check, who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
+        remedy: for a check, what to do.
     """
 
     node: str
@@ -44,7 +44,7 @@ class NodeVerdict:
     """One node's result.
 
     Attributes:
-        compared: how many fields could be compared: reported, not only asked for.
+        compared: how many fields could be compared because the node reported them.
         sif: how the SIF was checked, for people; empty without one.
     """
 
@@ -88,11 +88,11 @@ class Verdict:
 
     Attributes:
         settings: node -> variables that hpcenv sets for its ranks; credentials without their value.
-        inherited: node -> variables of the job that its ranks get, as far as they can change results.
-        launched: the nodes that train, in the order of their node ranks: all, or without those a spare one replaces.
-        notes: which data were compared, and what of the code was not.
-        network: why the network settings are what they are; None in a verdict from before it was recorded.
-        preflight: which checks ran and what they gave; None where none ran.
+        inherited: node -> variables of the job that its ranks get, if they can change results.
+        launched: the nodes that train, in the order of their node ranks; without nodes that a spare node replaces.
+        notes: which data were compared, and which parts of the code were not.
+        network: the reasons of the network settings; None in a verdict from before they were recorded.
+        preflight: which checks ran, with their results; None if no check ran.
     """
 
     schema: int

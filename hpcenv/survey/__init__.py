@@ -1,4 +1,4 @@
-"""What this cluster is like; writes a site profile.
+"""Find the properties of this cluster, and write a site profile.
 
 Runs on: LOGIN NODE.
 """

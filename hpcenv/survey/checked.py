@@ -1,6 +1,6 @@
-"""The results of the preflight checks as `hpcenv doctor` tells them: each check on each node.
+"""The results of the preflight checks for `hpcenv doctor`: each check on each node.
 
-Runs on: LOGIN NODE. Which checks there are, and who can remove the cause of a failure, is in judge/checks/table.py.
+Runs on: LOGIN NODE. judge/checks/table.py lists the checks, and who can remove the cause of a failure.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class CheckRow:
     """One check on one node.
 
     Attributes:
-        found: what was measured; for `unknown` and `not-run` the reason why nothing was.
-        limit: what it must be.
+        found: the measured value; for `unknown` and `not-run`, why nothing was measured.
+        limit: what the value must be.
         severity: `must` stops a job.
         owner: who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
-        remedy: what to do; only for what failed or is unknown.
+        remedy: what to do; only for checks that failed or are unknown.
     """
 
     node: str
@@ -53,10 +53,10 @@ class CheckedMachines:
     """The results of the preflight checks of one machine, or of the nodes of one job.
 
     Attributes:
-        result: `mismatch`: a check of severity `must` failed; `unknown`: one could not be measured, or a node did not
-            report.
+        result: `mismatch`: a check of severity `must` failed; `unknown`: such a check could not be measured, or a node
+            did not report.
         silent: nodes that reported nothing, with the reason.
-        skipped: what `--skip-check` names.
+        skipped: the checks that `--skip-check` names.
         seconds: node -> how long its checks on the host took.
     """
 
@@ -70,7 +70,7 @@ class CheckedMachines:
 
     @property
     def exit_status(self) -> int:
-        """The status of the command that checked them."""
+        """The exit status of the command that ran the checks."""
         return {"match": 0, "mismatch": NodeRejected.exit_status, "unknown": NodesUnknown.exit_status}[self.result]
 
 
@@ -108,7 +108,7 @@ def machines(
     skipped: Sequence[str],
     seconds: Mapping[str, float],
 ) -> CheckedMachines:
-    """Return rows, in the order of the table of checks, with what they mean together."""
+    """Return the rows in the order of the table of checks, with their common result."""
     blocking = {row.state for row in rows if row.severity == "must"}
     result: Result = "mismatch" if "failed" in blocking else "unknown" if "unknown" in blocking or silent else "match"
     return CheckedMachines(
@@ -126,7 +126,7 @@ def of_job(manifest: Manifest, verdict: Verdict, facts: Sequence[Facts]) -> Chec
     """Return the results of a job that checked its nodes, from the records of its run folder.
 
     Args:
-        facts: of each node that reported.
+        facts: the facts of each node that reported.
     """
     severities, folder = Severities(manifest.severities), RunFolder(Path(manifest.run_folder))
     nodes = [node.node for node in verdict.nodes]
@@ -149,16 +149,16 @@ def of_job(manifest: Manifest, verdict: Verdict, facts: Sequence[Facts]) -> Chec
 
 
 def _inside(folder: RunFolder, node: str, verdict: Verdict) -> list[CheckOutcome]:
-    """Return what the checks inside the environment of a node found in this attempt; nothing where none ran."""
+    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran."""
     try:
         report = load_record(CheckReport, folder.checks_of(FAMILY, node))
     except HpcenvError:
-        return []  # of a node that should have reported, the verdict says so
+        return []  # if a node should have reported but did not, the verdict says so
     return list(report.checks.results()) if (report.run, report.attempt) == (verdict.run, verdict.attempt) else []
 
 
 def _smoke(folder: RunFolder, verdict: Verdict) -> dict[str, list[CheckOutcome]]:
-    """Return what the smoke test found on each node; nothing where it did not run."""
+    """Return the results of the smoke test on each node; empty if it did not run."""
     try:
         result = load_record(SmokeResult, folder.smoke_result)
     except HpcenvError:
@@ -169,7 +169,7 @@ def _smoke(folder: RunFolder, verdict: Verdict) -> dict[str, list[CheckOutcome]]
 
 
 def _over_nodes(verdict: Verdict, severities: Severities) -> list[CheckRow]:
-    """Return the rows of the checks that compare the nodes: the verdict has their results, no node has."""
+    """Return the rows of checks that compare the nodes: their results are only in the verdict."""
     rows = []
     for check in BY_ID.values():
         if check.place != "nodes" or verdict.preflight is None:
@@ -191,7 +191,7 @@ _WIDEST_ID = max(len(name) for name in BY_ID)
 
 
 def render(checked: CheckedMachines) -> str:
-    """Return the results as lines of at most 80 columns: first what failed, with what to do. Pure."""
+    """Return the results as lines of at most 80 columns: failed checks come first, with their hints. Pure."""
     parts = [_headline(checked)]
     parts += [
         wrap(f"{visible_ascii(node)} reported nothing: {visible_ascii(why)}") for node, why in checked.silent.items()
@@ -214,7 +214,7 @@ def _headline(checked: CheckedMachines) -> str:
 
 
 def _alike(rows: Iterable[CheckRow], state: CheckState) -> dict[tuple[str, str], list[CheckRow]]:
-    """Return the rows of one state; those of one check that say the same on several nodes stand together."""
+    """Return the rows of one state; equal rows of one check on several nodes are joined."""
     found: dict[tuple[str, str], list[CheckRow]] = {}
     for row in rows:
         if row.state == state:

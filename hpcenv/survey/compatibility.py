@@ -1,6 +1,6 @@
 """`hpcenv compat`: what runs with what, without a cluster.
 
-Runs on: LOGIN NODE. `ask` is pure: the compatibility table and a question in, an answer out.
+Runs on: LOGIN NODE. `ask` is pure: from the compatibility table and a question, it makes an answer.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MACHINES = (X86_64, AARCH64)
 
 @dataclass(frozen=True, kw_only=True)
 class CompatQuestion:
-    """What is asked; an empty part is left open.
+    """A question; an empty part is not asked.
 
     Attributes:
         gpu: name as NVIDIA or Slurm writes it, `A100`.
         driver: version, `535.183.06`.
-        torch: release (`2.7` is its newest patch release), also with a build: `2.7.1+cu118`.
+        torch: release, also with a build (`2.7.1+cu118`); `2.7` means the newest patch release of 2.7.
         cuda: CUDA of the torch build, or of a program, `12.6`.
         python: `3.13`, or `3.13t` for a free-threaded one.
-        machine: architecture of the processors; "" for that of the GPU, else x86_64.
+        machine: architecture of the processors; "" means the processors that belong to the GPU, else x86_64.
         packages: name and version of packages beside torch.
         cuda_compat: CUDA version of a cuda-compat package that comes first on the loader's path.
     """
@@ -64,7 +64,7 @@ class CompatQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class CompatCheck:
-    """One comparison: `what` in a sentence, `why` with the source, `hint` what would do instead."""
+    """One comparison: `what` in a sentence, `why` with the source, `hint` what would work instead."""
 
     part: Part
     result: Result
@@ -78,10 +78,10 @@ class BuildAnswer:
     """Whether one torch build runs under the question's conditions.
 
     Attributes:
-        cuda: its CUDA; `cpu` for a build without.
+        cuda: its CUDA version; `cpu` for a build without CUDA.
         python: first and last Python with wheels.
-        default: it is the build of the default index.
-        what: why not, or what is not known; empty if it runs.
+        default: whether the default index has this build.
+        what: why it does not run, or what is not known; empty if it runs.
         hint: what would make it run.
     """
 
@@ -103,8 +103,8 @@ class Answer(Shown):
         dated: when the oldest part of the table was read.
         table: the table's file.
         checks: the comparisons that were possible.
-        builds: torch builds, newest first: those of the release that was asked for, else one for each minor release.
-        notes: what else to know: the age of the table, how the question was read.
+        builds: torch builds, newest first: all builds of the release in question, else one for each minor release.
+        notes: further notes: the age of the table, how the question was understood.
     """
 
     result: Result
@@ -128,15 +128,15 @@ def compat(
     cuda_compat: str = "",
     today: dt.date | None = None,
 ) -> Answer:
-    """Say what runs with what, by the table that hpcenv brings: `hpcenv compat`. It asks no cluster.
+    """Say what runs with what, from hpcenv's table (`hpcenv compat`). No cluster is asked.
 
     Args:
-        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty one is left open.
-        packages: beside torch, each as NAME==VERSION: `--with`.
-        today: for a note on the age of the table; None for none.
+        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty value is not asked.
+        packages: packages beside torch, each as NAME==VERSION (`--with`).
+        today: for a note on the age of the table; None for no note.
 
     Raises:
-        UsageError: the question contradicts itself, or a part of it is no version.
+        UsageError: the question contradicts itself, or a part of it is not a version.
     """
     question = CompatQuestion(
         gpu=gpu, driver=driver, torch=torch, cuda=cuda, python=python, machine=machine,
@@ -150,11 +150,11 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> A
 
     Args:
         compat: the table.
-        question: what is asked.
+        question: the question.
         today: for the age of the table; None leaves it out.
 
     Raises:
-        UsageError: the question contradicts itself, or a part of it is no version.
+        UsageError: the question contradicts itself, or a part of it is not a version.
     """
     asked, release, notes = _read(compat, question)
     age = "" if today is None else compat.age_note(today)
@@ -163,7 +163,7 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> A
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     machine = asked.machine or (gpu.machine if gpu is not None and gpu.machine else X86_64)
     asked = replace(asked, machine=machine)
-    # Of a torch or a GPU outside of the table nothing can be said about any build.
+    # If the table does not have the torch or the GPU, nothing can be said about any build.
     is_known = (release is not None or not asked.torch) and (gpu is not None or not asked.gpu)
     if release is not None:
         checks = [*_about_versions(compat, asked, gpu), *_about_build(compat, asked, release, gpu)]
@@ -188,12 +188,12 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> A
 
 
 def is_open(question: CompatQuestion) -> bool:
-    """Tell whether a question names nothing that torch releases can be compared with."""
+    """Return whether the question has no part that can be compared with torch releases."""
     return question == CompatQuestion(torch=question.torch)
 
 
 def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Result:
-    """Return the worst of the checks; without any, whether some build runs."""
+    """Return the worst result of the checks; without checks, whether any build runs."""
     results = {check.result for check in checks}
     if not results:
         results = {"match"} if any(build.result == "match" for build in builds) else {b.result for b in builds}
@@ -206,7 +206,7 @@ def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Resu
 
 
 def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
-    """Return the question with its parts told apart, the torch release if the table has it, and notes."""
+    """Return the question with its parts separated, the torch release if the table has it, and notes."""
     if question.machine and question.machine not in MACHINES:
         raise UsageError(
             f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"
@@ -246,7 +246,7 @@ def _require_versions(question: CompatQuestion) -> None:
 
 
 def _cuda_of(build: str, question: CompatQuestion) -> str:
-    """Return the CUDA of a build such as `cu118`, else the one that was asked for."""
+    """Return the CUDA of a build such as `cu118`, else the CUDA version of the question."""
     match = re.fullmatch(r"cu(\d+)(\d)", build)
     cuda = f"{match[1]}.{match[2]}" if match else build
     if build and not match and build != "cpu":
@@ -260,7 +260,7 @@ def _cuda_of(build: str, question: CompatQuestion) -> str:
 
 
 def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
-    """Yield what the table does not know: such a part is never fine."""
+    """Yield the parts of the question that the table does not have: they are never fine."""
     if asked.torch and compat.torch(asked.torch) is None:
         yield CompatCheck(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
     if asked.gpu and gpu is None:
@@ -287,7 +287,7 @@ _RENEW = "renew the table: scripts/renew-compat --help"
 def _about_build(
     compat: Compat, asked: CompatQuestion, release: TorchRelease, gpu: GpuModel | None
 ) -> Iterator[CompatCheck]:
-    """Yield what is said about one build: the one that was asked for, else that of the default index."""
+    """Yield the checks of one build: the build in the question, else the build on the default index."""
     cuda = asked.cuda or default_cuda(release, asked.machine)
     builds = builds_for(release, asked.machine)
     if asked.python:
@@ -308,7 +308,7 @@ def _about_build(
 
 
 def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
-    """Return why there is no such build; None if there is. `cpu` is that of the default index."""
+    """Return why such a build does not exist; None if it exists. `cpu` is the build on the default index."""
     builds = builds_for(release, machine)
     if minor(cuda) in builds:
         return None
@@ -319,7 +319,7 @@ def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement 
         return Judgement(result="mismatch", what=what, why=release.source, hint=hint)
     kept = ", ".join(builds) or "none"
     what = f"the table has no build of torch {release.version} for CUDA {cuda} on {machine}; it has {kept}"
-    # Where the table has one build only, it is not known which others exist.
+    # If the table has only one build, it is not known which further builds exist.
     certain = len(builds) != 1
     return Judgement(result="mismatch" if certain else "unknown", what=what, why=release.source)
 
@@ -375,7 +375,7 @@ def _check(part: Part, judged: Judgement) -> CompatCheck:
 
 
 def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
-    """Yield what can be said of driver, CUDA and GPU alone."""
+    """Yield the checks that need only driver, CUDA and GPU."""
     for name, version in asked.packages:
         what = f"whether {name} {version} fits depends on torch"
         yield CompatCheck(part="package", result="unknown", what=what, hint="say which: --torch VERSION")
@@ -392,13 +392,13 @@ def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) 
 
 
 def _cudas(release: TorchRelease, asked: CompatQuestion) -> list[str]:
-    """Return the CUDA of every build of a release, that of the default index first."""
+    """Return the CUDA version of every build of a release, the build on the default index first."""
     cudas = sorted(builds_for(release, asked.machine), key=sort_key, reverse=True)
     return sorted(cudas, key=lambda cuda: cuda != default_cuda(release, asked.machine)) or ["cpu"]
 
 
 def _of_each_minor(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[BuildAnswer]:
-    """Yield for each minor release the best build of its newest patch release."""
+    """For each minor release, yield the best build of the newest patch release."""
     seen = set()
     order: list[Result] = ["match", "unknown", "mismatch"]
     for release in compat.torches:
@@ -450,7 +450,7 @@ def version_of(text: str) -> tuple[str, str]:
     """Return name and version of `NAME==VERSION`.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text has a different form.
     """
     name, sign, version = text.partition("==")
     if not sign or not name.strip() or numbers(public(version.strip())) is None:

@@ -1,7 +1,7 @@
-"""Run the preflight checks of this machine: those that mean something before a job, or outside of one.
+"""Run the preflight checks of this machine: the checks that are useful before a job, or outside of a job.
 
-Runs on: LOGIN NODE, or any machine. On a compute node, inside a job, all quick checks of the host run with the numbers
-of that job; elsewhere only those whose result also holds for jobs, or for runs on this machine.
+Runs on: LOGIN NODE, or any machine. Inside a job on a compute node, all quick checks of the host run, with the numbers
+of that job. Elsewhere, only those checks run whose result also holds for jobs, or for runs on this machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from hpcenv.records.severities import Severities
 from hpcenv.survey.checked import CheckedMachines, machines, rows_of
 from hpcenv.version import VERSION
 
-# Where there are no GPUs and no job: Slurm passes the limits of this shell on to jobs, and jobs use the same folders.
+# Checks without GPUs and outside of a job: jobs get the limits of this shell, and use the same folders.
 _ON_A_LOGIN_NODE = {"sys.nofile", "fs.answers", "fs.usable", "fs.full", "fs.space", "time.filesystem"}
 
 
 def check_this_machine(
     context: Context, workspace: Workspace | None, *, store: Path, skipped: Sequence[str] = ()
 ) -> CheckedMachines:
-    """Run the quick checks of this machine. A file is written where run folders are made and to TMPDIR, and removed.
+    """Run the quick checks of this machine. Write a file to TMPDIR and to the place of run folders, and remove it.
 
     Args:
-        workspace: the project; None outside of one: run folders would be made in the user's folder.
-        store: where images are kept.
-        skipped: checks that are not wanted.
+        workspace: the project; None outside of a project, where run folders are made in the user's folder.
+        store: folder in which images are kept.
+        skipped: checks that must not run.
     """
     environ, workdir = context.environ, context.cwd
     runs = workdir if workspace is None else workspace.runs
@@ -65,7 +65,7 @@ def check_this_machine(
 
 
 def _not_asked(manifest: Manifest) -> set[str]:
-    """Return the checks that say nothing about a login node."""
+    """Return the checks whose results have no meaning on a login node."""
     if manifest.cluster == "slurm" or manifest.gpus_per_node:
         return set()
     checks = at_level(PreflightOptions(level="quick"), gpus=True, places=("host",))
@@ -75,7 +75,7 @@ def _not_asked(manifest: Manifest) -> set[str]:
 def _pretended_run(
     environ: Mapping[str, str], found: gpus.GpuFacts, *, workdir: Path, runs: Path, store: Path
 ) -> tuple[Manifest, ThisNode]:
-    """Return a run that would use this machine, and the place of this machine in it."""
+    """Return an imagined run on this machine, and the place of this machine in that run."""
     host = socket.gethostname()
     try:
         place, cluster = find_this_node(environ, cluster="slurm"), "slurm"
@@ -84,7 +84,7 @@ def _pretended_run(
         place, cluster = ThisNode(node=host, nodes=(host,), attempt=0, job_id="doctor"), "local"
         count = str(found.values.get("host.gpu-count", 0))
     wanted = int(count) if count.isdecimal() else 0
-    # The store stands for the folder of the environment.
+    # The store is used in place of the folder of the environment.
     environment = Environment(kind="host", python=str(store / "python"))
     return (
         Manifest(
@@ -115,5 +115,5 @@ def _pretended_run(
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
+    """Return a folder if it exists, else the nearest existing folder above."""
     return next((one for one in (folder, *folder.parents) if os.path.isdir(one)), folder)

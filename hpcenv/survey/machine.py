@@ -30,7 +30,7 @@ def record_this_machine(environ: Mapping[str, str], *, name: str, date: str) -> 
     Args:
         environ: environment of the programs that are asked (ip).
         name: what to call the machine.
-        date: of today.
+        date: the date of today.
     """
     seen = reach.observe(socket.gethostname(), environ)
     first = next((route.interface for route in seen.routes if route.interface != "lo"), "")
@@ -42,7 +42,7 @@ def write_recording(recording: MachineRecording, path: Path, *, force: bool) -> 
     """Write a recording to a file.
 
     Raises:
-        WouldOverwrite: the file is there.
+        WouldOverwrite: the file exists.
         FileUnusable: it cannot be written.
     """
     if path.exists() and not force:
@@ -51,7 +51,7 @@ def write_recording(recording: MachineRecording, path: Path, *, force: bool) -> 
 
 
 def seen_here(environ: Mapping[str, str], *, date: str) -> SeenMachine:
-    """Return this node as `net explain` needs it."""
+    """Return the data of this node that `net explain` needs."""
     recording = record_this_machine(environ, name="this node", date=date)
     found = seen_in_recording(recording)
     return replace(found, label="this node", cpus=len(os.sched_getaffinity(0)))
@@ -61,7 +61,7 @@ def seen_in_file(path: Path) -> SeenMachine:
     """Return the machine in a recording, or the node in a file `facts/NODE.json` of a run.
 
     Raises:
-        RecordInvalid: the file is neither of the two.
+        RecordInvalid: the file is neither a recording nor the facts of a node.
     """
     try:
         data = read_json(path)
@@ -79,7 +79,7 @@ def seen_in_file(path: Path) -> SeenMachine:
 
 
 def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Setting, ...]:
-    """Return the variables that tune the network: of an environment, and `NAME=VALUE` from --env, which win.
+    """Return the variables that tune the network, from an environment and from --env (NAME=VALUE), which wins.
 
     Raises:
         UsageError: a pair has no `=`.
@@ -100,7 +100,7 @@ def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Se
 def decide_for(
     machine: SeenMachine, *, nodes: int, backend: Backend, settings: Sequence[Setting], container: bool
 ) -> NetworkDecision:
-    """Return what would be decided for a job on several nodes of this kind.
+    """Return the network decision for a job on several nodes of this kind.
 
     Raises:
         RecordInvalid: these nodes could not reach each other.

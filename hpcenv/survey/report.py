@@ -1,8 +1,8 @@
 """`hpcenv doctor`: the properties of this cluster, each with its source.
 
-Runs on: LOGIN NODE. Each query is separate and has a time limit. What it cannot find out is `unknown`
-with the reason, and does not stop the other queries. Nothing is submitted: `hpcenv verify --nodes`
-reads what only compute nodes know.
+Runs on: LOGIN NODE. Each query is separate and has a time limit. A value that cannot be found is `unknown`, with the
+reason, and the other queries continue. Nothing is submitted: `hpcenv verify --nodes` reads values that only compute
+nodes have.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hpcenv.project.store_config import StorePlace
 
 _SECONDS = 20.0
 UNKNOWN = "unknown"
-# The oldest release that this was tried with (testbed, 2026-11-20).
+# The oldest Slurm release with which hpcenv was tried (testbed, 2026-11-20).
 _OLDEST = (22, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing about the cluster.
+    """One property of the cluster.
 
     Attributes:
         group: the heading under which it is printed.
@@ -56,7 +56,7 @@ class Trouble:
     """A problem for runs on this cluster, and what to do about it.
 
     Attributes:
-        blocking: no run can start; otherwise some runs or features are affected.
+        blocking: whether no run can start; otherwise only some runs or features are affected.
     """
 
     what: str
@@ -67,7 +67,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionFacts:
-    """One partition; empty and None are unknown. Times as Slurm writes them, memory in MiB."""
+    """One partition; empty and None mean unknown. Times are in Slurm's format, memory is in MiB."""
 
     name: str
     default: bool
@@ -119,7 +119,7 @@ class _Notes:
 
 
 def _plain(text: str) -> str:
-    """Return one line without control characters: it comes from other programs."""
+    """Return one line without control characters: the text comes from other programs."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
 
 
@@ -127,7 +127,7 @@ def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
     """Look at this machine and ask Slurm; writes nothing.
 
     Args:
-        store: where images are kept.
+        store: folder in which images are kept.
     """
     environ = context.environ
     version, how = _version(environ)
@@ -154,7 +154,7 @@ def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
 
 # -- Slurm --------------------------------------------------------------------------------
 
-# Name in words -> key of `scontrol show config`, and what a value that is not set means there.
+# Name in words -> key of `scontrol show config`, and the meaning of an unset value.
 _CONFIGURED = (
     ("selection", "SelectType", ""),
     ("process tracking", "ProctrackType", ""),
@@ -176,7 +176,7 @@ _CONFIGURED = (
 def _slurm(
     environ: Mapping[str, str], version: str, how: str, name: node_types.SourcedValue
 ) -> tuple[_Notes, dict[str, str]]:
-    """Return version and configuration as facts, and the configuration as far as it is known."""
+    """Return version and configuration as facts, and the known part of the configuration."""
     notes = _Notes()
     notes.add("Slurm", "version", version, how)
     number = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
@@ -214,7 +214,7 @@ def _slurm(
 
 
 def _version(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the version of Slurm's commands here, and how it was found or why not."""
+    """Return the version of Slurm's commands on this machine, and how it was found or why not."""
     try:
         tool = process.find_tool("sbatch", needed_for="submit jobs", path=environ.get("PATH"))
         said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm_command.clean_environment(environ)).stdout
@@ -224,7 +224,7 @@ def _version(environ: Mapping[str, str]) -> tuple[str, str]:
     return (match[1], "sbatch --version") if match else ("", f"`sbatch --version` says {said[:80]!r}")
 
 
-# Where the switch for the signal before preemption is: slurm.conf(5) of 24.11 and 26.05, and
+# Settings that contain the switch for the signal before preemption: slurm.conf(5) of 24.11 and 26.05, and
 # of 22.05, which does not know PreemptParameters (testbed, 2026-11-20).
 _SIGNAL_SWITCHES = (
     ("PreemptParameters", "send_user_signal"),
@@ -251,7 +251,7 @@ def _children(found: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """How long a requeued job waits: until its old credential has expired (slurm.conf(5), cred_expire)."""
+    """How long a requeued job waits. It waits until its old credential has expired (slurm.conf(5), cred_expire)."""
     match = re.search(r"\bcred_expire=([0-9]{1,6})", found.get("authinfo", ""))
     if match:
         return "credential lifetime", f"{match[1]} s", "scontrol show config: AuthInfo has cred_expire"
@@ -261,7 +261,7 @@ def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
 def _partitions(
     environ: Mapping[str, str],
 ) -> tuple[_Notes, tuple[node_types.Offer, ...], dict[str, dict[str, str]]]:
-    """Ask for partitions and their nodes, and for their rules."""
+    """Ask Slurm for partitions, their nodes and their rules."""
     notes = _Notes()
     offers: tuple[node_types.Offer, ...] = ()
     rules: dict[str, dict[str, str]] = {}
@@ -284,7 +284,7 @@ def _partitions(
 
 
 def _merge(offers: tuple[node_types.Offer, ...], rules: Mapping[str, Mapping[str, str]]) -> tuple[PartitionFacts, ...]:
-    """Return a line for each partition from what sinfo and scontrol say."""
+    """Return a line for each partition, from the output of sinfo and scontrol."""
     found = []
     for name in dict.fromkeys(offer.partition for offer in offers):
         own, rule = [offer for offer in offers if offer.partition == name], rules.get(name, {})
@@ -320,14 +320,14 @@ def _gpus_of(offer: node_types.Offer) -> str:
 
 
 def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tuple[str, ...]]:
-    """Return whether sacct answers, and the user's accounts; `there` says whether there is a Slurm."""
+    """Return whether sacct answers, and the user's accounts; `there` says whether Slurm is installed."""
     notes = _Notes()
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw", "--starttime=now-1minutes"]
     try:
         _ask(argv, environ)
     except HpcenvError as error:
         reason = _reason(error)
-        # `no` only if sacct answered so; otherwise it is unknown.
+        # `no` only if sacct gave this answer; otherwise the value is unknown.
         answered = isinstance(error, ToolFailed) and error.status is not None and "disabled" in reason
         notes.add("Slurm", "accounting", "no" if answered else "", reason)
         if there:
@@ -353,7 +353,7 @@ def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tup
 
 
 def _gpus(configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -> _Notes:
-    """Return in which form GPUs are asked for, and which types there are."""
+    """Return the form in which GPUs are requested, and the GPU types."""
     notes = _Notes()
     if not configured:
         notes.add("Slurm", "GPU request", "", "the configuration is not known")
@@ -370,7 +370,7 @@ def _gpus(configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -
 
 
 def _preemption(configured: Mapping[str, str], partitions: tuple[PartitionFacts, ...]) -> _Notes:
-    """Return where preempted jobs get too little warning."""
+    """Return the partitions in which preempted jobs get too little warning."""
     notes = _Notes()
     hit = [part for part in partitions if part.preempt_mode.upper() in ("REQUEUE", "CANCEL")]
     if not hit or configured.get("preempttype", "") in ("", "preempt/none"):
@@ -396,7 +396,7 @@ def _preemption(configured: Mapping[str, str], partitions: tuple[PartitionFacts,
 
 
 def _containers(environ: Mapping[str, str]) -> _Notes:
-    """Return what starts containers, and what it needs of the kernel; of this machine, nodes may differ."""
+    """Return the container runtime of this machine and the kernel features that it needs; nodes may differ."""
     notes, group = _Notes(), "Containers (of this machine)"
     userns, userns_how = _user_namespaces(environ)
     try:
@@ -434,7 +434,8 @@ def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
     except HpcenvError as error:
         return "", _reason(error)
     values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    # Each of the two has the name of the other in no setting (`buildcfg` of Apptainer 1.4.5 and SingularityCE 4.5.1).
+    # Neither runtime has the name of the other runtime in its settings (`buildcfg` of Apptainer 1.4.5 and SingularityCE
+    # 4.5.1).
     name = "singularity" if "SINGULARITY_CONFDIR" in values else "apptainer"
     starter = os.path.join(values.get("LIBEXECDIR", ""), name, "bin", "starter-suid")
     try:
@@ -487,7 +488,7 @@ def _cgroup() -> tuple[str, str]:
 
 
 def _places(context: Context, store: StorePlace) -> _Notes:
-    """Return which folders compute nodes see."""
+    """Return which folders compute nodes can see."""
     notes = _Notes()
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = {"home": home, "this folder": context.cwd, "image store": store.root, "hpcenv's Python": Path(sys.prefix)}

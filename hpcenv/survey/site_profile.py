@@ -18,10 +18,10 @@ from hpcenv.version import VERSION
 
 
 def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) -> Path:
-    """Write the profile, aside and then renamed; return where.
+    """Write the profile to a temporary file, rename the file, and return its path.
 
     Args:
-        path: a file, or a folder to put it into; None for the user's own profiles.
+        path: a file, or a folder for the file; None for the folder of the user's profiles.
         force: replace an existing profile, including the user's changes.
 
     Raises:
@@ -41,7 +41,7 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
     site, problems = document.parse(SiteFile, toml_files.loads(text.encode(), target, error=HpcenvError))
     if site is None:
         raise EnvironmentUnreadable("what was found does not fit into a site profile", why="\n".join(problems))
-    # Others could set variables for this user's runs if they could write to it.
+    # If other users could write to the profile, they could set variables for this user's runs.
     write_text(text, target, mode=0o644)
     return target
 
@@ -55,7 +55,7 @@ def _target(found: Diagnosis, context: Context, path: str | None) -> Path:
 
 
 def render(found: Diagnosis, context: Context) -> str:
-    """Return the profile's text, every value with how it was found."""
+    """Return the profile's text; each value is followed by how it was found."""
     day = f"{context.now.tm_year:04}-{context.now.tm_mon:02}-{context.now.tm_mday:02}"
     lines = [
         f"# Site profile, written by hpcenv doctor {VERSION} on {day}. Edit it as you like.",
@@ -90,7 +90,7 @@ def render(found: Diagnosis, context: Context) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a TOML basic string; what doctor keeps is printable already."""
+    """Return a TOML basic string; all values that doctor keeps are already printable."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -107,7 +107,7 @@ def _runtime(found: Diagnosis) -> list[str]:
     known = found.value("runtime")
     if known == UNKNOWN:
         return [f"# what starts containers: unknown ({found.how('runtime')})"]
-    # Left to PATH, as without a profile: nodes may have it elsewhere.
+    # PATH decides, as without a profile: nodes may have the runtime in a different place.
     said = f"# containers on this machine start with: {known}, {found.value('runtime starts')}"
     return [said, "# [runtime]", '# kind = "apptainer"', '# program = "/PATH/OF/IT"', '# reason = "..."']
 

@@ -1,4 +1,4 @@
-"""What a site profile gives to a run of some shape, without submitting one.
+"""The values that a site profile gives to a run, without submitting the run.
 
 Runs on: LOGIN NODE.
 """
@@ -25,8 +25,8 @@ class FoundProfile:
     """A site profile that --site can name.
 
     Attributes:
-        cluster: the cluster that it is used for by itself; empty for one that is only used by name.
-        problem: why it cannot be used; empty where it can.
+        cluster: the cluster on which the profile is used automatically; empty if it is only used by name.
+        problem: why the profile cannot be used; empty if it can.
     """
 
     name: str
@@ -36,7 +36,7 @@ class FoundProfile:
 
 
 def list_profiles(project: Path | None, environ: Mapping[str, str]) -> tuple[FoundProfile, ...]:
-    """Return the profiles in all folders that are searched; the first one of a name is the one that --site uses."""
+    """Return the profiles in all searched folders; --site uses the first profile with a name."""
     shipped = site_files.shipped()
     folders = (*site_files.folders(project, environ), shipped)
     return tuple(_look(path, trusted=folder == shipped) for folder in folders for path in site_files.in_folder(folder))

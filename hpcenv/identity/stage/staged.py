@@ -1,4 +1,4 @@
-"""The copies that this node has staged, as its start commands need them.
+"""The staged copies of this node, in the form that its start commands need.
 
 Runs on: COMPUTE NODE. Standard library only.
 """

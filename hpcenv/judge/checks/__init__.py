@@ -1,1 +1,1 @@
-"""The preflight checks: the table of all, and how their outcomes are judged. Pure."""
+"""The preflight checks: a table of all checks, and the judgement of their outcomes. Pure."""

@@ -1,4 +1,4 @@
-"""What the results of the checks mean for the verdict. Pure.
+"""How the results of the preflight checks change the verdict. Pure.
 
 Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
 """
@@ -15,12 +15,13 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
 
-# Checks that many machines cannot measure: an unknown result is no warning, unless [policy] makes the check a `must`.
+# Many machines cannot measure these checks: an unknown result gives no warning, unless [policy] makes the check a
+# `must`.
 INFO_IF_UNKNOWN = frozenset({"fs.lustre.servers", "gpu.xid", "pci.acs", "pci.iommu"})
 
 
 def findings(node: str, results: Iterable[CheckOutcome], severities: Severities) -> list[Finding]:
-    """Return a finding for each check that failed or could not be measured; what did not run is no finding."""
+    """Return a finding for each check that failed or could not be measured; checks that did not run give none."""
     return [_finding(node, result, severities) for result in results if result.state in ("failed", "unknown")]
 
 
@@ -51,8 +52,8 @@ def compare_clocks(
     """Compare the clocks of the nodes; return an outcome for each node.
 
     Args:
-        facts: node -> what it reported, with its clock against the shared file system's.
-        window: begin of this attempt and now, by the batch node's clock: a node wrote its facts in between.
+        facts: node -> its facts; they compare its clock with the clock of the shared file system.
+        window: begin of this attempt and the present time, by the batch node's clock: facts were written in between.
     """
     name = "time.nodes"
     if name not in [check.id for check in active(manifest)]:
@@ -82,17 +83,17 @@ _UNDECIDED = "whether this clock is wrong, or those that it is compared with, ca
 
 
 def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tuple[dict[str, float], bool]:
-    """Return by how many seconds each node's clock is ahead, and whether more than half of all known clocks agree.
+    """Return how many seconds the clock of each node is ahead, and whether more than half of the known clocks agree.
 
-    The clock of the file server is one of the clocks, so that of two nodes the wrong one is known. Where it says
-    nothing, because the nodes themselves stamp the files, the clocks are compared with that of the batch node.
+    The clock of the file server counts as a clock: with it, the wrong clock among two nodes can be found. If the nodes
+    themselves set the times of files, all clocks are compared with the batch node's clock instead.
     """
     by_files = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
     clocks = [0.0, *by_files.values()]
     usual = _middle(clocks)
     of_files = {node: by_files.get(node, usual) - usual for node in facts}
     by_batch = {node: _outside(one.written, window) for node, one in facts.items()}
-    # The batch node is the first one. Its own clock may be the wrong one: then all others are outside of its window.
+    # The batch node is the first node. If its clock is wrong, all other clocks are outside of its window.
     batch = next(iter(facts))
     shift = of_files[batch] if by_batch[batch] == 0.0 else 0.0
     of_batch = {node: seconds + shift for node, seconds in by_batch.items()}
@@ -104,14 +105,14 @@ def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tu
 
 
 def _outside(moment: float, window: tuple[float, float] | None) -> float:
-    """Return by how many seconds a moment is after a window; negative before it, 0 within it or without one."""
+    """Return how many seconds a moment is after the window: negative before the window, 0 within it or without one."""
     if window is None:
         return 0.0
     return max(moment - window[1], 0.0) + min(moment - window[0], 0.0)
 
 
 def _middle(seconds: Sequence[float]) -> float:
-    """Return the median; of two in the middle that which is nearer to 0, the clock that others are compared with."""
+    """Return the median; if two values are in the middle, the value nearer to 0 (the clock of reference)."""
     ordered = sorted(seconds)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
@@ -127,12 +128,12 @@ def _agree(seconds: Sequence[float], usual: float) -> bool:
 def add_reports(
     verdict: Verdict, manifest: Manifest, nodes: Sequence[str], reports: Mapping[str, Sequence[CheckReport]]
 ) -> Verdict:
-    """Return a verdict with what the checks found that run after it: in the container, and the smoke test.
+    """Add to a verdict the results of later checks: the checks in the container and the smoke test.
 
     Args:
-        verdict: of this attempt, which let it start.
+        verdict: the verdict of this attempt, which allowed the start.
         nodes: the nodes that train.
-        reports: family of checks -> the reports of its nodes. A node without a report is unknown.
+        reports: family of checks -> the reports of the nodes. A node without a report counts as unknown.
     """
     severities = Severities(manifest.severities)
     rows: list[Finding] = []
@@ -159,7 +160,7 @@ def add_reports(
 
 
 def without_start(verdict: Verdict) -> Verdict:
-    """Return a verdict that lets nothing start, without what only a start needs."""
+    """Return a verdict that allows no start, without the settings for a start."""
     return replace(verdict, rendezvous=None, settings={}, inherited={}, launched=(), network=None)
 
 
@@ -175,7 +176,7 @@ def _silent(node: str, family: str) -> Finding:
 
 
 def worst(rows: Iterable[Finding]) -> Result:
-    """Return the result of several findings; only those that must be fine count."""
+    """Return the result of several findings; only findings with the severity `must` count."""
     blocking = {row.result for row in rows if row.severity == "must" and row.result != "match"}
     if "mismatch" in blocking:
         return "mismatch"
@@ -183,7 +184,7 @@ def worst(rows: Iterable[Finding]) -> Result:
 
 
 def merged(first: PreflightSummary | None, second: PreflightSummary | None) -> PreflightSummary | None:
-    """Return two summaries of one run as one."""
+    """Join two summaries of the checks of one run."""
     if first is None or second is None:
         return first or second
     return replace(
@@ -196,7 +197,7 @@ def merged(first: PreflightSummary | None, second: PreflightSummary | None) -> P
 
 
 def with_outcomes(facts: Mapping[str, Facts], more: Mapping[str, CheckOutcome]) -> dict[str, NodeChecks]:
-    """Return the checks of each node with those that compare the nodes."""
+    """Return the outcomes on each node, together with the checks that compare the nodes."""
     return {
         node: NodeChecks.of(
             [*one.checks.results(), *([more[node]] if node in more else [])], seconds=one.checks.seconds
@@ -207,7 +208,7 @@ def with_outcomes(facts: Mapping[str, Facts], more: Mapping[str, CheckOutcome]) 
 
 
 def summary(manifest: Manifest, of_nodes: Mapping[str, NodeChecks]) -> PreflightSummary | None:
-    """Return what the checks of all nodes gave; None where no check ran."""
+    """Return a summary of the checks on all nodes; None if no check ran."""
     if manifest.preflight.level == "off":
         return None
     states: dict[str, set[str]] = {}

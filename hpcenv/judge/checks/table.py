@@ -1,10 +1,9 @@
-"""The table of preflight checks: what each one measures, its limit, who has to act, and what to do. Data only.
+"""The table of preflight checks: what each check measures, its limit, who must act, and the hint. Data only.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`project/fields.py` takes the severities from here into its table of fields, so that [policy] can change them. The
-functions that measure are in the modules that `facts/host_checks.py` names; docs/reference/checks.md is written from
-this table.
+`project/fields.py` takes the severities from here into its table of fields, so that [policy] can change them.
+`facts/host_checks.py` names the modules that measure; docs/reference/checks.md is made from this table.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CheckOwner = Literal["node", "user"]
 #   container  on every node after the verdict, inside the environment
 #   smoke      on all nodes together after the verdict, started as the training will be
 #   start      in the environment of every node, by the process that then starts the ranks; also with --preflight off
-#   run        on every node, from the start to the end of the ranks; told in report and diagnosis
+#   run        on every node, from the start to the end of the ranks; shown in report and diagnosis
 CheckPlace = Literal["host", "nodes", "container", "smoke", "start", "run"]
 
 
@@ -34,19 +33,19 @@ class Check:
     """One check.
 
     Attributes:
-        id: in `--skip-check`, [policy], records and tables.
+        id: name in `--skip-check`, [policy], records and tables.
         measures: what is measured, and how.
-        limit: what it must be.
-        why: what goes wrong otherwise.
-        severity: of a failure, before any [policy]: `must` stops the job.
-        owner: who can remove the cause: `node` is the hardware or a service of the node, `user` is the job.
-        level: from which level on it runs; `off` for one that belongs to every start.
+        limit: what the result must be.
+        why: the damage when the check fails.
+        severity: severity of a failure, unless [policy] changes it: `must` stops the job.
+        owner: who can remove the cause: `node` means the hardware or a service of the node, `user` means the job.
+        level: the lowest level at which the check runs; `off` means that it runs at every start.
         place: where it runs.
-        cost: what it costs, as text.
-        seconds: time limit; after it the result is unknown, or a failure where the limit is what is measured.
+        cost: its time and load, as text.
+        seconds: time limit. After it the result is unknown; if the check measures that time, it has failed.
         source: where the limit comes from, with its date.
         hint: what to do.
-        gpus: it applies to jobs with GPUs only.
+        gpus: whether the check applies only to jobs with GPUs.
     """
 
     id: str
@@ -67,7 +66,7 @@ class Check:
 _EXCLUDE = "tell the site's support; until it is repaired, submit with --exclude NODE or --spare 1"
 _CHILD = "in a child process, while the container starts"
 
-# Sources that several rows have.
+# Sources that several rows name.
 _NVML = "nvml.h of CUDA 13.1"
 _XID = "NVIDIA, Xid errors (docs.nvidia.com/deploy/xid-errors, 2026-11)"
 _GCM = "facebookresearch/gcm health checks (2026-11)"
@@ -787,12 +786,12 @@ BY_ID = {check.id: check for check in CHECKS}
 
 
 def active(manifest: Manifest) -> tuple[Check, ...]:
-    """Return the checks that a run makes, in the order of the table."""
+    """Return the checks that a run executes, in the order of the table."""
     return at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0)
 
 
 def at_level(options: PreflightOptions, *, gpus: bool, places: Iterable[CheckPlace] | None = None) -> tuple[Check, ...]:
-    """Return the checks of a level without the skipped ones.
+    """Return the checks of a level, without skipped checks.
 
     Args:
         gpus: the run has GPUs.

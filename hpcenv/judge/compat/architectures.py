@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from hpcenv.judge.compat.versions import Numbers
 
-# Architectures of Jetson and other Tegra chips: no binary compatibility with any other, nor
-# among each other (CUDA Programming Guide, Binary Compatibility).
+# Architectures of Jetson and other Tegra chips: they are not binary compatible with other chips, or with each other
+# (CUDA Programming Guide, Binary Compatibility).
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -21,10 +21,10 @@ _OF_BUILD = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
 def of_build(text: str) -> tuple[str, ...]:
-    """Return the architectures in a TORCH_CUDA_ARCH_LIST, in the words of `torch.cuda.get_arch_list()`.
+    """Return the architectures of a TORCH_CUDA_ARCH_LIST, named as `torch.cuda.get_arch_list()` names them.
 
-    `9.0+PTX` has kernels for 9.0, and PTX of it (torch 2.13, utils/cpp_extension.py). Other words, such as `Ampere`,
-    stay as they are: whether they fit a GPU is not known here.
+    `9.0+PTX` means kernels for 9.0, and PTX for 9.0 (torch 2.13, utils/cpp_extension.py). Other words, such as
+    `Ampere`, stay unchanged: this module does not know whether they fit a GPU.
     """
     found = []
     for word in re.split("[; ]+", text.strip("; ")):
@@ -39,10 +39,10 @@ def of_build(text: str) -> tuple[str, ...]:
 
 
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the kernel that runs on a GPU: same major, minor not above the GPU's.
+    """Return the kernel that runs on a GPU: same major number, and minor number not above the GPU's.
 
-    `sm_90a` holds what only that very architecture has; `sm_100f` what its family has, which
-    is the same major with the same or a higher minor.
+    `sm_90a` runs only on exactly that architecture. `sm_100f` runs on its family: the same major number with the same
+    or a higher minor number.
     """
     for kind, arch, suffix, name in _architectures(arch_list):
         exact = suffix == "a" or arch in TEGRA or wanted in TEGRA
@@ -53,7 +53,7 @@ def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
 
 
 def ptx_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the PTX that can be compiled for a GPU: of any older architecture, or its own."""
+    """Return the PTX that can be compiled for a GPU: PTX of any older architecture, or of the GPU's architecture."""
     for kind, arch, suffix, name in _architectures(arch_list):
         fits = {"": arch <= wanted, "a": arch == wanted, "f": arch[0] == wanted[0] and arch <= wanted}[suffix]
         if kind == "compute" and fits:
@@ -62,7 +62,7 @@ def ptx_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
 
 
 def _architectures(arch_list: Iterable[str]) -> Iterable[tuple[str, Numbers, str, str]]:
-    """Return the newest first: of several kernels that fit, the GPU runs that one."""
+    """Return a sort key with the newest first: if several kernels fit, the GPU runs the newest."""
     found = [match for arch in arch_list if (match := ARCHITECTURE.fullmatch(arch))]
     parts = [(m[1], (int(m[2]), int(m[3])), m[4], m[0]) for m in found]
     return sorted(parts, key=lambda part: part[1], reverse=True)

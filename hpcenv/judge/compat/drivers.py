@@ -1,4 +1,4 @@
-"""Drivers and CUDA toolkits. Pure; standard library only.
+"""Which drivers run which CUDA toolkits. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -33,14 +33,13 @@ def check_driver(
 
     Args:
         compat: the table.
-        cuda: CUDA runtime version of the image, as torch was built for.
+        cuda: CUDA runtime version of the image, for which torch was built.
         driver: driver version of the node, or `absent`.
-        node: its name, for the message.
-        holder: where that CUDA is, for the message; "" without an image.
-        forward_compat: CUDA version of the cuda-compat package that the job will put first on
-            the loader's path, None when it will not.
+        node: name of the node, for the message.
+        holder: what contains this CUDA, for the message; "" without an image.
+        forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path, or None.
         gpus: GPU models of the node; forward compatibility is for data-centre GPUs only.
-        compute_capability, machine: of those GPUs and their processors, so that no torch is suggested that lacks them.
+        compute_capability, machine: GPUs and processors of the node: a suggested torch build must support both.
     """
     has = f"node {node} has" if node else "the driver here is"
     if driver == "absent":
@@ -74,7 +73,7 @@ def check_driver(
 
 
 def _limits(floor: Floor, have: Numbers) -> str:
-    """Return what a driver above the floor still cannot do."""
+    """Return what a driver cannot do although it is above the floor."""
     if not floor.packaged:
         return f"CUDA {floor.cuda} itself is unknown to the table; the floor of its major release counts"
     if older(have, floor.packaged):
@@ -88,7 +87,7 @@ def _limits(floor: Floor, have: Numbers) -> str:
 def _judge_forward(
     compat: Compat, package: str, *, cuda: str, driver: Numbers, gpus: Sequence[str]
 ) -> tuple[Result, str]:
-    """Say whether a cuda-compat package lifts this driver to this toolkit."""
+    """Say whether this driver can run this toolkit with a cuda-compat package."""
     name, source = f"cuda-compat {package}", compat.forward.source
     has, wants = numbers(package), numbers(cuda)
     if has is None or wants is None:

@@ -16,12 +16,11 @@ class Floor:
     """The oldest driver for a CUDA toolkit.
 
     Attributes:
-        cuda: the toolkit as asked.
-        version: oldest driver, by minor-version compatibility.
-        packaged: driver that was packaged with the toolkit, "" when the table has it not.
-            From it on all features work; between the two the driver cannot compile PTX of
-            this toolkit.
-        source: where that is written, and when it was read.
+        cuda: the toolkit in question.
+        version: oldest driver, with minor-version compatibility.
+        packaged: driver that was packaged with the toolkit; "" if not known. From this driver on, all features work.
+            Drivers between `version` and `packaged` cannot compile PTX of this toolkit.
+        source: the source, with the date of reading.
     """
 
     cuda: str
@@ -31,7 +30,7 @@ class Floor:
 
 
 def driver_floor(compat: Compat, cuda: str) -> Floor | None:
-    """Return the oldest driver for a CUDA toolkit, None for a major release that is not in the table.
+    """Return the oldest driver for a CUDA toolkit, None if the major release is not in the table.
 
     Args:
         compat: the table.
@@ -42,7 +41,7 @@ def driver_floor(compat: Compat, cuda: str) -> Floor | None:
         return None
     packaged = compat.packaged.get(padded(toolkit, 3)[:3], "")
     if not packaged:
-        # PTX has the version of the minor release, so the first driver that came with that one compiles it.
+        # PTX has the version of the minor release: the first driver that came with this minor release compiles it.
         same_minor = [update for update in compat.packaged if update[:2] == padded(toolkit, 2)[:2]]
         packaged = compat.packaged[min(same_minor)] if same_minor else ""
     source = f"{compat.floors_source}; {compat.packaged_source}" if packaged else compat.floors_source

@@ -1,7 +1,7 @@
 """Forward compatibility of CUDA: a newer libcuda in the image, for nodes with an older driver. Pure.
 
-Runs on: COMPUTE NODE (the batch node). Standard library only. Which packages work on which driver branch, and on which
-GPUs, is in the compatibility table.
+Runs on: COMPUTE NODE (the batch node). Standard library only. The compatibility table says which packages work on which
+driver branch and GPUs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
 
 PATH_VARIABLE = "LD_LIBRARY_PATH"
-# Where Apptainer mounts the driver's libraries of --nv, and what it adds to the end of the path by itself.
+# Folder where Apptainer mounts the driver's libraries (--nv); Apptainer adds it to the end of the loader's path.
 _OF_THE_NODE = "/.singularity.d/libs"
 
 
 def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> CudaCompat | None:
-    """Return the package whose libcuda the ranks of a node load; None where they load that of the node.
+    """Return the cuda-compat package whose libcuda the ranks load; None if they load the node's libcuda.
 
-    That is a package that the image puts first on the loader's path, or one that hpcenv will put there because the
-    driver of the node is too old.
+    Either the image puts the package first on the loader's path, or hpcenv will do so because the node's driver is too
+    old.
     """
     package = facts.cuda_compat
     if package is None:
@@ -37,7 +37,7 @@ def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat
 
 
 def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
-    """Return whether hpcenv may set the loader's path: in a container, and where nothing else sets it for this run."""
+    """Return whether hpcenv may set the loader's path: only in a container, and if nothing else sets it."""
     given = {one.name for one in (*manifest.settings, *facts.network.variables)}
     return manifest.environment.kind == "sif" and given.isdisjoint((PATH_VARIABLE, f"PREPEND_{PATH_VARIABLE}"))
 
@@ -45,7 +45,7 @@ def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
 def judge_driver(
     table: Compat, needs: GpuNeeds, facts: Facts, *, driver: str, package: CudaCompat | None, capability: str
 ) -> Judgement:
-    """Judge the driver of a node with the package that its ranks load."""
+    """Judge the driver of a node together with the package that the ranks load."""
     models = facts.values.get("host.gpu-models")
     return check_driver(
         table,
@@ -60,7 +60,7 @@ def judge_driver(
 
 
 def library_path(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> str:
-    """Return the loader's path with the package first; empty where it is not needed, or does not work on this node."""
+    """Return the loader's path with the package first; empty if it is not needed, or does not work on this node."""
     package = package_for(manifest, facts, needs, table)
     if package is None or package.first:
         return ""

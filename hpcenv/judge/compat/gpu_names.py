@@ -12,11 +12,11 @@ from hpcenv.judge.compat.table import Compat, GpuModel
 
 
 def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
-    """Return what is known of a GPU from its name, None when that is nothing or ambiguous.
+    """Return what the name of a GPU says; None if it says nothing or is ambiguous.
 
     Args:
         compat: the table.
-        name: as NVML gives it (`NVIDIA H100 80GB HBM3`), or a Slurm GRES or its type
+        name: name from NVML (`NVIDIA H100 80GB HBM3`), or a Slurm GRES or its type
             (`gpu:h100:8`, `gres/gpu:nvidia_a100-sxm4-80gb=4`, `a100`, `rtx3090`).
     """
     words = re.findall(r"[a-z0-9]+", _gres_type(name).lower())
@@ -28,19 +28,19 @@ def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
     if len(longest) != 1:
         return None
     model = compat.gpus[known[-1]]
-    # `a100_1g.5gb` and `A100-SXM4-40GB MIG 1g.5gb` are slices, with fewer multiprocessors.
+    # `a100_1g.5gb` and `A100-SXM4-40GB MIG 1g.5gb` are slices of a GPU, with fewer multiprocessors.
     is_slice = any(re.fullmatch(r"mig|[1-9]g", word) for word in words)
     return replace(model, sm_count=None) if is_slice else model
 
 
 def _gres_type(name: str) -> str:
-    """Return the type in a GRES: between `gpu:` and the count; another name as it is."""
+    """Return the type in a GRES, between `gpu:` and the count; any other name stays unchanged."""
     match = re.fullmatch(r"(?:gres[/:])?(?:gpu|shard|mps)[:/]([^:=(,]+?)(?:[:=]\d+.*)?(?:\(.*)?", name.strip())
     return match.group(1) if match else name
 
 
 def names(name: str) -> tuple[str, ...]:
-    """Return a GPU's name as people and Slurm shorten it: `GeForce RTX 3090` -> rtx3090, 3090; nothing for no name."""
+    """Return the short forms of a GPU's name that people and Slurm use: `GeForce RTX 3090` -> rtx3090, 3090."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     shorter = [words] if words else []
     if words[:1] == ["geforce"]:

@@ -1,4 +1,4 @@
-"""Judge the driver and the GPUs of a node by what the locked torch and the image need. Pure.
+"""Judge the driver and the GPUs of a node by the needs of the locked torch and of the image. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -24,9 +24,9 @@ from hpcenv.records.verdict import Finding
 
 
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Return what of a node's driver and GPUs does not meet the needs of the run.
+    """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is judged where the run uses no GPU or torch is a CPU build.
+    Nothing is judged if the run uses no GPU or torch is a CPU build.
     """
     needs = manifest.gpu_needs
     if needs is None:
@@ -70,7 +70,7 @@ def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | 
 
 
 def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
-    """Judge whether torch, and what was compiled in the image, has kernels for each kind of GPU on the node."""
+    """Judge whether torch, and packages compiled in the image, have kernels for each kind of GPU on the node."""
     field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
     gpus, models = _capabilities(facts), _models(facts)
     driver, _ = _text(facts, "host.driver-version")
@@ -92,7 +92,7 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]
 
 
 def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
-    """Compare the GPUs with the one that the environment was locked for."""
+    """Compare the GPUs with the GPU for which the environment was locked."""
     wanted = gpu_by_name(table, needs.gpu) if needs.gpu else None
     for model in sorted(set(_models(facts))):
         known = gpu_by_name(table, model)
@@ -101,12 +101,12 @@ def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
             yield "host.gpu", wanted.name, model, Judgement(result="mismatch", what=note)
 
 
-# The driver and error correction keep a part of the memory: NVML reports 15.84 GB for a T4 of 16 GB.
+# The driver and error correction use a part of the memory: NVML reports 15.84 GB for a T4 of 16 GB.
 _MEMORY_KEPT = 0.02
 
 
 def _memory(facts: Facts, needs: GpuNeeds) -> Iterable[_RuleRow]:
-    """Judge whether each GPU has the memory that the project asks for."""
+    """Judge whether each GPU has the memory that the project requires."""
     field, wanted = "host.gpu-memory", f">= {needs.gpu_memory_gb} GB"
     if not needs.gpu_memory_gb:
         return
@@ -128,7 +128,7 @@ def _mig(facts: Facts) -> Iterable[_RuleRow]:
 
 
 def _image_rules(facts: Facts, needs: GpuNeeds, package: CudaCompat | None) -> Iterable[_RuleRow]:
-    # With the package's libcuda, the ranks have the CUDA of the package.
+    # With the libcuda of the cuda-compat package, the ranks have the CUDA version of that package.
     lifted = {} if package is None else {"host.cuda-driver-version": package.version}
     for requirement in requirements(needs.require):
         judged = evaluate_require(requirement, {**facts.values, **lifted})
@@ -146,7 +146,7 @@ def _models(facts: Facts) -> tuple[str, ...]:
 
 
 def _text(facts: Facts, field: str) -> tuple[str, str]:
-    """Return a fact as text; without one an empty text and the reason."""
+    """Return a fact as text; if it is missing, an empty text and the reason."""
     if facts.has(field):
         return str(facts.values[field]), ""
     return "", facts.unknown.get(field, "this node did not report it")

@@ -1,16 +1,15 @@
-"""The image's own rule about drivers and GPUs: NVIDIA_REQUIRE_*. Pure; standard library only.
+"""The rule in the image about drivers and GPUs: NVIDIA_REQUIRE_*. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 
-Judged as NVIDIA's container tools do: nvidia-container-toolkit 1.20.0 collects the variables
-(internal/config/image/cuda_image.go) and hands each to nvidia-container-cli, which parses and
-evaluates it (libnvidia-container, src/cli/dsl.c and configure.c). Blanks part alternatives,
-commas part what must hold together; from left to right the first alternative that holds
-decides, and a condition that cannot be read before that refuses the container. All variables
-must hold, for every GPU. (The toolkit's CDI mode, default since 1.18, asks none of this.)
+The rule is judged as NVIDIA's container tools judge it: nvidia-container-toolkit 1.20.0 collects the variables
+(internal/config/image/cuda_image.go) and hands each to nvidia-container-cli, which parses and evaluates it
+(libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives; commas separate conditions that must
+hold together. From left to right, the first alternative that holds decides; a condition before it that cannot be read
+refuses the container. All variables must hold, for every GPU. (The toolkit's CDI mode, default since 1.18, asks none of
+this.)
 
-It differs in one thing: what the tools take for granted when they cannot see it (a GPU's
-brand, the driver), is `unknown` here.
+There is one difference: if the tools cannot see a GPU's brand or the driver, they assume a value; here it is `unknown`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 _VERSIONS = {"cuda": "host.cuda-driver-version", "driver": "host.driver-version"}
 _PER_GPU = {"arch": "host.gpu-compute-capabilities", "brand": "host.gpu-brands"}
 
-# What Go's strconv.ParseBool takes for true.
+# Texts that Go's strconv.ParseBool accepts as true.
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """`driver>=570`; `problem` says why it cannot be read, if so."""
+    """A condition such as `driver>=570`; `problem` says why it cannot be read."""
 
     text: str
     name: str = ""
@@ -55,7 +54,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirement:
-    """One NVIDIA_REQUIRE_* variable: one of `alternatives` must hold, each with all its conditions."""
+    """One NVIDIA_REQUIRE_* variable: all conditions of at least one of its `alternatives` must hold."""
 
     variable: str
     text: str
@@ -63,10 +62,10 @@ class Requirement:
 
 
 def requirements(environ: Mapping[str, str]) -> tuple[Requirement, ...]:
-    """Return what an image asks for in its environment.
+    """Return the requirements in an image's environment.
 
-    An image without NVIDIA_REQUIRE_CUDA but with CUDA_VERSION asks for that CUDA, and one
-    with NVIDIA_DISABLE_REQUIRE for nothing.
+    An image with CUDA_VERSION but without NVIDIA_REQUIRE_CUDA requires that CUDA. An image with NVIDIA_DISABLE_REQUIRE
+    requires nothing.
     """
     if environ.get("NVIDIA_DISABLE_REQUIRE") in _TRUE:
         return ()
@@ -82,7 +81,7 @@ def requirements(environ: Mapping[str, str]) -> tuple[Requirement, ...]:
 
 
 def parse_require(text: str, *, variable: str = "NVIDIA_REQUIRE_CUDA") -> Requirement:
-    """Return the conditions of one variable; what cannot be read is kept with its problem."""
+    """Return the conditions of one variable; a condition that cannot be read is kept with its problem."""
     alternatives = (
         tuple(_parse_condition(part) for part in alternative.split(",") if part) for alternative in text.split(" ")
     )
@@ -92,7 +91,7 @@ def parse_require(text: str, *, variable: str = "NVIDIA_REQUIRE_CUDA") -> Requir
 def _parse_condition(text: str) -> Condition:
     match = re.fullmatch(r"([^<>=!]*)([<>=!]*)(.*)", text, re.DOTALL)
     assert match is not None
-    # nvidia-container-cli takes upper case for lower case here.
+    # nvidia-container-cli ignores case here.
     name, sign, value = match[1].lower(), match[2], match[3]
     problem = ""
     if sign not in _OPERATORS:
@@ -107,12 +106,12 @@ def _parse_condition(text: str) -> Condition:
 
 
 def evaluate_require(requirement: Requirement, facts: Mapping[str, Value]) -> Judgement:
-    """Say whether a node fulfils what an image asks for.
+    """Say whether a node meets the requirement of an image.
 
     Args:
-        requirement: of the image.
-        facts: of the node: `host.cuda-driver-version`, `host.driver-version`,
-            `host.gpu-compute-capabilities` and `host.gpu-brands`; what is not there is unknown.
+        requirement: requirement of the image.
+        facts: facts of the node: `host.cuda-driver-version`, `host.driver-version`,
+            `host.gpu-compute-capabilities` and `host.gpu-brands`; missing facts are unknown.
     """
     asked = f"the image's {requirement.variable} ({_shown(requirement)})"
     if not requirement.alternatives:
@@ -132,7 +131,7 @@ def _shown(requirement: Requirement) -> str:
 
 
 def _gpus(facts: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Return what the conditions see: the driver, and one GPU after the other."""
+    """Return the facts for the conditions: the driver, with one GPU at a time."""
     driver = {name: str(facts[key]) for name, key in _VERSIONS.items() if key in facts}
     columns = {name: facts.get(key) for name, key in _PER_GPU.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, tuple)}
@@ -155,7 +154,7 @@ def _judge_alternatives(requirement: Requirement, seen: Mapping[str, str]) -> tu
 
 
 def _judge_all(alternative: Sequence[Condition], seen: Mapping[str, str]) -> tuple[Result, str, bool]:
-    """Judge conditions that must all be met. The last part of the result: a condition itself is not valid."""
+    """Judge conditions that must all be met. The last part of the result says whether a condition is not valid."""
     doubt = ""
     for condition in alternative:
         if condition.problem:

@@ -1,4 +1,4 @@
-"""An answer about what runs with what.
+"""An answer to the question: does this run with that?
 
 Runs on: LOGIN NODE, COMPUTE NODE. Standard library only.
 """
@@ -12,7 +12,7 @@ from hpcenv.records.verdict import Result
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """An answer: `what` in one sentence, `why` with its origin, `hint` what would do instead."""
+    """An answer: `what` is one sentence, `why` gives the reason with its source, `hint` says what would work."""
 
     result: Result
     what: str

@@ -30,13 +30,13 @@ def covers(
     """Say whether torch holds kernels for a GPU.
 
     Args:
-        compat: the table, for what would run instead.
-        arch_list: as `torch.cuda.get_arch_list()` gives it: `sm_80`, `compute_90`.
-        compute_capability: of the GPU, `9.0`.
-        gpu: its name, for the message.
-        cuda, driver: of the image and the node; with both it can be said whether the driver
-            compiles PTX of this toolkit, where no kernel but PTX fits.
-        machine: architecture of the processors, for what would run instead.
+        compat: the table, to name a build that would run.
+        arch_list: result of `torch.cuda.get_arch_list()`: `sm_80`, `compute_90`.
+        compute_capability: compute capability of the GPU, `9.0`.
+        gpu: name of the GPU, for the message.
+        cuda, driver: CUDA of the image, driver of the node. If only PTX fits, both are needed to say whether the
+            driver compiles PTX of this toolkit.
+        machine: architecture of the processors, to name a build that would run.
         subject: what holds the kernels, for the message.
     """
     wanted = numbers(compute_capability)

@@ -1,9 +1,9 @@
-"""Do the libraries and packages around torch fit it? Pure; standard library only.
+"""Do the libraries and packages around torch fit torch? Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 
-cuDNN, NCCL and cuBLAS are compared with what the metadata of torch's wheel requires: torch was built for and tested
-with that version. torchvision and torchaudio are compared with the torch that their own wheel requires.
+cuDNN, NCCL and cuBLAS are compared with the versions in the metadata of torch's wheel: torch was built for these
+versions and tested with them. torchvision and torchaudio are compared with the torch version that their wheels require.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.table import Compat, Pair
 from hpcenv.judge.compat.versions import fits, minor, numbers, public, sort_key
 
-# Each has the field `compat.NAME`.
+# Each library has the field `compat.NAME`.
 LIBRARIES = ("cudnn", "nccl", "cublas")
 PAIRS = ("torchvision", "torchaudio")
 
@@ -25,13 +25,13 @@ _WORDS = {"cudnn": "cuDNN", "nccl": "NCCL", "cublas": "cuBLAS"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """One library or package beside torch.
+    """A library or package that must fit torch.
 
     Attributes:
-        field: its field, `compat.cudnn`.
-        wanted: what fits.
-        found: the version that is there.
-        patch_only: torch is another patch release of the right minor release.
+        field: its field, for example `compat.cudnn`.
+        wanted: the version that fits.
+        found: the installed version.
+        patch_only: torch has the right minor release, but a different patch release.
     """
 
     field: str
@@ -42,13 +42,13 @@ class Fit:
 
 
 def judge_environment(compat: Compat, *, torch: str, cuda: str, versions: Mapping[str, str]) -> tuple[Fit, ...]:
-    """Judge everything around torch that is there.
+    """Judge all installed libraries and packages around torch.
 
     Args:
         compat: the table.
         torch: version of torch, `2.9.1` or `2.9.1+cu128`.
-        cuda: CUDA that it was built for, `12.8`.
-        versions: name -> version of `LIBRARIES` and `PAIRS`; what is missing is not judged.
+        cuda: CUDA version that torch was built for, `12.8`.
+        versions: name -> version, for `LIBRARIES` and `PAIRS`; missing names are not judged.
     """
     if compat.torch(torch) is None:
         judged = Judgement(result="unknown", what=compat.missing(f"torch {torch}"), why=_NOT_JUDGED)
@@ -62,14 +62,14 @@ _NOT_JUDGED = "whether cuDNN, NCCL, cuBLAS, torchvision and torchaudio fit it is
 
 
 def check_library(compat: Compat, torch: str, cuda: str, name: str, version: str) -> Fit:
-    """Say whether a library is the one that torch's wheel requires.
+    """Say whether a library has the version that torch's wheel requires.
 
     Args:
         compat: the table.
         torch: version of torch.
-        cuda: CUDA that it was built for; "" for the build of the default index.
-        name: of the library, `cudnn`.
-        version: of the library: as its package has it (9.10.2.21), or as it reports itself (9.10.2).
+        cuda: CUDA version that torch was built for; "" for the build of the default index.
+        name: name of the library, `cudnn`.
+        version: version of the library, from its package (9.10.2.21) or from the library itself (9.10.2).
     """
     release, word = compat.torch(torch), _WORDS.get(name, name)
     have = numbers(version)
@@ -93,7 +93,7 @@ def check_library(compat: Compat, torch: str, cuda: str, name: str, version: str
 
 
 def check_pair(compat: Compat, name: str, version: str, torch: str) -> Fit:
-    """Say whether a package that is made for one torch is made for this one.
+    """Say whether a package that needs one version of torch fits this torch.
 
     Args:
         compat: the table.

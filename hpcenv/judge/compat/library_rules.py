@@ -1,4 +1,4 @@
-"""Judge cuDNN, NCCL, cuBLAS, torchvision and torchaudio by the torch that is there. Pure.
+"""Judge cuDNN, NCCL, cuBLAS, torchvision and torchaudio by the installed torch. Pure.
 
 Runs on: COMPUTE NODE (the batch node); the login node judges a lockfile by the same rules. Standard library only.
 """
@@ -18,7 +18,7 @@ from hpcenv.records.verdict import Finding
 
 
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Return what around torch does not fit it; nothing where the run uses no GPU or torch is a CPU build."""
+    """Return the libraries and packages that do not fit torch; nothing without GPUs or with a CPU build of torch."""
     needs = manifest.gpu_needs
     torch = facts.values.get("torch.version")
     if needs is None or not isinstance(torch, str):
@@ -43,7 +43,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the versions of libraries and packages that the table judges.
 
-    What a library reports itself counts more than the version of its package: it is what really loads.
+    The version that a library itself reports wins over the version of its package: this library is really loaded.
 
     Args:
         facts: fields of the environment.
@@ -58,9 +58,9 @@ def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]])
 
 
 def weight(fit: Fit, severities: Severities) -> Severity:
-    """Return how much a finding matters: what is not in the table never blocks, another patch release only warns."""
+    """Return the severity of a finding: unknown versions never block, a different patch release only warns."""
     severity = severities.of(fit.field)
-    # That torch is not in the table has a field, which [policy] may raise.
+    # The field `compat.torch` says that torch is not in the table; [policy] may raise its severity.
     if fit.judgement.result == "unknown" and fit.field != "compat.torch":
         return "info"
     least: Severity = "warn" if fit.patch_only else severity

@@ -12,31 +12,31 @@ from pathlib import Path
 
 from hpcenv.judge.compat.versions import Numbers, numbers, public
 
-# The table that comes with hpcenv. TOML: project/toml_files.py reads it.
+# The table that comes with hpcenv. It is TOML, which project/toml_files.py reads.
 PACKAGED = Path(__file__).with_name("table.toml")
 
 SCHEMA = 2
 
-# New releases of torch and of CUDA come every two months or so: after half a year three of each are missing.
+# New releases of torch and of CUDA come about every two months: after half a year, the table misses three of each.
 OLD_AFTER_DAYS = 180
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchRelease:
-    """One torch release, Linux.
+    """One torch release for Linux.
 
     Attributes:
         uploaded: date of the wheels, `2026-10-28`.
-        python: the first and the last Python that the default index has wheels for.
+        python: the first and the last Python version with wheels on the default index.
         free_threaded: Python versions with wheels for their free-threaded build.
-        requires_python: what the metadata says; it has no upper end.
-        pypi: CUDA of the build on the default index.
-        builds: CUDA -> kernels of each build for x86_64, empty where they are not known.
-        aarch64: the same for aarch64; empty where there are builds for CPUs only.
-        aarch64_pypi: as `pypi`, for aarch64; `cpu` for a build for CPUs.
-        aarch64_python: as `python`, for aarch64.
-        libraries: name -> what the metadata of the `pypi` build requires.
-        triton_before_python: from that Python on, this torch installs no triton; "" for no end.
+        requires_python: the requirement in the metadata; it has no upper limit.
+        pypi: CUDA version of the build on the default index.
+        builds: CUDA -> kernels of each build for x86_64; empty if not known.
+        aarch64: CUDA -> kernels of each build for aarch64; empty if all builds are for CPUs.
+        aarch64_pypi: like `pypi`, for aarch64; `cpu` for a build for CPUs.
+        aarch64_python: like `python`, for aarch64.
+        libraries: name -> version that the metadata of the `pypi` build requires.
+        triton_before_python: from this Python version on, torch installs no triton; "" without such a limit.
     """
 
     version: str
@@ -56,13 +56,13 @@ class TorchRelease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuModel:
-    """What the name of a GPU says about it.
+    """What the name of a GPU says about the GPU.
 
     Attributes:
         sm_count: multiprocessors; None if the name is not enough.
         memory_gb: the sizes that are sold, in 10^9 bytes; empty if not known.
-        machine: architecture of the processors that it is built with; "" for any.
-        first_driver: the oldest driver that its maker names, and the source; empty where no source has one.
+        machine: architecture of the processors that the GPU is built with; "" for any.
+        first_driver: the oldest driver that the maker names, and the source; empty if no source names a driver.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capability:
-    """First and last toolkit, and last driver branch, of a compute capability; "" for no end.
+    """First and last toolkit, and last driver branch, for a compute capability; "" means still supported.
 
     Attributes:
         last_toolkit: a major release (`12`) or a release.
@@ -100,11 +100,11 @@ class Capability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A package that is made for one torch, and what each of its versions requires.
+    """A package of which each version is made for one torch version.
 
     Attributes:
         torch: version -> requirement on torch.
-        doubt: version -> requirement on torch, and why it is not known whether that torch does.
+        doubt: version -> requirement on torch, and why it is unknown whether that torch works.
     """
 
     name: str
@@ -119,11 +119,11 @@ class Compat:
 
     Attributes:
         origin: the file, for messages.
-        dated: when its oldest part was read, `2026-11-20`.
+        dated: date at which its oldest part was read, `2026-11-20`.
         floors: major release of CUDA -> oldest driver.
-        packaged: toolkit -> the driver that came with it.
-        toolkits: every toolkit that is known.
-        gpus: a name's comparable form -> model.
+        packaged: toolkit -> the driver that came with the toolkit.
+        toolkits: every known toolkit.
+        gpus: normalized name -> model.
     """
 
     origin: str
@@ -155,7 +155,7 @@ class Compat:
         return max(branches | {(numbers(driver) or (0,))[0] for driver in self.packaged.values()}, default=0)
 
     def missing(self, what: str) -> str:
-        """Return the sentence for something that the table does not have."""
+        """Return the sentence about something that is missing in the table."""
         return f"{what} is not in the table (dated {self.dated})"
 
     def age_note(self, today: dt.date) -> str:

@@ -28,7 +28,7 @@ def parse(data: Mapping[str, Any], *, origin: str = "table.toml") -> Compat:
         origin: the file, for messages.
 
     Raises:
-        SpecError: another schema, a key that is missing or not what it should be.
+        SpecError: the schema is not known, or a key is missing or wrong.
     """
     table = _Table(data, origin=origin)
     if table.integer("schema") != SCHEMA:
@@ -57,7 +57,7 @@ def parse(data: Mapping[str, Any], *, origin: str = "table.toml") -> Compat:
 
 
 def _dates(table: _Table) -> Iterator[str]:
-    """Yield when each part of the table was read."""
+    """Yield the date at which each part of the table was read."""
     if "retrieved" in table.data:
         yield table.date("retrieved")
     for key, value in table.data.items():
@@ -66,7 +66,7 @@ def _dates(table: _Table) -> Iterator[str]:
 
 
 class _Table:
-    """A table of the file that knows its place, so that a problem names the key."""
+    """A table in the file, with its place: so an error can name the key."""
 
     def __init__(self, data: Any, *, origin: str, path: str = "", source: str = "") -> None:
         self.data, self.origin, self.path, self._source = data, origin, path, source
@@ -142,7 +142,7 @@ class _Table:
         return {key: self.version(key) for key in self.data}
 
     def source(self) -> str:
-        """Return where the rows come from and when that was read; a row may have its own."""
+        """Return the source of the rows and the date of reading; a row may have a different source."""
         if self._source and "source" not in self.data:
             return self._source
         return f"{self.text('source')}, read {self.date('retrieved')}"
@@ -232,7 +232,7 @@ def _parse_pair(name: str, row: _Table) -> Pair:
 
 
 def _parse_arch_list(builds: _Table, cuda: str) -> tuple[str, ...]:
-    """Return `8.0 9.0+PTX` as torch names them: sm_80 sm_90 compute_90."""
+    """Return `8.0 9.0+PTX` in torch's words: sm_80 sm_90 compute_90."""
     text = builds.data[cuda]
     words = text.split() if isinstance(text, str) else ["?"]
     found = [re.fullmatch(r"([0-9]+)\.([0-9])([af]?)(\+PTX)?", word) for word in words]
@@ -276,7 +276,7 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
 
 
 def _longer_names(gpus: Mapping[str, GpuModel], counts: _Table) -> dict[str, GpuModel]:
-    """Return the GPUs whose name must say more for a number of multiprocessors: `H100 PCIe`."""
+    """Return the GPUs with longer names, which are needed to know the number of multiprocessors: `H100 PCIe`."""
     found: dict[str, GpuModel] = {}
     for name in counts.data:
         first = next(iter(name.split()), "")

@@ -18,8 +18,8 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
     Args:
         compat: the table.
         cuda: the toolkit, `12.6`.
-        compute_capability: of the GPU, `9.0`.
-        gpu: its name, for the message.
+        compute_capability: compute capability of the GPU, `9.0`.
+        gpu: name of the GPU, for the message.
     """
     this = _this(gpu, compute_capability)
     row, wanted = compat.capabilities.get(compute_capability), numbers(cuda)
@@ -38,15 +38,15 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
 
 
 def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
-    """Say whether a driver runs a GPU of a compute capability: it is neither older than the GPU, nor past its end.
+    """Say whether a driver runs a GPU: the driver is not older than the GPU, and has not dropped the GPU.
 
-    No source has the first driver of a GPU. The driver that came with the first toolkit for it stands for that.
+    No source names the first driver of a GPU. The driver of the first toolkit for that GPU is used instead.
 
     Args:
         compat: the table.
-        driver: its version, `580.95.05`.
-        compute_capability: of the GPU, `7.0`.
-        gpu: its name, for the message.
+        driver: version of the driver, `580.95.05`.
+        compute_capability: compute capability of the GPU, `7.0`.
+        gpu: name of the GPU, for the message.
     """
     this = _this(gpu, compute_capability)
     row, have = compat.capabilities.get(compute_capability), numbers(driver)

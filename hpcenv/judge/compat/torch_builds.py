@@ -1,4 +1,4 @@
-"""Which torch builds exist, for which Python, and which would run. Pure; standard library only.
+"""Which torch builds exist, for which Python, and which of them would run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -21,7 +21,7 @@ AARCH64 = "aarch64"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """A torch build that would run; `on_pypi` when it is the default index's own."""
+    """A torch build that would run; `on_pypi` if the default index has it."""
 
     torch: str
     cuda: str
@@ -30,7 +30,7 @@ class Suggestion:
 
     @property
     def build(self) -> str:
-        """Its name in a version and in an address: `cu118`."""
+        """The name of the build in a version and in an address: `cu118`."""
         return f"cu{self.cuda.replace('.', '')}"
 
     def __str__(self) -> str:
@@ -40,11 +40,11 @@ class Suggestion:
 def suggest_torch(
     compat: Compat, driver: str, *, compute_capability: str = "", python: str = "", machine: str = X86_64
 ) -> tuple[Suggestion, ...]:
-    """Return one build for each minor release of torch that runs on a driver, newest first.
+    """Return a build that runs on a driver for each minor release of torch, newest first.
 
     Args:
         compat: the table.
-        driver: driver version; "" for any.
+        driver: driver version; "" for any driver.
         compute_capability: only builds that are known to hold kernels for it.
         python: only releases with wheels for this Python version.
         machine: architecture of the processors, `x86_64` or `aarch64`.
@@ -71,7 +71,7 @@ def suggest_torch(
 
 
 def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> str:
-    """Name the newest build that a plain `pip install` gives, and the newest of all with its index."""
+    """Name the newest build that a plain `pip install` installs, and the newest of all builds with its index."""
     if not suggestions:
         return ""
     newest = suggestions[0]
@@ -85,22 +85,22 @@ def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> 
 
 
 def builds_for(release: TorchRelease, machine: str) -> Mapping[str, tuple[str, ...]]:
-    """Return CUDA -> kernels of the builds for an architecture; empty if there are only builds for CPUs."""
+    """Return CUDA -> kernels of the builds for an architecture; empty if all builds are for CPUs."""
     return release.aarch64 if machine == AARCH64 else release.builds
 
 
 def default_cuda(release: TorchRelease, machine: str) -> str:
-    """Return the CUDA of the build that a plain `pip install` gives; `cpu` for one without."""
+    """Return the CUDA version of the build that a plain `pip install` installs; `cpu` for a build without CUDA."""
     return release.aarch64_pypi if machine == AARCH64 else release.pypi
 
 
 def python_range(release: TorchRelease, machine: str) -> tuple[str, str]:
-    """Return the first and the last Python with wheels."""
+    """Return the first and the last Python version with wheels."""
     return release.aarch64_python if machine == AARCH64 else release.python
 
 
 def check_python(compat: Compat, release: TorchRelease, python: str, *, machine: str = X86_64) -> Judgement:
-    """Say whether a torch release has wheels for a Python.
+    """Say whether a torch release has wheels for a Python version.
 
     Args:
         compat: the table.
@@ -131,7 +131,7 @@ def check_python(compat: Compat, release: TorchRelease, python: str, *, machine:
 
 
 def installs_on(release: TorchRelease, python: str, machine: str = X86_64) -> bool:
-    """Return whether a release has wheels for a Python; True without one."""
+    """Return whether a release has wheels for a Python version; True if no version is given."""
     if not python:
         return True
     have = numbers(minor(python))
@@ -140,7 +140,7 @@ def installs_on(release: TorchRelease, python: str, machine: str = X86_64) -> bo
 
 
 def triton_note(release: TorchRelease, python: str) -> str:
-    """Return a note if torch installs no triton on a Python."""
+    """Return a note if torch installs no triton on this Python version."""
     have, end = numbers(minor(python)), numbers(release.triton_before_python)
     if have is None or end is None or less(have, end):
         return ""
@@ -155,5 +155,5 @@ def _runs(compat: Compat, cuda: str, kernels: Sequence[str], driver: Numbers, co
     floor = driver_floor(compat, cuda)
     if floor is None or older(driver, floor.version):
         return False
-    # PTX does not count here: whether this driver may compile it is another question.
+    # PTX does not count here: whether the driver can compile PTX is judged elsewhere.
     return not compute_capability or cubin_for(kernels, numbers(compute_capability) or ()) is not None

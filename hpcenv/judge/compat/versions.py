@@ -13,7 +13,7 @@ Numbers = tuple[int, ...]
 
 @cache
 def numbers(version: str) -> Numbers | None:
-    """Return `580.65.06` as numbers; None for other texts."""
+    """Return `580.65.06` as a tuple of numbers; None for other texts."""
     if len(version) > 64 or not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):
         return None
     return tuple(int(part) for part in version.split("."))
@@ -25,7 +25,7 @@ def padded(version: Numbers, length: int) -> Numbers:
 
 
 def less(left: Numbers, right: Numbers) -> bool:
-    """Compare as versions: 12 and 12.0 are the same."""
+    """Compare two versions: 12 and 12.0 are equal."""
     length = max(len(left), len(right))
     return padded(left, length) < padded(right, length)
 
@@ -36,17 +36,17 @@ def older(have: Numbers, floor: str) -> bool:
 
 
 def sort_key(version: str) -> Numbers:
-    """Return a key that sorts versions; a text that is none comes first."""
+    """Return a key that sorts versions; a text that is not a version comes first."""
     return numbers(version) or ()
 
 
 def public(version: str) -> str:
-    """Return a version without its local part: `2.7.1+cu118` is 2.7.1."""
+    """Return a version without its local part: `2.7.1+cu118` becomes 2.7.1."""
     return version.partition("+")[0]
 
 
 def minor(version: str) -> str:
-    """Return the first two parts: `2.7.1` belongs to 2.7."""
+    """Return the first two parts of a version: `2.7.1` becomes 2.7."""
     return ".".join(version.split(".")[:2])
 
 
@@ -62,8 +62,8 @@ def fits(version: Numbers, requirement: str, *, known: int = 0) -> bool:
     """Return whether a version meets a requirement, with the meaning of PEP 440.
 
     Args:
-        version: its numbers.
-        requirement: clauses with a comma between them, all of which must hold.
+        version: the numbers of the version.
+        requirement: clauses, separated by commas, which must all hold.
         known: how many parts of the version are known; 0 means all. cuDNN reports 9.10.2, its wheel is 9.10.2.21:
             with three parts, only three are compared.
     """
@@ -78,6 +78,6 @@ def _meets(version: Numbers, sign: str, text: str, known: int) -> bool:
     if known:
         version, wanted = version[:known], wanted[:known]
     below, above = less(version, wanted), less(wanted, version)
-    # Of a strict bound, parts that are not known may decide.
+    # With a strict bound, the unknown parts may decide.
     strict = {"<": below or bool(known and not above), ">": above or bool(known and not below)}
     return {"==": not below and not above, ">=": not below, "<=": not above, **strict}[sign]

@@ -1,1 +1,1 @@
-"""Which NCCL and fabric settings fit the nodes, and what is wrong with those that are set. Pure."""
+"""Which NCCL and fabric settings fit the nodes, and which given settings are wrong. Pure."""

@@ -1,10 +1,9 @@
-"""The decision on the network: from what all nodes have, and what was given, to variables with reasons. Pure.
+"""The network decision: hardware of all nodes and given settings become variables with reasons. Pure.
 
 Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
 
-Of the layers that are merged here, the later one wins: detected, files of the host, the job's own environment, site
-profile and project and user (they come merged in the manifest). A given variable without a value means: hpcenv sets
-nothing for it.
+Layers are merged here, and a later layer wins: detected values, files of the host, the environment of the job, then
+site profile, project and user (already merged in the manifest). A variable that is given without a value is not set.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DETECTED = "detected"
 
 @dataclass(frozen=True, kw_only=True)
 class SocketInterface:
-    """The interface of one node for sockets, and why it is this one."""
+    """The interface of one node for sockets, and why it was chosen."""
 
     name: str
     why: str
@@ -40,7 +39,7 @@ class SocketInterface:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDecision:
-    """What one node gets."""
+    """The settings that one node gets."""
 
     settings: tuple[Setting, ...]
     binds: tuple[Bind, ...] = ()
@@ -54,14 +53,14 @@ def decide(
     *,
     attempt: int = 0,
 ) -> tuple[dict[str, NodeDecision], NetworkDecision]:
-    """Return the settings of each node, and all of them explained.
+    """Return the settings of each node, and an explanation of all settings.
 
     Args:
         manifest: the run, with the variables of site profile, project and user.
-        facts: of the nodes that train, in their order.
+        facts: facts of the nodes that train, in their order.
         interfaces: node -> its interface for sockets.
-        profile: what all nodes can use.
-        attempt: of the job; each one has a folder for its dumps.
+        profile: the kind of network that all nodes can use.
+        attempt: attempt of the job; each attempt has a folder for its dumps.
     """
     rows = _Rows(tuple(facts))
     made: dict[str, NodeDecision] = {}
@@ -120,19 +119,19 @@ def _situation(
 
 
 def _library_path(manifest: Manifest, facts: Facts) -> str:
-    """Return the loader's path with the image's cuda-compat, where this node needs it."""
+    """Return LD_LIBRARY_PATH with the image's cuda-compat if this node needs it."""
     needs = manifest.gpu_needs
     if needs is None or facts.cuda_compat is None:
         return ""
     return forward_compat.library_path(manifest, facts, needs, gpu_rules.table(needs.table))
 
 
-# Between NCCL's own port and the ports that the kernel gives to connections (ip_local_port_range).
+# These ports are between NCCL's usual port and the ports that the kernel gives to connections (ip_local_port_range).
 _FIRST_RAS_PORT, _RAS_PORTS = 28100, 4000
 
 
 def _ras_port(facts: Facts) -> int:
-    """Return a port for this job alone where the usual one is in use on its node, otherwise 0."""
+    """Return a port for this job alone if the usual port is in use on the node, otherwise 0."""
     others = () if facts.checks is None else facts.checks.others
     if not any(one.id == "net.ras-port" and one.state == "failed" for one in others):
         return 0
@@ -140,20 +139,20 @@ def _ras_port(facts: Facts) -> int:
 
 
 def _dumps(manifest: Manifest, attempt: int) -> str:
-    """Return the beginning of the names of the flight recorder's dumps; empty without a run."""
+    """Return the path prefix of the flight recorder's dumps; empty without a run."""
     if not manifest.run_folder:
         return ""
     return str(RunFolder(Path(manifest.run_folder)).flight_of(attempt) / "rank_")
 
 
 def _own_plugin(facts: Facts) -> str:
-    """Return a plugin such as HPC-X's, which NCCL loads before its own network; aws-ofi-nccl is for libfabric only."""
+    """Return a plugin that NCCL loads before its built-in network, for example from HPC-X; never aws-ofi-nccl."""
     image = facts.image_network
     return image.plugin if image is not None and not image.plugin_version else ""
 
 
 def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
-    """Return threads per rank and the reason; without --cpus, the CPUs that Slurm gave are shared."""
+    """Return threads per rank and the reason; without --cpus, the ranks share the CPUs from Slurm."""
     seen = facts.values.get("host.cpus")
     cpus = manifest.cpus_per_task or (seen if isinstance(seen, int) else 1)
     if manifest.cluster == "local":
@@ -168,14 +167,14 @@ def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Imported:
-    """What the files of one host give: variables and the files that they lead to."""
+    """Settings from the files of one host: variables, and the files that the variables name."""
 
     rows: tuple[NetworkRow, ...] = ()
     binds: tuple[ExplainedBind, ...] = ()
 
 
-# Variables that name a library or a file. In a container, a library of the host cannot simply be shown: its own
-# libraries would be missing.
+# Variables that name a library or a file. A library of the host cannot simply be bound into a container: the libraries
+# that it needs would be missing.
 _LIBRARIES = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN")
 
 
@@ -220,7 +219,7 @@ def _host_row(action: str, name: str, value: str, origin: str, reason: str) -> N
 
 
 def _vendor_topology(fabric: Fabric | None) -> NetworkRow | None:
-    """Return the one topology file of Microsoft's image; NCCL does not look for it by itself."""
+    """Return the topology file of Microsoft's image; NCCL does not look for it by itself."""
     files = () if fabric is None else tuple(t.path for t in fabric.tuning if t.path.startswith("/opt/microsoft/"))
     if fabric is None or fabric.cloud != "azure" or len(files) != 1:
         return None
@@ -237,10 +236,10 @@ def _vendor_topology(fabric: Fabric | None) -> NetworkRow | None:
 
 # -- layers -----------------------------------------------------------------------------------
 
-# A variable -> given ones that make it wrong to set.
+# Variable -> other variables; if a user gave one of these, the first must not be set.
 _YIELDS_TO = {
     "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE"),
-    # Old and new names of the same.
+    # Old and new names of the same variable.
     "TORCH_FR_DUMP_TEMP_FILE": ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE",),
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE",),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE",),
@@ -250,7 +249,7 @@ _YIELDS_TO = {
 def _merge(
     proposed: Iterable[tuple[NetworkRule, Proposal]], imported: _Imported, given: Mapping[str, Setting]
 ) -> list[NetworkRow]:
-    """Return one row for each variable: the last layer that has it wins."""
+    """Return a row for each variable: the last layer that has the variable wins."""
     rows: dict[str, NetworkRow] = {}
     for rule, proposal in proposed:
         rows[proposal.name] = _detected_row(rule, proposal, given)
@@ -288,7 +287,7 @@ def _given_row(setting: Setting) -> NetworkRow:
 
 
 def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple[Setting, ...]:
-    """Return the variables of a node: those that the rows set, and all others that were given."""
+    """Return the variables of a node: the variables that the rows set, and all other given variables."""
     chosen = {
         row.name: Setting(name=row.name, value=row.value, origin=row.origin, reason=row.reason)
         for row in rows
@@ -300,7 +299,7 @@ def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple
 
 
 class _Rows:
-    """Rows of all nodes; equal ones are one row with the names of its nodes."""
+    """Rows of all nodes; equal rows become one row with the names of the nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = nodes
@@ -310,7 +309,7 @@ class _Rows:
         self._found.setdefault(row, []).append(node)
 
     def result(self) -> tuple[NetworkRow, ...]:
-        """Return the rows by name; `nodes` is empty where all nodes have the row."""
+        """Return the rows sorted by name; `nodes` is empty if all nodes have the row."""
         ordered = sorted(self._found.items(), key=lambda one: (one[0].name, one[1][0]))
         return tuple(
             row if len(nodes) == len(self._nodes) else replace(row, nodes=tuple(nodes)) for row, nodes in ordered

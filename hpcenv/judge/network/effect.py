@@ -1,9 +1,9 @@
-"""Whether what was set takes effect: each setting beside what can be read back before the training. Pure.
+"""Whether settings take effect: each setting is compared with what can be read back before the training. Pure.
 
 Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
 
-A library ignores many settings without a word where the host lacks what they need. A row in CHECKS reads one kind of
-setting back. What cannot be read back is `unknown`. NCCL's own log tells more: that is read after the smoke test.
+A library silently ignores many settings if the host lacks what they need. A row in CHECKS reads one kind of setting
+back. A setting that cannot be read back is `unknown`. NCCL's log tells more; it is read after the smoke test.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ UFFD = "ofiwg/libfabric 1c71093, prov/util/src/uffd_mem_monitor.c, read 2026-11-
 USERFAULTFD = "Linux, Documentation/admin-guide/sysctl/vm.rst, unprivileged_userfaultfd (5.11)"
 NCCL_ENV = "NCCL user guide, env.rst, NVIDIA/nccl 5067397, 2026-06-11"
 
-# Networks that need locked memory, and the least of it that a training gets on with.
+# Networks that need locked memory, and the smallest amount with which a training works.
 _RDMA_PROFILES = ("ib", "roce2", "mnnvl", "efa", "slingshot")
 _LEAST_LOCKED = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """What was read for one setting.
+    """What was read back for one setting.
 
     Attributes:
-        where: file, or library, that was read.
+        where: the file or library that was read.
         found: what it says.
-        why: one sentence on the consequence where it is not as set.
-        hint: what to do then.
+        why: one sentence on the consequence if the setting has no effect.
+        hint: what to do in that case.
     """
 
     took_effect: YesNo
@@ -83,7 +83,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
         )
     if value == "userfaultfd":
         allowed = versions.get("userfaultfd")
-        # A new libfabric asks for faults of the program only (UFFD_USER_MODE_ONLY), which every user may watch.
+        # A new libfabric watches page faults of the program only (UFFD_USER_MODE_ONLY); every user may do that.
         answer: YesNo = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
         yield ReadBack(
             took_effect=answer,
@@ -128,12 +128,12 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
 
 
 def selected(value: str, names: Sequence[str], *, parts: str = "") -> list[str]:
-    """Return the names that a list of NCCL selects: prefixes; with `=` exact names, with `^` all others.
+    """Return the names that an NCCL list selects: prefixes; exact names after `=`; all other names after `^`.
 
     Args:
         value: for example `=eth0`, `^docker,lo`, `mlx5_0:1,mlx5_1`.
-        names: what there is.
-        parts: with `:` a name without a port means all ports of it.
+        names: the names that exist on the node.
+        parts: whether names have a port after `:`; a name without a port then means all its ports.
     """
     match = re.match(r"(\^?)(=?)(.*)", value, re.DOTALL)
     assert match is not None
@@ -208,7 +208,7 @@ CHECKS: dict[str, EffectCheck] = {
 
 
 def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
-    """Read back how much memory a process of the step may lock; RDMA registers its buffers so."""
+    """Read back how much memory a process of the step may lock: RDMA locks its buffers."""
     limit = facts.values.get("host.memlock")
     if not isinstance(limit, str):
         return
@@ -224,17 +224,17 @@ def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
     )
 
 
-# -- all of them ------------------------------------------------------------------------------
+# -- all settings ------------------------------------------------------------------------------
 
 
 def read_back(
     rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str
 ) -> tuple[tuple[SettingEffect, ...], tuple[NetworkWarning, ...]]:
-    """Return of each setting that can be read back whether it takes effect, and a warning where it does not.
+    """Return whether each setting that can be read back takes effect, and a warning for each setting that does not.
 
     Args:
-        rows: the decision.
-        facts: of the nodes that train.
+        rows: the decided settings.
+        facts: facts of the nodes that train.
         profile: name of the network profile.
     """
     found: dict[SettingEffect, list[str]] = {}
@@ -253,7 +253,7 @@ def read_back(
 
 
 def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[NetworkRow, EffectCheck]]:
-    """Yield the settings that are in force and can be read back, each with its check."""
+    """Yield each setting that is in force and can be read back, with its check."""
     for row in rows:
         if profile == "gloo" and not row.name.startswith("GLOO_"):
             continue
@@ -265,7 +265,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
         yield _MEMLOCK, _locked_memory
 
 
-# To read these back says nothing where hpcenv chose the value from the same files.
+# If hpcenv chose the value from the same files, reading them again proves nothing.
 _CHOSEN_FROM_WHAT_IS_READ = ("GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
 
 # Slurm sets this limit for each step.

@@ -1,6 +1,6 @@
-"""Versions that are known to fail: dated data with sources.
+"""Versions that are known to fail, each with a date and a source.
 
-Runs on: COMPUTE NODE; the login node explains with it. Standard library only. A new entry is a row in KNOWN_BAD.
+Runs on: COMPUTE NODE; the login node explains with it. Standard library only. To add a version, add a row to KNOWN_BAD.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class BadVersion:
     """A range of versions of one component.
 
     Attributes:
-        where: `host`, or `image` for what the environment itself has.
-        first, before: the range; `before` is the first version that works again, empty while there is no such one.
-        ending: only versions that end so; empty for all.
-        profiles: network profiles in which it matters; empty for all.
-        machine: `uname -m` of the nodes where it matters; empty for all.
-        date: of the source, or when it was read.
+        where: `host`, or `image` for a component of the environment.
+        first, before: the range; `before` is the first version that works again, empty if no version does.
+        ending: only versions with this end of their text; empty for all versions.
+        profiles: network profiles in which the entry matters; empty for all.
+        machine: `uname -m` of the nodes where the entry matters; empty for all.
+        date: date of the source, or day on which the source was read.
     """
 
     id: str
@@ -37,7 +37,7 @@ class BadVersion:
     ending: str = ""
 
 
-# Read 2026-11-23. The report's own test of 1.18.0 was cut short: it says neither that it works nor that it fails.
+# Read 2026-11-23. The authors' test of 1.18.0 was stopped early: the report does not say whether 1.18.0 works.
 _GEODESIC = "GeodesicResearch/geodesic-megatron 39309f8, docs/investigations/slingshot-fix-results.md"
 
 KNOWN_BAD = (
@@ -117,7 +117,7 @@ KNOWN_BAD = (
 
 
 def matches(entry: BadVersion, version: str) -> bool:
-    """Return whether a version is in the range of an entry; a version that is no number is not."""
+    """Return whether a version is in the range of an entry; a version that is not a number is never in it."""
     number = _number(version)
     if not number or not version.endswith(entry.ending):
         return False

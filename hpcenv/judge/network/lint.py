@@ -1,7 +1,7 @@
-"""What is wrong with given variables: tuning to avoid, contradictions, names that no library reads. Pure.
+"""Problems with variables that were given: tuning to avoid, contradictions, names that no library reads. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only. A given value is kept
-in every case; the finding says what it does.
+Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only. A given value is always
+kept; the finding says what the value does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpcenv.records.network import NetworkRow, NetworkWarning
 _ENV_RST = "NCCL user guide, env.rst (2.30), 2026-06-11"
 _DEBUGGING = "a variable for debugging: NCCL's authors say that it should not be kept in scripts"
 
-# Name -> why not. All of them stand in the chapter "Debugging" of env.rst, or have a better default since the version
-# that is named.
+# Name -> why the variable should not be set. Each is in the chapter "Debugging" of env.rst, or has a better default
+# since the named version.
 _AVOID = {
     "NCCL_P2P_DISABLE": "hides a broken node: GPUs of a node then talk through host memory",
     "NCCL_P2P_LEVEL": _DEBUGGING,
@@ -51,7 +51,7 @@ _AVOID = {
 }
 
 _SEEN = "not in libnccl 2.21.5 to 2.32.3 (binaries searched, 2026-11-20)"
-# Names that no NCCL of today reads, and what replaced them.
+# Names that no present NCCL reads, and their replacements.
 _DEAD = {
     "NCCL_IB_CUDA_SUPPORT": "NCCL_NET_GDR_LEVEL, which is best left alone",
     "NCCL_TIMEOUT": "the argument `timeout` of init_process_group",
@@ -69,19 +69,19 @@ _DEAD = {
 
 _SEARCHED = "not in libnccl, its plugin and libtorch_cuda of this environment (constants searched in this job)"
 
-# torch still reads these, and warns.
+# torch still reads these names, and warns.
 _OLD = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 
 _GIVEN = ("given", "host")
 
-# Origins of values that are meant: the administrator's, and those of the table of determinism switches.
+# Origins whose values are set on purpose: the administrator's, and the table of determinism switches.
 _MEANT = ("site profile", "determinism profile", "base seed")
 
 
 def lint(
     rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str, nodes: int
 ) -> tuple[NetworkWarning, ...]:
-    """Return what is wrong with the given variables of all nodes, and with the image's NCCL."""
+    """Return the problems of the variables that were given on any node, and of the image's NCCL."""
     if profile == "gloo":
         return ()  # such a run does not use NCCL
     given = [row for row in rows if row.action in _GIVEN]
@@ -98,7 +98,7 @@ def lint(
 
 
 def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
-    # The host's administrator may know better: of the host's files nothing is said.
+    # The administrator of the host may have a reason: values from the host's files are not reported.
     for row in given:
         if row.action == "given" and row.name in _AVOID and not row.origin.startswith(_MEANT):
             yield NetworkWarning(
@@ -161,7 +161,7 @@ def _number(values: Mapping[str, str], name: str) -> int:
 
 
 def _names_in_lists(values: Mapping[str, str], facts: Mapping[str, Facts]) -> Iterator[NetworkWarning]:
-    """Name a prefix that also matches other adapters: `mlx5_1` is mlx5_10 to mlx5_19 too."""
+    """Report a prefix that also matches other adapters: `mlx5_1` matches mlx5_10 to mlx5_19 too."""
     text = values.get("NCCL_IB_HCA", "")
     if not text or text.startswith(("=", "^=")):
         return
@@ -178,7 +178,7 @@ def _names_in_lists(values: Mapping[str, str], facts: Mapping[str, Facts]) -> It
             )
 
 
-# What differs between nodes by right.
+# Variables that may differ between nodes.
 _PER_NODE = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "OMP_NUM_THREADS")
 
 

@@ -1,6 +1,6 @@
-"""A decision on the network as text. Pure.
+"""The network decision as text. Pure.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Plain ASCII, 80 columns where words allow it.
+Runs on: LOGIN NODE and COMPUTE NODE. The text is plain ASCII with lines of 80 columns, if words are not longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORDS = {"set": "SET", "host": "HOST", "given": "GIVEN", "skip": "SKIP"}
 
 
 def render(decision: NetworkDecision) -> str:
-    """Return profile, variables, warnings and what else is needed."""
+    """Return the lines on profile, variables, warnings and further needs."""
     parts = [wrap(f"profile  {decision.profile}  ({visible_ascii(decision.why)})", indent=9)]
     parts += [line for row in decision.rows for line in _row(row)]
     parts += [_effect(effect) for effect in decision.effects]

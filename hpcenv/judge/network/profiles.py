@@ -1,4 +1,4 @@
-"""Which kind of network the ranks are to use: a pure choice from what all nodes have.
+"""Which kind of network the ranks use: a pure choice from the hardware of all nodes.
 
 Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from hpcenv.records.network import Fabric, RdmaPort
 
-# A RoCE adapter below this speed is taken for an Ethernet adapter: small clusters have such adapters without a network
-# that is configured for RoCE, and an image without libibverbs trains over TCP there.
+# A RoCE adapter below this speed counts as an Ethernet adapter: small clusters have such adapters, but their network is
+# not configured for RoCE. An image without libibverbs trains over TCP there.
 _ROCE_GBIT = 100.0
 
 # Name -> when it is chosen. docs/explanation/network.md shows this table.
@@ -36,10 +36,10 @@ class NetworkProfile:
     """The kind of network of one attempt.
 
     Attributes:
-        name: one of PROFILES.
-        why: the facts in one line.
+        name: a key of PROFILES.
+        why: the facts behind the choice, in one line.
         rdma: link layer of the ports that carry the data: `InfiniBand` or `Ethernet`; empty for other networks.
-        kinds: kind -> nodes, where the nodes are not alike; else empty.
+        kinds: kind -> nodes, if the nodes have different kinds; else empty.
     """
 
     name: str
@@ -49,7 +49,7 @@ class NetworkProfile:
 
     @property
     def over_sockets(self) -> bool:
-        """Whether the data themselves go over TCP, so that the speed of the interface counts."""
+        """Whether the training's data go over TCP: then the speed of the interface counts."""
         return self.name in ("tcp", "gloo", "unknown")
 
 
@@ -99,7 +99,7 @@ def _single(fabric: Fabric) -> NetworkProfile:
 
 
 def kind_of(fabric: Fabric) -> str:
-    """Return the kind of network that one node of several offers."""
+    """Return the kind of network that a node offers, in a run with several nodes."""
     if any(device.link != "no" for device in fabric.cxi):
         return "slingshot"
     if fabric.cloud == "gcp" and any(t.path.startswith(("/usr/local/gib", "/var/lib/tcpxo")) for t in fabric.tuning):
@@ -118,7 +118,7 @@ def _rdma_kind(fabric: Fabric) -> str:
 
 
 def data_ports(fabric: Fabric, layer: str) -> tuple[RdmaPort, ...]:
-    """Return the active ports of a link layer that NCCL could use; over Ethernet those with RoCE v2."""
+    """Return the active ports of a link layer that NCCL can use; with Ethernet, only ports with RoCE v2."""
     return tuple(
         port
         for port in fabric.ports

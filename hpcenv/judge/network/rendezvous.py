@@ -1,4 +1,4 @@
-"""Where the ranks meet and over which interfaces they talk: a pure choice from all nodes' facts.
+"""Where the ranks meet and which interfaces they use: a pure choice from all nodes' facts.
 
 Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library only.
 
@@ -21,10 +21,10 @@ from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import FABRIC_SCHEMA, NetworkDecision
 from hpcenv.records.verdict import Rendezvous
 
-# Used where several nodes are emulated on one machine, and for a single node.
+# Used if several nodes are emulated on one machine, and for a single node.
 _LOOPBACK = "127.0.0.1"
 
-# How much faster a network must be that is not proved by a route to be taken instead of one that is.
+# A network without a proved route is preferred only if it is faster by this factor.
 _MUCH_FASTER = 2
 
 
@@ -33,12 +33,12 @@ class Choice:
     """The network decision.
 
     Attributes:
-        rendezvous: None when it could not be decided; `problems` says why.
+        rendezvous: None if there was no decision; `problems` says why.
         settings: node -> its variables, each with origin and reason.
-        local_addresses: node -> the own address that torchrun gives to other nodes.
+        local_addresses: node -> its address, which torchrun gives to the other nodes.
         problems: node -> why there is no rendezvous.
         binds: node -> files of the host that its container needs for the network.
-        network: the settings explained; None where there is no rendezvous.
+        network: explanation of the settings; None if there is no rendezvous.
     """
 
     rendezvous: Rendezvous | None
@@ -55,13 +55,13 @@ def choose(
     """Choose rendezvous and variables for every node. Pure.
 
     Args:
-        manifest: the run; its settings win over everything found here.
+        manifest: the run; its settings win over all detected values.
         nodes: all nodes in Slurm's order, the first one hosts the rendezvous.
-        facts: what each node reported; nodes may be missing.
+        facts: facts of each node; nodes may be missing.
         job_id, attempt: make the rendezvous id unique to this start.
 
-    With localhost on more than one node, each node would train alone (pith-train#91): what is not
-    known is a problem, and hpcenv does not guess.
+    With localhost on more than one node, each node would train alone (pith-train#91). So hpcenv does not guess: a
+    missing fact is a problem.
     """
     first = nodes[0]
     reported = {node: _readable(facts[node]) for node in nodes if node in facts}
@@ -93,17 +93,17 @@ def choose(
 
 
 def _readable(facts: Facts) -> Facts:
-    """Return facts without network hardware that another schema describes: it counts as unknown."""
+    """Return the facts; network hardware that has another schema version is removed and counts as unknown."""
     known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
     return facts if known else replace(facts, fabric=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Path:
-    """How all nodes reach one address of the first node.
+    """The routes of all nodes to one address of the first node.
 
     Attributes:
-        speed_mbit: of the slowest interface; None if it is not known of one of them.
+        speed_mbit: speed of the slowest interface; None if any speed is not known.
     """
 
     routes: dict[str, Route]
@@ -114,10 +114,10 @@ class _Path:
 def _path_to_first(
     nodes: Sequence[str], facts: Mapping[str, Facts], profile: NetworkProfile
 ) -> tuple[_Path | None, dict[str, str]]:
-    """Return one route per node to one address of the first node, or what is missing.
+    """Return a route for each node to one address of the first node, or what is missing.
 
-    The address must be one that every other node reaches and that the first node owns:
-    what its resolver answers for its name (often 127.0.1.1) does not count.
+    The first node must own the address, and every other node must reach it: what the resolver answers for the host name
+    (often 127.0.1.1) does not count.
     """
     first, others = nodes[0], nodes[1:]
     missing = {node: "this node reported no facts" for node in nodes if node not in facts}
@@ -146,7 +146,7 @@ def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str
 
 
 def _shared_networks(nodes: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[_Path]:
-    """Yield the networks in which every node has an own address, on a device that is up.
+    """Yield the networks in which every node has an address, on a device that is up.
 
     Bridges and other virtual interfaces do not count: each node has a docker0 with the same address.
     """
@@ -164,7 +164,7 @@ def _shared_networks(nodes: Sequence[str], facts: Mapping[str, Facts]) -> Iterat
 
 
 def _addresses_on_devices(facts: Facts) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield network, own address and interface of each device that is up."""
+    """Yield network, address and interface of each device that is up."""
     links = {} if facts.fabric is None else {link.name: link for link in facts.fabric.links}
     for interface in facts.network.interfaces:
         link = links.get(interface.name)

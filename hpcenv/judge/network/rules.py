@@ -1,10 +1,10 @@
-"""The rules: which variable is set, when, why, and where that comes from.
+"""The rules for network variables: which variable is set, when, why, and by which source.
 
 Runs on: COMPUTE NODE (the batch node); the login node explains with them. Standard library only. Pure.
 
 NCCL's authors advise against most tuning variables ("should not be used in production nor retained in scripts",
-env.rst). So there are few rules; each has a source with its date, and a variable that is left out on purpose has a
-row with the reason too. docs/reference/network-rules.md is made from RULES.
+env.rst). So there are few rules. Each rule has a source with its date. A variable that is left out on purpose also has
+a row with the reason. docs/reference/network-rules.md is made from RULES.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
 
 
-# The hash leaves out the hardware, which is the largest part; equal values have equal hashes all the same.
+# The hash leaves out the hardware, which is the largest part; equal values still have equal hashes.
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the rules know of one node and its job; equal for nodes that are alike.
+    """What the rules know about a node and its job; nodes with equal hardware have equal values.
 
     Attributes:
         profile, rdma: see `node.network.profiles.NetworkProfile`.
         interface, why_interface: the socket interface of this node.
-        threads, shared_by: CPU threads for each rank, and how they were counted.
+        threads, shared_by: CPU threads for each rank, and the reason for their number.
         in_container: whether the ranks run in a SIF.
-        own_plugin: plugin for NCCL in the environment that is not aws-ofi-nccl; empty without one.
-        dumps: where the flight recorder of each rank may write, without the rank at the end; empty without a run.
-        torch, nccl: versions in the environment; empty where they are not known.
-        library_path: LD_LIBRARY_PATH with the image's cuda-compat first; empty where it is not needed or not allowed.
-        ras_port: port for the questions to NCCL's RAS threads where another job has the usual one; 0 where it is free.
+        own_plugin: an NCCL plugin in the environment other than aws-ofi-nccl; empty if there is no such plugin.
+        dumps: path prefix for the flight recorder, to which each rank adds its number; empty without a run.
+        torch, nccl: versions in the environment; empty if not known.
+        library_path: LD_LIBRARY_PATH with the image's cuda-compat first; empty if not needed or not allowed.
+        ras_port: port for NCCL's RAS threads if another job uses the usual port; 0 if that port is free.
     """
 
     profile: str
@@ -60,13 +60,13 @@ class Situation:
 
     @property
     def over_network(self) -> bool:
-        """Whether NCCL connects several nodes whose network hardware is known."""
+        """Whether NCCL connects several nodes, and their network hardware is known."""
         return self.backend == "nccl" and self.nodes > 1 and self.fabric is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A variable with its value; None to leave it out on purpose."""
+    """A variable with its value; the value None leaves the variable out on purpose."""
 
     name: str
     value: str | None
@@ -80,9 +80,9 @@ class NetworkRule:
 
     Attributes:
         id: stable name.
-        when, why: for the page of all rules.
-        source: with commit or version, and date.
-        propose: the rule itself.
+        when, why: texts for the page of all rules.
+        source: source with commit or version, and date.
+        propose: the function that applies the rule.
     """
 
     id: str
@@ -116,19 +116,19 @@ def _threads(situation: Situation) -> Iterator[Proposal]:
 
 
 def _socket_interface(situation: Situation) -> Iterator[Proposal]:
-    # "=" asks for exactly this name; NCCL reads a bare one as a prefix.
+    # "=" asks for exactly this name; NCCL reads a name without "=" as a prefix.
     yield Proposal(name="NCCL_SOCKET_IFNAME", value=f"={situation.interface}", reason=situation.why_interface)
     yield Proposal(name="GLOO_SOCKET_IFNAME", value=situation.interface, reason=situation.why_interface)
 
 
-# The name is in the binary of torch 2.13. FlightRecorder.cpp of 2.6 has the other one only, which 2.13 still reads.
+# The name is in the binary of torch 2.13. FlightRecorder.cpp of 2.6 has only the other name, which 2.13 still reads.
 _NEW_NAME = (2, 13)
-# Until then the recorder was off by default (0 operations), and kept 2,000 after that.
+# Before this version the recorder was off by default (0 operations); since then it keeps 2,000.
 _RECORDS = (2, 11)
 
 
 def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
-    """Let the record of the last operations lie in the run folder: torch's default is the node's own disk."""
+    """Put the record of the last operations into the run folder: torch's default is the local disk of the node."""
     if situation.backend != "nccl" or not situation.dumps:
         return
     torch = _release(situation.torch)
@@ -144,18 +144,18 @@ def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
 
 
 def _forward_compat(situation: Situation) -> Iterator[Proposal]:
-    """Put the image's own libcuda before that of a driver that is too old for the image's CUDA."""
+    """Put the image's libcuda before the driver's libcuda if the driver is too old for the image's CUDA."""
     if situation.library_path:
         why = "the driver is too old for the image's CUDA; cuda-compat of the image runs on this branch and GPU"
         yield Proposal(name="LD_LIBRARY_PATH", value=situation.library_path, reason=why)
 
 
-# The first NCCL with RAS threads.
+# The first NCCL version with RAS threads.
 _RAS = (2, 24)
 
 
 def _ras_address(situation: Situation) -> Iterator[Proposal]:
-    """Let the RAS threads answer at another port where another job of the node has the usual one."""
+    """Let the RAS threads use another port if another job on the node has the usual port."""
     if situation.backend != "nccl" or not situation.ras_port or _release(situation.nccl) < _RAS:
         return
     why = "another program has port 28028: questions about a hang (ncclras) would reach that job"
@@ -164,7 +164,7 @@ def _ras_address(situation: Situation) -> Iterator[Proposal]:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return major and minor of a version; (0, 0) where it is not known."""
+    """Return major and minor number of a version; (0, 0) if not known."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -222,9 +222,9 @@ def _adapters(situation: Situation) -> Iterator[Proposal]:
 
 
 def split_ports(fabric: Fabric, layer: str) -> tuple[tuple[RdmaPort, ...], tuple[RdmaPort, ...]]:
-    """Return the active ports that carry data, and the other active ones.
+    """Return the active ports that carry data, and the remaining active ports.
 
-    A port of the other link layer, or one with half of the fastest rate or less, belongs to storage or management.
+    A port with another link layer, or with at most half of the fastest rate, belongs to storage or management.
     """
     fastest = max((port.rate_gbit or 0 for port in data_ports(fabric, layer)), default=0)
     used = tuple(port for port in data_ports(fabric, layer) if 2 * (port.rate_gbit or 0) > fastest)
@@ -252,7 +252,7 @@ def _mnnvl(situation: Situation) -> Iterator[Proposal]:
 # -- TCP ------------------------------------------------------------------------------------
 
 _FAST_MBIT = 100_000
-# NCCL itself uses more sockets there.
+# On these adapters NCCL itself uses more sockets.
 _OWN_DEFAULT = ("ena", "gve")
 
 
@@ -321,7 +321,7 @@ _RENDEZVOUS = (
 
 
 def _slingshot_rendezvous(situation: Situation) -> Iterator[Proposal]:
-    """Set alt_read only where the adapters allow it: elsewhere libfabric ignores it without a word."""
+    """Set alt_read only if the adapters allow it: otherwise libfabric silently ignores it."""
     if not _on_slingshot(situation):
         return
     assert situation.fabric is not None
@@ -527,7 +527,7 @@ RULES = (
 
 
 def step_options(situation: Situation) -> Iterator[StepOption]:
-    """Yield what srun's launch step needs and a variable cannot give."""
+    """Yield the srun options that the launch step needs; variables cannot replace them."""
     if _on_slingshot(situation):
         assert situation.fabric is not None
         if any(device.rendezvous_get != "no" for device in situation.fabric.cxi):

@@ -1,4 +1,4 @@
-"""What the network of these nodes will suffer from: differences, missing parts, known-bad versions. Pure.
+"""Expected troubles with the network of these nodes: differences, missing parts, versions that are known to fail. Pure.
 
 Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
 """
@@ -16,7 +16,7 @@ from hpcenv.records.network import Fabric, ImageNetwork, NetworkWarning
 
 
 def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile) -> tuple[NetworkWarning, ...]:
-    """Return all warnings; those of several nodes name the nodes, those of all nodes name none."""
+    """Return all warnings; a warning names its nodes, unless it applies to all nodes."""
     groups: dict[Fabric, list[str]] = {}
     for node, one in facts.items():
         if one.fabric is not None:
@@ -61,7 +61,7 @@ def _mixed(profile: NetworkProfile) -> Iterator[NetworkWarning]:
 
 
 def _active_ports(groups: Mapping[Fabric, Sequence[str]], count: int) -> Iterator[NetworkWarning]:
-    """Name the nodes that have fewer active RDMA ports than most: NCCL ends with `mixed local Net device counts`."""
+    """Report nodes with fewer active RDMA ports than most nodes: NCCL ends with `mixed local Net device counts`."""
     if count < 2:
         return
     numbers: dict[int, list[str]] = {}
@@ -80,7 +80,7 @@ def _active_ports(groups: Mapping[Fabric, Sequence[str]], count: int) -> Iterato
 
 
 def _packet_sizes(facts: Mapping[str, Facts]) -> Iterator[NetworkWarning]:
-    """Name the nodes whose interface in a subnet takes packets of another size than those of most nodes there."""
+    """Report nodes whose interface has a different packet size (MTU) than most interfaces in the subnet."""
     sizes: dict[str, dict[int, list[str]]] = {}
     for node, one in facts.items():
         links = {} if one.fabric is None else {link.name: link for link in one.fabric.links}
@@ -110,7 +110,7 @@ def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iter
 
 
 def _no_active_port(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Name InfiniBand that is there and down. One port of a card with two may be unused: that is no trouble."""
+    """Report InfiniBand without any active port. One unused port on a card with two ports is no trouble."""
     states = {port.state for port in fabric.ports if port.layer == "InfiniBand"}
     if states and "ACTIVE" not in states and manifest.backend == "nccl":
         yield NetworkWarning(
@@ -158,7 +158,7 @@ _LOADER = "NVIDIA/nccl 5067397, src/plugin/net.cc: dlopen of libnccl-net.so; ld.
 
 
 def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Name what the environment lacks for the network that the nodes have, and a plugin that is for another one."""
+    """Report what the environment lacks for the network of the nodes, and a plugin for a different network."""
     if profile.rdma and not (image.verbs and image.providers):
         lacks = "no libibverbs.so.1" if not image.verbs else "no provider beside libibverbs"
         yield NetworkWarning(

@@ -15,7 +15,7 @@ _APT = (
 )
 _DNF = "RUN dnf install -y libibverbs && dnf clean all"
 _ZYPPER = "RUN zypper --non-interactive install libibverbs1 && zypper clean --all"
-# ID of /etc/os-release -> the line.
+# ID of /etc/os-release -> line of a Dockerfile.
 _LINES = {
     **dict.fromkeys(("debian", "ubuntu"), _APT),
     **dict.fromkeys(("rhel", "rocky", "almalinux", "centos", "fedora", "ol"), _DNF),
@@ -24,7 +24,7 @@ _LINES = {
 
 
 def install_line(os_release: str) -> str:
-    """Return the line for a Dockerfile that installs libibverbs and its providers; empty where it is not known.
+    """Return the line for a Dockerfile that installs libibverbs and its providers; empty if not known.
 
     Args:
         os_release: ID and version of the image's distribution, `debian 12`.

@@ -1,1 +1,1 @@
-"""The smoke test, judged: what it tries, and what its ranks reported. Pure."""
+"""The judgement of the smoke test: what it tries, and what its ranks reported. Pure."""

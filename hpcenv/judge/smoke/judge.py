@@ -1,4 +1,4 @@
-"""From what every node saw in the smoke test to one result: what failed, between which nodes, in which group. Pure.
+"""Join the smoke test's reports of all nodes into a result: what failed, between which nodes, in which group. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -25,23 +25,24 @@ from hpcenv.records.smoke import (
 )
 from hpcenv.text import plural
 
-# Gloo copies with one thread: a faster adapter is not used in full, and that is no fault.
+# Gloo copies with one thread: it cannot use a faster adapter in full, and that is no fault.
 _GLOO_GBIT = 10.0
-# Share of the adapter's rate below which all_reduce is slow, and below which the link is taken for broken. For NCCL,
-# vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes; Gloo, which shares its CPU, reaches far less.
-# The lower limits are judgement: a link that is 10 (200) times slower than its adapter is broken or the wrong one.
+# Shares of the adapter's rate: all_reduce is slow below the first; the link counts as broken below the second. For
+# NCCL, vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes; Gloo, which shares its CPU, reaches far
+# less. The lower limits are hpcenv's judgement: a link that is 10 (200) times slower than its adapter is broken or the
+# wrong one.
 _SLOW = {"nccl": 0.6, "gloo": 0.03}
 _BROKEN = {"nccl": 0.1, "gloo": 0.005}
-# A pair this much slower than the median of all pairs is named: NCCL's own diagnostics (2.31) have the same limit.
+# A pair that is slower than the median of all pairs by this factor is named. NCCL's diagnostics (2.31) have this limit.
 _OFF_MEDIAN = 0.7
 
-# Bytes per second above which an interface still carried data when the limit came: the link is slow, not cut.
+# If an interface carried more bytes per second than this at the time limit, its link is slow, not cut.
 _STILL_MOVING = 20_000
 _COUNTED_SECONDS = 5.0
 
 
 def needs_pairs(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> bool:
-    """Return whether pairs of nodes have to be tested to say where the fault is: with two nodes it is known."""
+    """Return whether pairs of nodes must be tested to find the fault: with two nodes, the pair is known."""
     if len(plan.nodes) < 3 or set(reports) != {node.name for node in plan.nodes}:
         return False
     endings = {report.ended for report in reports.values()}
@@ -60,9 +61,9 @@ def judge(
     """Return the result over all nodes.
 
     Args:
-        plan: what was tested.
-        reports: node -> what it saw; nodes may be missing.
-        pairs: the same of the test of pairs; empty where it did not run.
+        plan: the plan of the test.
+        reports: node -> its report; nodes may be missing.
+        pairs: reports on the test of pairs; empty if it did not run.
         now: the time, in seconds since the epoch.
     """
     rows = [row for row in _rows(plan, reports, pairs) if row[1].id not in plan.skipped]
@@ -84,7 +85,7 @@ def judge(
     )
 
 
-# After a failure of one of these, nothing is known of the others.
+# After a failure in one of these phases, nothing is known about the other phases.
 _BLOCKING = ("smoke.init", "smoke.correct", "smoke.second-group")
 
 _OutcomeRow = tuple[str, CheckOutcome]
@@ -99,7 +100,7 @@ def _rows(
 ) -> Iterator[_OutcomeRow]:
     failed = [report for report in reports.values() if report.ended != "done"]
     named = set()
-    # It names a pair. The other nodes may have waited in vain and have no more to say.
+    # This report names a pair. The other nodes may only have waited for it.
     if any(report.ended == "unreachable" for report in failed):
         for row in _failure(plan, reports, failed, pairs):
             named.add(row[0])
@@ -124,7 +125,7 @@ def _rows(
 
 
 def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
-    """Yield what NCCL's own diagnostics found; a line names GPUs and ranks by itself."""
+    """Yield what NCCL's diagnostics found; each line already names its GPUs and ranks."""
     for name, report in reports.items():
         found = [line for line in report.diagnostics if not line.startswith("[OK]")]
         if found:
@@ -172,7 +173,7 @@ def _failure(
 
 
 def _check_of(phase: str) -> str:
-    # A slow link is a warning; all_reduce that does not end is none.
+    # A slow link is only a warning; an all_reduce that does not end is a failure.
     return "smoke.link" if phase == "bandwidth" else f"smoke.{phase}"
 
 
@@ -182,19 +183,19 @@ def _wrong_values(report: SmokeReport) -> Iterator[PhaseResult]:
 
 
 def _earliest(reports: Iterable[SmokeReport]) -> str:
-    """Return the first phase that some rank did not end; empty where every rank ended all of them."""
+    """Return the first phase that some rank did not end; empty if every rank ended all phases."""
     places = [_place(rank) for report in reports for rank in report.ranks]
     return min((place for place in places if place), key=SMOKE_PHASES.index, default="" if places else "init")
 
 
 def _place(rank: SmokeRank) -> str:
-    """Return the phase in which a rank stayed; empty where it did all of them."""
+    """Return the phase in which a rank stopped; empty if it ended all phases."""
     ended = {phase.phase for phase in rank.phases if phase.state == "end"}
     return next((phase for phase in SMOKE_PHASES if phase not in ended), "")
 
 
 def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
-    """Return what happened in words: what did not end, in which group, and whether data still moved."""
+    """Describe what happened: what did not end, in which group, and whether data still moved."""
     if any(report.ended == "unreachable" for report in failed):
         first = next(report for report in failed if report.ended == "unreachable")
         return f"the ranks could not meet: {first.problem}"
@@ -210,7 +211,7 @@ def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
 
 
 def _reached_limit(plan: SmokePlan, phase: str, report: SmokeReport) -> bool:
-    """Return whether a rank ended its collective itself after the limit, some seconds before this node would have."""
+    """Return whether a rank itself ended its collective at the limit, some seconds before the node would end it."""
     return any(
         one.phase == phase and one.state == "failed" and one.seconds >= plan.seconds
         for rank in report.ranks
@@ -233,7 +234,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _said(phase: str, failed: Sequence[SmokeReport]) -> str:
-    """Return the message of a rank that ended its collective itself; `closed by peer` follows from another's end."""
+    """Return the error of a rank that ended its collective itself; `closed by peer` means that another rank ended."""
     errors = [
         p.error for report in failed for rank in report.ranks for p in rank.phases if p.phase == phase and p.error
     ]
@@ -256,7 +257,7 @@ _NodePair = tuple[SmokeNode, ...]
 def _pairs_named(
     plan: SmokePlan, failed: Sequence[SmokeReport], pairs: Mapping[str, SmokeReport]
 ) -> list[tuple[_NodePair, str]]:
-    """Return the pairs of nodes between which the fault is, each with what its own test gave."""
+    """Return the pairs of nodes with the fault between them, each with the result of the test of this pair."""
     if len(plan.nodes) <= 2:
         return [(plan.nodes, "")]
     named: list[tuple[_NodePair, str]] = []
@@ -297,7 +298,7 @@ def _pair_in_words(pair: _NodePair) -> str:
 
 
 def _interfaces(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
-    """Compare the addresses that Gloo's connections really have with the interface that was chosen."""
+    """Compare the real addresses of Gloo's connections with the chosen interface."""
     if plan.backend != "gloo" or plan.profile.startswith("single"):
         return
     chosen = {address for node in plan.nodes for address in node.interfaces.get(node.interface, ())}
@@ -334,7 +335,7 @@ def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator
 
 
 def _without_effect(plan: SmokePlan, node: str, report: SmokeReport) -> Iterator[_OutcomeRow]:
-    """Name the settings that NCCL ignored, each once for a node."""
+    """Report the settings that NCCL ignored, each setting once for a node."""
     found = {one: None for rank in report.ranks for one in ignored(plan.settings.get(node, {}), rank)}
     for setting, wanted, did in found:
         yield _row(node, "smoke.transport", f"{wanted} ({setting})", did)
@@ -357,7 +358,7 @@ def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -
 
 
 def _different(of_node: Mapping[str, Sequence[NcclTransport | None]]) -> Iterator[_OutcomeRow]:
-    """Compare the nodes: one that lost an adapter or GPUDirect slows all others down."""
+    """Compare the nodes: a node without an adapter or without GPUDirect slows all nodes down."""
     seen: dict[tuple[str, ...], list[str]] = {}
     for name, found in of_node.items():
         known = [transport for transport in found if transport is not None]
@@ -382,13 +383,13 @@ def _in_words(words: tuple[str, ...]) -> str:
 
 
 def _bus_gb_s(reports: Mapping[str, SmokeReport]) -> float:
-    """Return the bandwidth, in 1e9 bytes per second; it is that of the slowest rank, and the same on each."""
+    """Return the bandwidth in 1e9 bytes per second: the slowest rank's value, which all ranks report."""
     rates = [p.bus_gb_s for report in reports.values() for rank in report.ranks for p in rank.phases if p.bus_gb_s]
     return min(rates, default=0.0)
 
 
 def _link_gb_s(plan: SmokePlan) -> float:
-    """Return what the adapters of a node carry at most, in 1e9 bytes per second; 0 where it is unknown."""
+    """Return the greatest rate of a node's adapters, in 1e9 bytes per second; 0 if unknown."""
     speeds = [node.speed_mbit for node in plan.nodes]
     sockets = min((speed for speed in speeds if speed is not None), default=0) / 1000 if None not in speeds else 0.0
     if plan.backend == "gloo":
@@ -443,7 +444,7 @@ def _gigabytes(rate: float) -> str:
 
 
 def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[CheckOutcome]:
-    """Yield what was measured, and what was not and why."""
+    """Yield what was measured, and what was not measured and why."""
     ranks = [rank for report in reports.values() for rank in report.ranks]
     yield _good("smoke.init", f"{plural(len(ranks), 'rank')}, {_seconds(reports).get('init', 0):.2f} s")
     missing = {name: why for rank in ranks for name, why in rank.not_run.items()}
@@ -493,7 +494,7 @@ def _transport_in_words(plan: SmokePlan, ranks: Sequence[SmokeRank]) -> str:
 
 
 def _seconds(reports: Mapping[str, SmokeReport]) -> dict[str, float]:
-    """Return how long each part took: phases on the slowest rank, and all of it on the slowest node."""
+    """Return how long each part took: each phase on the slowest rank, and the whole test on the slowest node."""
     found: dict[str, float] = {}
     for report in reports.values():
         for phase in (phase for rank in report.ranks for phase in rank.phases if phase.state == "end"):

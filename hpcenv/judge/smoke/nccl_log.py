@@ -1,6 +1,6 @@
-"""What NCCL's own log says about the transport of a rank. Pure.
+"""What NCCL's log says about the transport of a rank. Pure.
 
-Runs on: COMPUTE NODE. Standard library only. The lines are those of NCCL 2.19 to 2.32 with NCCL_DEBUG=INFO
+Runs on: COMPUTE NODE. Standard library only. The lines are from NCCL 2.19 to 2.32 with NCCL_DEBUG=INFO
 (NVIDIA/nccl, src/init.cc, src/transport/*.cc, src/plugin/net.cc; aws-ofi-nccl 1.6 to 1.17), read on 2026-11-20.
 """
 
@@ -18,7 +18,7 @@ _ADAPTER = re.compile(r"\[\d+\]\s*(\S+?:\d+/\S+?)(?=\s|;|$)")
 _SOCKET = re.compile(r"NET/Socket : Using (.+)")
 _SOCKET_ADAPTER = re.compile(r"\[\d+\]\s*([^\s:<]+):")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S+?)[,;]?(?:\s|$)")
-# Old versions name the communicator behind it; aws-ofi-nccl has a blank in its name.
+# Old versions name the communicator after the network; the name of aws-ofi-nccl contains a blank.
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : .* via (.+?)(?: comm 0x.*)?\s*$")
 _CHANNELS = re.compile(r"(\d+) coll channels")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
@@ -29,7 +29,7 @@ _LONGEST = 300
 
 
 def read_transport(lines: Iterable[str]) -> NcclTransport:
-    """Return what the log of one rank says."""
+    """Return what the log of one rank says about its transport."""
     found: dict[str, str] = {}
     adapters: dict[str, None] = {}
     via: dict[str, int] = {}
@@ -74,7 +74,7 @@ def _adapters(line: str) -> list[str]:
 def _kind(word: str) -> tuple[str, bool]:
     """Return the transport without the numbers of adapters, and whether GPU memory goes to the adapter directly.
 
-    `NET/IB/0/GDRDMA` and `NET/AWS Libfabric/3/GDRDMA` differ between channels in the number only.
+    `NET/IB/0/GDRDMA` and `NET/AWS Libfabric/3/GDRDMA` differ between channels only in the number.
     """
     parts = word.split("/")
     kind = "/".join(part for part in parts if not part.isdigit() and not part.startswith("GDRDMA"))
@@ -83,22 +83,22 @@ def _kind(word: str) -> tuple[str, bool]:
 
 # -- NCCL's own diagnostics ---------------------------------------------------------------------
 
-# NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst (2.31 and newer): rank 0 of each group prints them.
+# NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst (2.31 and newer): rank 0 of each group prints these lines.
 _DIAGNOSTICS = (2, 31)
 _DIAGNOSIS = re.compile(r"NCCL DIAG (\[[A-Z]+\].*)")
-# What differs between ranks by right: each has its own log, and nodes have other interfaces and adapters.
+# Variables that may differ between ranks: each rank has its log, and nodes have different interfaces and adapters.
 _BY_RIGHT = re.compile(r"NCCL_(DEBUG_FILE|SOCKET_IFNAME|IB_HCA|TOPO_FILE|RAS_ADDR)\b")
 _MOST_DIAGNOSES = 16
 
 
 def has_diagnostics(version: str) -> bool:
-    """Return whether a version of NCCL can test itself; False where the version is not known."""
+    """Return whether a version of NCCL can test itself; False if the version is not known."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
     return match is not None and (int(match[1]), int(match[2])) >= _DIAGNOSTICS
 
 
 def read_diagnostics(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the results of NCCL's own diagnostics, each once: `[OK] p2p: ...`."""
+    """Return the results of NCCL's diagnostics, each result once: `[OK] p2p: ...`."""
     found: dict[str, None] = {}
     for line in lines:
         match = _DIAGNOSIS.search(line)
@@ -107,7 +107,7 @@ def read_diagnostics(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Profile of the decision -> names of networks that fit it. Plugins have other names: HPC-X with `IBext`,
+# Profile of the decision -> names of networks that fit the profile. Plugins use further names: HPC-X with `IBext`,
 # `UCX` and `SHARP`, aws-ofi-nccl with `AWS Libfabric` and newer ones with `Libfabric`, GCP with `gIB` and `FasTrak`.
 _RDMA = r"IB|IBext\S*|UCX\S*|SHARP\S*"
 EXPECTED_NETWORKS = {
@@ -120,11 +120,11 @@ EXPECTED_NETWORKS = {
 
 
 def fits(transport: NcclTransport, *, profile: str, wanted: str) -> tuple[bool, str]:
-    """Return whether a rank used the network that was decided, and what it had to be.
+    """Return whether a rank used the decided network, and which network was expected.
 
     Args:
-        profile: of the network decision.
-        wanted: `NCCL_NET` where it is set: the user or a rule chose the network by name.
+        profile: profile of the network decision.
+        wanted: `NCCL_NET`, if set: the user or a rule chose the network by name.
     """
     if wanted:
         return _is_wanted(transport.network, wanted), wanted

@@ -1,4 +1,4 @@
-"""What the smoke test of a run does: its nodes, ports and limits, and the rounds of pairs. Pure.
+"""The plan of a run's smoke test: nodes, ports, limits, and rounds of pairs. Pure.
 
 Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library only.
 """
@@ -16,10 +16,10 @@ from hpcenv.records.smoke import SmokeNode, SmokePlan
 from hpcenv.records.verdict import NodeSettings, Verdict
 
 # Up to this number of nodes every pair is tested. With more, each node is tested with its two neighbours: a sick node
-# fails with both, and the time does not grow with the number of nodes.
+# fails with both neighbours, and the time does not grow with the number of nodes.
 MOST_FOR_ALL_PAIRS = 8
 
-# Limit of one pair, in seconds: two processes and little data.
+# Time limit of one pair, in seconds: a pair has two processes and little data.
 PAIR_SECONDS = 15.0
 
 _SOCKET_INTERFACE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -34,15 +34,15 @@ def make_plan(
     *,
     job_id: str,
 ) -> SmokePlan | None:
-    """Return the plan of the test; None where the first node has no free port for it.
+    """Return the plan of the test; None if the first node has no free port for the test.
 
     Args:
         manifest: the run.
-        wanted: its smoke test.
-        verdict: of this attempt; it lets the training start.
-        settings: node -> what its ranks get.
-        facts: node -> what it found.
-        job_id: of this job.
+        wanted: the requested smoke test.
+        verdict: the verdict of this attempt; it allows the start.
+        settings: node -> the variables of its ranks.
+        facts: node -> its facts.
+        job_id: the id of this job.
     """
     launched = verdict.launched
     ports = facts[launched[0]].network.test_ports
@@ -99,9 +99,9 @@ def _rate_gbit(fabric: Fabric | None) -> float:
 
 
 def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return rounds of pairs of the numbers 0 to count - 1; no number is twice in a round.
+    """Return rounds of pairs of the numbers 0 to count - 1; within a round, each number occurs at most once.
 
-    The circle method for a round-robin tournament; with many nodes two rounds of neighbours in a ring.
+    This is the circle method for a round-robin tournament; with many nodes, two rounds of neighbours in a ring.
     """
     if count > MOST_FOR_ALL_PAIRS:
         return tuple(tuple(_neighbours(count, first)) for first in ((0, 1) if count % 2 == 0 else (0, 1, count - 1)))
@@ -117,7 +117,7 @@ def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 def _neighbours(count: int, first: int) -> Iterator[tuple[int, int]]:
     if first == count - 1:
-        yield (0, count - 1)  # of an odd ring: the last one meets the first one alone
+        yield (0, count - 1)  # in an odd ring, the last node meets the first node in an extra round
         return
     for number in range(first, count if count % 2 == 0 else count - 1, 2):
         pair = sorted((number, (number + 1) % count))

@@ -1,1 +1,1 @@
-"""The network of this machine: interfaces, RDMA ports, how it is tuned, and whom it reaches."""
+"""The network of this machine: interfaces, RDMA ports, tuning, and the nodes that it reaches."""

@@ -1,7 +1,7 @@
-"""What one node has to communicate with others: interfaces, RDMA ports, Slingshot, GPUs, versions, host tuning.
+"""How a node can communicate with other nodes: interfaces, RDMA ports, Slingshot, GPUs, versions, host tuning.
 
 Runs on: COMPUTE NODE. Standard library only. No program is started and no privilege is needed: everything comes
-from small files. Each part is optional: a part that fails is named in `Fabric.unknown` and hides no other.
+from small files. Each part is optional: a part that fails is named in `Fabric.unknown`, and does not hide other parts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def detect(tree: HostTree, environ: Mapping[str, str], *, gpus: Sequence[GpuPlac
     """Return the fabric of a host.
 
     Args:
-        tree: where the host's files are.
+        tree: folder of the host's files.
         environ: environment of the step: it names NCCL's configuration file and the user's home.
-        gpus: what NVML says of each GPU (machine/gpus.py); empty where NVML was not asked or did not answer.
+        gpus: what NVML says about each GPU (machine/gpus.py); empty if NVML was not asked or did not answer.
     """
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "interfaces": lambda: {"links": _links(tree)},
@@ -87,7 +87,7 @@ def _numa(tree: HostTree, device: str) -> int | None:
 
 
 def _with_port_speeds(fabric: Fabric) -> Fabric:
-    """Give an IPoIB interface the speed of its port: the kernel often does not know one."""
+    """Give an IPoIB interface the speed of its port: the kernel often does not know the speed."""
     rates = {
         name: port.rate_gbit
         for port in fabric.ports
@@ -173,7 +173,7 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x1200")
 def _gpus(tree: HostTree, told: Sequence[GpuPlace]) -> dict[str, Any]:
     """Return vendor and places of the GPUs, and why they are unknown.
 
-    GPUs are `none` only where the PCI bus was read and shows no GPU: a GPU without a driver exists all the same.
+    The vendor is `none` only if the PCI bus was read and shows no GPU: a GPU without a driver is still a GPU.
     """
     if tree.exists("/proc/driver/nvidia/version") or tree.exists("/dev/nvidiactl"):
         return _nvidia(tree, told)
@@ -230,7 +230,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _gpus_on_bus(tree: HostTree) -> list[str] | None:
-    """Return the bus addresses of GPUs, None where the bus cannot be read."""
+    """Return the bus addresses of GPUs, None if the bus cannot be read."""
     folder = "/sys/bus/pci/devices"
     if not tree.exists(folder):
         return None
@@ -253,7 +253,7 @@ def _gpudirect(tree: HostTree) -> str:
 
 # -- the machine --------------------------------------------------------------------------
 
-# What the firmware of a provider's machine says (its documentation for guests).
+# Texts in the firmware of a provider's machine (its documentation for guests).
 _CLOUDS = (
     ("sys_vendor", "Amazon EC2", "aws"),
     ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77", "azure"),

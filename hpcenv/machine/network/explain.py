@@ -21,12 +21,12 @@ Backend = Literal["nccl", "gloo"]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenMachine:
-    """One node to decide for.
+    """A node for which the decision is made.
 
     Attributes:
-        label: where it was seen: `recorded`, `synthesised`, `facts of a run` or `this node`.
+        label: where its data come from: `recorded`, `synthesised`, `facts of a run` or `this node`.
         addressed: see `MachineRecording`.
-        cpus: that a job step may use; None in a recording, which does not say it.
+        cpus: CPUs that a job step may use; None in a recording, which does not contain them.
     """
 
     name: str
@@ -65,13 +65,13 @@ def explain_machine(
     values: dict[str, Value] | None = None,
     container: bool = True,
 ) -> NetworkDecision | None:
-    """Return what would be decided for a job on several nodes of one kind; None where they cannot reach each other.
+    """Return the decision for a job on several nodes of one kind; None if they cannot reach each other.
 
     Args:
         machine: one node.
             A recording without CPUs stands for a node with eight for each GPU.
         nodes: how many nodes of this kind the job has.
-        backend: of torch.distributed.
+        backend: backend of torch.distributed.
         settings: variables that are given, with their origins.
         values: more facts, for example the image's `libs.nccl.version`.
         container: whether the ranks run in a SIF.
@@ -95,7 +95,7 @@ def explain_machine(
 def _manifest(
     nodes: int, backend: Backend, gpus: int, nproc: int, settings: tuple[Setting, ...], *, container: bool
 ) -> Manifest:
-    """Return the manifest of a run that has nothing but its shape."""
+    """Return the manifest of a run that has only its number of nodes and ranks."""
     return Manifest(
         schema=SCHEMA, run="explain", run_folder="", cluster="slurm", nodes=nodes, nproc_per_node=nproc,
         gpus_per_node=gpus, cpus_per_task=0, backend=backend,

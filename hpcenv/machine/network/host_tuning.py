@@ -17,7 +17,7 @@ from hpcenv.records.variables import recorded_value
 # The administrator's file of NCCL (env.rst, NCCL 2.30).
 NCCL_CONF = "/etc/nccl.conf"
 
-# What a provider's image has beside NCCL, to be sourced before a job (GoogleCloudPlatform/cluster-toolkit).
+# Scripts in a provider's image, which must be sourced before a job (GoogleCloudPlatform/cluster-toolkit).
 _SCRIPTS = ("/usr/local/gib/scripts/set_nccl_env.sh", "/var/lib/tcpxo/lib64/nccl-env-profile.sh")
 
 # Topologies that virtual machines hide. NCCL reads the first one by itself (topo.cc, 2.30).
@@ -30,7 +30,7 @@ _EXPORT = re.compile(r"\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)\s*(?:#.*)?\Z")
 
 
 def read_tuning(tree: HostTree, environ: Mapping[str, str]) -> tuple[HostTuning, ...]:
-    """Return the files that are there, the one that wins first.
+    """Return the existing files; the file that wins comes first.
 
     NCCL reads the file that NCCL_CONF_FILE names, else `~/.nccl.conf`, and then /etc/nccl.conf; a variable that is
     set already stays (param.cc, 2.30).
@@ -44,7 +44,7 @@ def read_tuning(tree: HostTree, environ: Mapping[str, str]) -> tuple[HostTuning,
 
 
 def _settings(tree: HostTree, path: str) -> HostTuning:
-    """Read NAME=VALUE lines as NCCL does: the first `=` separates, and a value may begin with another one."""
+    """Read NAME=VALUE lines as NCCL does: the first `=` separates, and a value may begin with a second `=`."""
     variables, unread = [], 0
     for line in tree.text(path).splitlines():
         name, separator, value = line.partition("=")

@@ -1,6 +1,6 @@
 """Error counters of the RDMA ports: read before the ranks start and after they ended, and compared.
 
-Runs on: COMPUTE NODE. Standard library only. Every user may read these files; what cannot be read is named.
+Runs on: COMPUTE NODE. Standard library only. Every user may read these files; counters that cannot be read are named.
 
 Sources: linux, Documentation/ABI/stable/sysfs-class-infiniband; NVIDIA, Understanding mlx5 Linux Counters; aws,
 efa_verbs.c and efa counters (2026-11). Left out on purpose: counters that healthy fabrics raise, such as
@@ -18,9 +18,9 @@ from hpcenv.records.network import PortErrors
 from hpcenv.text import listed
 
 _FOLDER = "/sys/class/infiniband"
-# The link itself failed: one is too many.
+# The link itself failed: one error is too many.
 _LINK = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
-# A few of these in days are usual.
+# A few of these errors in some days are usual.
 _PACKETS = (
     "symbol_error",
     "port_rcv_errors",
@@ -55,14 +55,14 @@ class PortCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PortGrowth:
-    """What grew between two moments, and what is not known."""
+    """The counters that grew between two moments, and the counters that are not known."""
 
     errors: tuple[PortErrors, ...] = ()
     unknown: str = ""
 
 
 def read_counters(tree: HostTree | None = None) -> PortCounters:
-    """Return the error counters of all RDMA ports of this node that are there."""
+    """Return the existing error counters of all RDMA ports of this node."""
     tree = tree or HostTree()
     values: dict[PortCounter, int] = {}
     unread = []
@@ -88,7 +88,7 @@ def _of_port(tree: HostTree, folder: str) -> dict[str, int]:
 
 
 def compare(before: PortCounters, after: PortCounters) -> PortGrowth:
-    """Return what grew. Pure."""
+    """Return the counters that grew. Pure."""
     errors, reset, full = [], [], []
     for key, first in before.values.items():
         device, port, counter = key

@@ -26,7 +26,7 @@ from hpcenv.records.variables import is_tuning
 
 _COMMAND_SECONDS = 10.0
 
-# For the smoke test: one for all nodes together, one for pairs of nodes.
+# Ports for the smoke test: one for all nodes together, one for pairs of nodes.
 _TEST_PORTS = 2
 
 
@@ -36,7 +36,7 @@ def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str
     Args:
         first_node: the node that will host the rendezvous, as Slurm calls it.
         environ: the job's environment, searched for tuning variables.
-        others: nodes that will host it if those before them are left out.
+        others: nodes that will host the rendezvous if the nodes before them are left out.
         host: pattern of the name by which a node is reached, with `{node}` in it; empty for the node's own name.
     """
     interfaces = _interfaces()
@@ -84,7 +84,7 @@ def parse_addresses(text: str) -> tuple[Interface, ...]:
     """Return the interfaces in the output of `ip -j address show`.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not that output.
+        ValueError, KeyError, TypeError: the text is not such output.
     """
     interfaces = []
     for link in json.loads(text):
@@ -121,7 +121,7 @@ def _ioctl_address(name: str) -> tuple[str, ...]:
 
 
 def _resolve(name: str) -> tuple[tuple[str, ...], str]:
-    """Return the addresses of a node's name, IPv4 first, and what went wrong."""
+    """Return the addresses of a node's name, IPv4 first, and the error, if any."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one in DNS
@@ -148,7 +148,7 @@ def _slurm_address(name: str) -> str | None:
 
 
 def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-    """Return a route for each address that can be reached, and why for each that cannot."""
+    """Return a route for each address that can be reached, and the reason for each address that cannot."""
     routes, unreached = [], []
     for target in targets:
         try:
@@ -165,7 +165,7 @@ def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tu
 
 
 def _source_address(target: str) -> str:
-    """Ask the kernel which own address it would use: a UDP connect sends nothing."""
+    """Ask the kernel which address of this node it would use: a UDP connect sends nothing."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))

@@ -1,7 +1,7 @@
-"""A machine as one file: what the detection reads of a host, without serial numbers and addresses.
+"""A machine as one file: everything that the detection reads on a host, without serial numbers and addresses.
 
-Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --record` makes one, `hpcenv net explain
---from` decides for it as if several such nodes ran a job.
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --record` makes such a file, `hpcenv net
+explain --from` decides for it as if several such nodes ran a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Interface, Network, Route
 from hpcenv.records.network import Fabric, GpuPlace
 
-# Longer contents are no file of the detection.
+# The files that the detection reads are never longer.
 _LONGEST = 16 * 1024
 _REMOVED = "removed"
 
@@ -30,7 +30,7 @@ class MachineRecording:
         label: `recorded` on a machine, or `synthesised` from the sources that are named.
         sources: where a synthesised machine comes from, with dates.
         files, links: see `node.network.tree.RecordedTree`.
-        gpus: what NVML reported of each GPU.
+        gpus: what NVML reported about each GPU.
         addressed: interfaces that have an address which other machines may reach; the one that the node's name
             leads to comes first.
     """
@@ -55,7 +55,7 @@ def record(
     Args:
         tree: the host; the detection reads it here.
         name: what to call the machine.
-        date: of today.
+        date: the date of today.
         gpus: what NVML reports.
         interfaces: with their addresses, which are not recorded.
         first: the interface that the node's name leads to; empty if that is not known.
@@ -105,7 +105,7 @@ def _numbered_cliques(gpus: Sequence[GpuPlace]) -> tuple[GpuPlace, ...]:
     return tuple(replace(gpu, clique=f"clique.{numbers[gpu.clique]}" if gpu.clique else "") for gpu in gpus)
 
 
-# The tags by which providers mark their machines; any other one may be a serial number.
+# The tags by which providers mark their machines; any other tag may be a serial number.
 _KNOWN_TAGS = ("7783-7084-3265-9085-8269-3286-77", "OracleCloud.com")
 
 _ADDRESSES = (

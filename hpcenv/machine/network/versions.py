@@ -21,7 +21,7 @@ _MODULES = {
     "gve": "gve",
 }
 
-# Folders in which sites and vendors install; each is looked at with lib64, lib and Debian's folder below.
+# Folders in which sites and vendors install software; its lib64, lib and Debian's folder are searched, too.
 _PREFIXES = ("/usr", "/usr/local", "/opt/amazon/efa", "/opt/cray/libfabric/default", "/opt/mellanox")
 _LIBS = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 _PACKAGES = {"libfabric": "libfabric", "libibverbs": "libibverbs", "libcxi": "libcxi"}
@@ -44,7 +44,7 @@ _OFI = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
 
 
 def read_versions(tree: HostTree) -> tuple[FabricVersion, ...]:
-    """Return the versions that could be read, sorted by name. A component that is not there has no entry."""
+    """Return the versions that could be read, sorted by name. A component that is not installed has no entry."""
     found = [*_modules(tree), *_packages(tree), *_cray(tree), *_others(tree), *_plugins(tree)]
     return tuple(sorted(set(found), key=lambda version: (version.name, version.path)))
 
