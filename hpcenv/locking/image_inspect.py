@@ -33,7 +33,7 @@ class SifOrigin:
         origin: which part of the SIF names the image: a label, the definition file, or `unknown`.
         reference: the image's name, if the SIF has it.
         digest: the digest of the manifest. If it comes from `base.digest` or from a definition file, it may be the
-        digest of a multi-platform index instead; then `digest_of` is `manifest or index`.
+            digest of a multi-platform index instead; then `digest_of` is `manifest or index`.
         digest_of: `manifest`, or `manifest or index`.
     """
 

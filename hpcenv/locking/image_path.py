@@ -59,7 +59,7 @@ def find_path(place: StorePlace, name: str) -> Path:
     Args:
         place: the store's folder, and the users whom the user trusts with it.
         name: the reference that was pulled, or a digest of the image (manifest, index, config, SIF), or the first six
-        or more digits of a digest.
+            or more digits of a digest.
 
     Raises:
         ImageUnavailable: the store has no such SIF.

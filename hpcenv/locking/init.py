@@ -53,7 +53,7 @@ def init(
 
     Args:
         environ: the user's environment; it names the home folder and the folder with the settings that the user
-        accepted.
+            accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
         python: the interpreter; None writes the default as a comment.
         plain_http: registries that are used without TLS, each as HOST:PORT.
