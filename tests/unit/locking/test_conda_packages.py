@@ -225,7 +225,7 @@ def test_a_record_that_cannot_be_read_stops_it(project: Path) -> None:
 
 def test_an_environment_without_conda_is_another_one(project: Path) -> None:
     shutil.rmtree(project / "env/conda-meta")
-    with pytest.raises(PinsDiffer, match="about an environment of conda") as caught:
+    with pytest.raises(PinsDiffer, match="describes a conda environment") as caught:
         lock_here(project)
     assert str(project / "env") in str(caught.value.why)
 
