@@ -61,7 +61,7 @@ class Mount:
 
 
 def visibility(path: Path, *, home: Path) -> Visibility:
-    """Tell whether compute nodes will see `path` under the same name.
+    """Return whether compute nodes will see `path` under the same name.
 
     Certain cases are certain; a local disk may be exported to the nodes by this machine. A
     path on the same device as the home folder is taken as shared: sites share homes, and a

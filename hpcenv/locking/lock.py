@@ -164,7 +164,7 @@ class _Inputs:
 
     @property
     def believed(self) -> Lockfile | None:
-        """The existing lockfile if nobody edited it: the values in an edited lockfile are not trusted."""
+        """The existing lockfile if it was not edited: the values in an edited lockfile are not trusted."""
         before = self.before
         whole = before is not None and lock_model.fingerprint(lock_model.to_data(before)) == before.fingerprint
         return before if whole else None

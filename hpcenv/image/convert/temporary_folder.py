@@ -48,14 +48,14 @@ def choose_temporary(
     A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
     systems, `noexec` and read-only mounts, and folders without write access are never used.
 
-    With `likely_bytes` the size is not known. Then the first folder that has so much is best: a user whose
-    build did not fit can name another one with TMPDIR. If none has it, the one with the most space is best,
-    a disk before a tmpfs.
+    With `likely_bytes` the size is not known. Then the first folder with that much space is best; a user whose build
+    did not fit can name another folder with TMPDIR. If no folder has that much space, the folder with the most space is
+    best, a disk before a tmpfs.
 
     Args:
         places: existing folders, see `candidates`.
-        need_bytes: the most that will be written there; with `likely_bytes`, the least.
-        likely_bytes: what is likely enough where the size is not known; None if it is.
+        need_bytes: the most bytes that will be written there; with `likely_bytes`, the minimum.
+        likely_bytes: a number of bytes that is likely enough if the size is not known; None if the size is known.
         memory: bytes of free memory; None determines them.
 
     Raises:
