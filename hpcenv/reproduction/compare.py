@@ -116,7 +116,7 @@ def compare(
     atol: float | None = None,
     ulp: int | None = None,
 ) -> RunComparison | SweepComparison:
-    """Say whether a run gave the same results as a reference, or two sweeps over seeds do: `hpcenv compare`.
+    """Return whether a run gave the same results as a reference, or two sweeps over seeds do: `hpcenv compare`.
 
     Args:
         reference, run: each a run folder, name or job id; or two sweeps.
