@@ -106,7 +106,7 @@ def test_what_is_not_taken_is_told() -> None:
     text = "\n".join(found.notes)
     assert "hush" not in text + repr(found)
     for part in (
-        "`x.sqsh:/sw:image-src=/` is not used: `image-src=/` is no mode",
+        "`x.sqsh:/sw:image-src=/` is not used: `image-src=/` is not a mode",
         "`rel` is not used: a path is not absolute",
         "API_TOKEN looks like a credential",
         "APPTAINER_NV is not used",

@@ -141,8 +141,8 @@ def test_untracked_code_that_looks_like_a_credential_is_left_out_and_listed(run:
     assert {
         path: why for path, why in made.left_out.items() if path.startswith("source/") and path != "source/data"
     } == {
-        "source/secrets.yaml": "its name is that of a file with credentials",
-        "source/conf/credentials.json": "its name is that of a file with credentials",
+        "source/secrets.yaml": "its name is typical of a file with credentials",
+        "source/conf/credentials.json": "its name is typical of a file with credentials",
         "source/keys.py": "line 1 looks like a credential",
         "source/conf/db.ini": "line 1 looks like a credential",
     }
@@ -380,7 +380,7 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
 def test_a_name_that_is_only_in_the_sums_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match="is only in SHA256SUMS"):
         Archive(hostile(tmp_path / "b.zip", sums=b"0" * 64 + b"  gone.txt\n"))
-    with pytest.raises(BundleInvalid, match="a line is no sum"):
+    with pytest.raises(BundleInvalid, match="a line is not a sum"):
         Archive(hostile(tmp_path / "b.zip", sums=b"hello\n"))
 
 
