@@ -60,7 +60,7 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
 
 
 def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
-    """Return paths of files that can contain metrics, except the project's files; and notes on what was not searched."""
+    """Return paths of files that can contain metrics, except the project's files; and notes on what was skipped."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:

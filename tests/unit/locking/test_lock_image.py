@@ -295,7 +295,7 @@ def test_a_sif_with_another_tree_of_the_same_image_is_refused(project: Path, reg
     container = read_lockfile(path).container
     other = text.replace(container.tree_sha256, "sha256:" + "1" * 64).replace(container.sif.sha256, "2" * 64)
     path.write_text(other)
-    with pytest.raises(ImageMismatch, match="is not the one that was locked"):
+    with pytest.raises(ImageMismatch, match="is not the SIF that was locked"):
         lock_here(project)
     assert path.read_text() == other
 
