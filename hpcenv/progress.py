@@ -20,8 +20,7 @@ class Event:
 
     Attributes:
         phase: the part of the work.
-        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a
-            sentence for the user.
+        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a sentence for the user.
         done, total: progress in `unit`; `total` is None if it is not known in advance.
             `done == total` ends the phase for this `what`.
         unit: `bytes`, `entries`, or empty if nothing is counted.

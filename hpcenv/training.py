@@ -16,9 +16,8 @@ Using it is optional. Outside a run, its functions do nothing and return False o
             training.save({"model": model.state_dict(), "step": step}, step)
             break
 
-Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`). If the
-script then saves a checkpoint and ends, the job is requeued, and the next attempt finds the
-checkpoint.
+Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`). If the script then saves a
+checkpoint and ends, the job is requeued, and the next attempt finds the checkpoint.
 """
 
 from __future__ import annotations
@@ -70,9 +69,8 @@ class _State:
 def stop_requested(*, every: int = 1) -> bool:
     """Return whether the training should save a checkpoint and end now.
 
-    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at
-    the same point, once per step. All ranks get the same answer, so all stop after the same step.
-    Once it returns True, it stays True.
+    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at the same point, once
+    per step. All ranks get the same answer, so all stop after the same step. Once it returns True, it stays True.
 
     Args:
         every: ask the other ranks only in every N-th call; all calls between them return False.

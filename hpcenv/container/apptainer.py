@@ -2,16 +2,14 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every
-container. A program in the container sees the image and the requested binds and variables. It sees
-nothing of the caller's home, current directory, environment or APPTAINER and SINGULARITY settings.
-Arguments and values arrive literally. Only options are used that both programs know with the same meaning: runtime.py
-has the table of the differences.
+`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every container. A
+program in the container sees the image and the requested binds and variables. It sees nothing of the caller's home,
+current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive literally. Only
+options are used that both programs know with the same meaning: runtime.py has the table of the differences.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
-Facts marked "seen" were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user
-namespaces) on 2026-11-20.
+Facts marked "seen" were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
 """
 
 from __future__ import annotations
@@ -77,17 +75,15 @@ def exec_argv(
 ) -> list[str]:
     """Return the argv that runs `command` in `image`.
 
-    `--contain` is not used: it hides /dev/infiniband, limits /tmp to 64 MB and makes /dev/shm
-    private. `--no-mount cwd` is used, because a current directory below $HOME makes ~/.local
-    visible, even with `--no-home` (seen).
+    `--contain` is not used: it hides /dev/infiniband, limits /tmp to 64 MB and makes /dev/shm private. `--no-mount cwd`
+    is used, because a current directory below $HOME makes ~/.local visible, even with `--no-home` (seen).
 
     Args:
         apptainer: path of apptainer.
         image: absolute path of a SIF, or `/proc/self/fd/N` of a verified SIF; the started process
             must then inherit descriptor N.
         command: argv in the container, passed literally (`--no-eval`).
-        workdir: absolute path that exists in the container; otherwise Apptainer silently uses
-            $HOME or /.
+        workdir: absolute path that exists in the container; otherwise Apptainer silently uses $HOME or /.
         home: `SRC:DEST`; None for no home.
         binds: their paths may contain all characters except NUL, also `:`, `,`, quotes and newlines (seen).
         gpus: whether to bind NVIDIA's driver libraries.

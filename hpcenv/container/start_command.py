@@ -100,8 +100,7 @@ def build_start_command(
         variables: variables for the command; they override the image's variables.
         inherited: environment variables of this process; they are filtered here.
         passed: names of further variables to pass from `inherited`; `HF_*` is a pattern.
-        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file
-            that was hashed.
+        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file that was hashed.
         home: host folder that becomes the home in a SIF; None for no home.
         binds: binds in addition to those of `environment`.
         data: binds of data folders; they win over other binds of the same path.

@@ -1078,8 +1078,7 @@ def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
 def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False) -> CheckResult:
     """Return whether a lockfile is stale, and why. Contacts no registry and no index.
 
-    Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself
-    with the lockfile.
+    Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself with the lockfile.
 
     Args:
         options: only `name`, `pins` with its choice, and `require_hashes` are used.

@@ -112,9 +112,8 @@ class Member(NamedTuple):
 class Reader:
     """Reads the members of an archive that arrives in chunks.
 
-    `next_member` skips unread data of the previous member. After the last member the
-    rest of the stream is read to its end, because the digest of the layer covers it. The stream may end
-    inside the padding of its last member.
+    `next_member` skips unread data of the previous member. After the last member the rest of the stream is read to its
+    end, because the digest of the layer covers it. The stream may end inside the padding of its last member.
 
     Args:
         chunks: the uncompressed stream in pieces of any size.

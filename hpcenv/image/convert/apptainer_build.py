@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-`build_layout` converts an image whose verified blobs are on disk; it downloads nothing.
-Its result depends on the image, the labels, the epoch, and the versions of Apptainer
-and mksquashfs. It does not depend on the user, the machine or the time, with one exception: only root can preserve
-owners, special files and capabilities.
+`build_layout` converts an image whose verified blobs are on disk; it downloads nothing. Its result depends on the
+image, the labels, the epoch, and the versions of Apptainer and mksquashfs. It does not depend on the user, the machine
+or the time, with one exception: only root can preserve owners, special files and capabilities.
 
 `build_definition` builds a user's definition file. Its sources are pinned or refused, and
 recorded. hpcenv does not control what %post does.
@@ -144,8 +143,7 @@ def build_layout(
     Args:
         apptainer: path of the program.
         manifest_digest: of the image's manifest, OCI or docker schema 2.
-        blobs: the file of each digest of the image (manifest, configuration, layers), verified by
-            the caller.
+        blobs: the file of each digest of the image (manifest, configuration, layers), verified by the caller.
         architecture: required architecture, in the words of OCI.
         epoch: SOURCE_DATE_EPOCH in seconds. It must not be before the newest file of the image, or
             Python compiles its files again at each start (`apptainer.source_date_epoch`).

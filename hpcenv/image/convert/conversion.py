@@ -485,8 +485,7 @@ class _Job:
     def _pack_ahead(self, packer: Packer, finished: Path) -> tuple[MergedTree, _UnpublishedSif] | None:
         """Pack the layers while they are read for the first time, beginning with the topmost layer.
 
-        The result is None if all layers have an index, or if the packed tree turned out not to be the
-        merged tree.
+        The result is None if all layers have an index, or if the packed tree turned out not to be the merged tree.
         """
         source = self.source
         if all(source.known(position) is not None for position in range(len(source))):

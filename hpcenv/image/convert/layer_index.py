@@ -630,8 +630,7 @@ def index_layer(
 ) -> LayerIndex:
     """Read a layer once and record its members, with the BLAKE3 of each file's content.
 
-    Two more threads decompress and hash in parallel to the caller's thread. Together they use 10 MiB of
-    memory.
+    Two more threads decompress and hash in parallel to the caller's thread. Together they use 10 MiB of memory.
 
     Args:
         stream: the uncompressed layer, for example from `open_blob`.
@@ -643,8 +642,7 @@ def index_layer(
         before: members of the layers that were read before it; `LayerLimits.entries` counts them too.
 
     Raises:
-        ImageMismatch: the bytes do not have the diff_id, the archive is damaged or
-            hostile, or a limit is exceeded.
+        ImageMismatch: the bytes do not have the diff_id, the archive is damaged or hostile, or a limit is exceeded.
         FileUnusable: the file cannot be read.
         Exception: an error of `sink`.
     """

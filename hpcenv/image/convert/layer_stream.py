@@ -263,9 +263,8 @@ def same_root(one: TreeEntry, other: TreeEntry) -> bool:
 class Ahead:
     """Writes the stream of `emit` while the layers are read for the first time.
 
-    For each layer from the topmost to the lowest call `begin_layer`; pass its files from `index_layer`
-    (or call `copy` if it has an index); call `end_layer`. Then call `finish`, which compares and writes
-    the rest.
+    For each layer from the topmost to the lowest call `begin_layer`; pass its files from `index_layer` (or call `copy`
+    if it has an index); call `end_layer`. Then call `finish`, which compares and writes the rest.
 
     Args:
         out: where to write.

@@ -2,21 +2,18 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 
 Runs on: LOGIN NODE. Pure.
 
-A root file system made from OCI layers becomes a SIF that `apptainer exec|run|shell|test`,
-`instance start` and `inspect` treat like a SIF of `apptainer build` if it has the files
-below /.singularity.d, Apptainer's mount points, and three JSON or text
-objects next to the file system. This module makes all of them from the image's
-configuration. The bytes depend only on configuration, labels and epoch.
+A root file system made from OCI layers becomes a SIF that `apptainer exec|run|shell|test`, `instance start` and
+`inspect` treat like a SIF of `apptainer build` if it has the files below /.singularity.d, Apptainer's mount points, and
+three JSON or text objects next to the file system. This module makes all of them from the image's configuration. The
+bytes depend only on configuration, labels and epoch.
 
-How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell
-interpreter inside Apptainer clears the environment, sources /.singularity.d/env/*.sh in the
-order of their names, extends PATH by the usual folders after 10-docker2singularity.sh, adds
-the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the rest of
-the caller's environment where the image sets no value. Therefore four names are fixed:
-10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs
-/.singularity.d/runscript in the same interpreter, also in images without a shell, if the
-script has a certain line (see `_RUN_LINE`). Of /.singularity.d/actions it uses only `test`, with
-the image's shell; the others are for Singularity before 3.6.
+How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
+clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
+after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the
+rest of the caller's environment where the image sets no value. Therefore four names are fixed:
+10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs /.singularity.d/runscript in the
+same interpreter, also in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of
+/.singularity.d/actions it uses only `test`, with the image's shell; the others are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
   values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
@@ -27,9 +24,8 @@ Intended differences from `apptainer build` 1.4.5:
   /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
   labels and definition file name the image only by digest, and no Apptainer version
 
-The image's configuration is untrusted. Every part of it in a script goes through
-`quoted`. Variables whose names have another meaning in a shell are omitted, with a
-note.
+The image's configuration is untrusted. Every part of it in a script goes through `quoted`. Variables whose names have
+another meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -58,9 +54,8 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: directories before their content. They are like one more layer on top of the
-            image: they replace files and links of the image at their paths, and directories
-            merge.
+        members: directories before their content. They are like one more layer on top of the image: they replace files
+            and links of the image at their paths, and directories merge.
         mount_points: added only if the image has nothing at that path; `additions`
             decides. Directories before their content.
         definition: the object `Def.FILE`, without a name.

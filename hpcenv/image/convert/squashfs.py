@@ -263,9 +263,8 @@ def pack(
         write: writes the tar archive to the stream that it is given; its errors are passed on.
         epoch: time of the file system, in seconds since 1970.
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
-        duplicates: store files of equal content once. mksquashfs compares each file with all files
-            of its size, so the time grows with the square of their number (4.6.1: minutes for
-            100,000).
+        duplicates: store files of equal content once. mksquashfs compares each file with all files of its size, so the
+            time grows with the square of their number (4.6.1: minutes for 100,000).
         processors: threads that compress; None uses all that this process may use.
         compression: of the blocks.
         level: of the compression.

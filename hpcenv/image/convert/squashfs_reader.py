@@ -8,10 +8,9 @@ Format: Linux Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs
 Tables are chains of metadata blocks of at most 8 KiB. A position in a table has two parts: the block's
 offset from the beginning of the table, and the offset in the uncompressed block.
 
-The file is untrusted input. Every position and count is checked before its use. A folder
-that is reached twice is refused, so loops end. Paths, entries and uncompressed bytes have
-limits. Wrong bytes raise `ImageMismatch`; `EnvironmentUnreadable` means that the operating system
-denies access.
+The file is untrusted input. Every position and count is checked before its use. A folder that is reached twice is
+refused, so loops end. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
+`EnvironmentUnreadable` means that the operating system denies access.
 """
 
 from __future__ import annotations
@@ -116,10 +115,8 @@ def read_tree(
         source: path or open descriptor of the file; the position of a descriptor does not change.
         offset, size: position and size of the squashfs in the file, in bytes.
         content: False reads no file contents; then `blake3` is None.
-        on_bytes: called from time to time, in this thread, with the number of content bytes
-            hashed since the last call.
-        threads: number of threads that decompress and hash; None uses one per processor of this
-            process, at most 8.
+        on_bytes: called from time to time, in this thread, with the number of content bytes hashed since the last call.
+        threads: number of threads that decompress and hash; None uses one per processor of this process, at most 8.
         largest_content: the most bytes that all files together may have.
 
     Raises:

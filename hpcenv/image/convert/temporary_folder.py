@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE.
 
-An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs
-and 11 to 37 s on a disk. On NFS, Lustre or GPFS it often fails (no extended
-attributes, root squash; apptainer issues 1188, 2522, 3013, 3559). But a tmpfs uses memory, within
-a job the memory of the job, so it is chosen only if enough memory is free.
+An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs and 11 to 37 s on a
+disk. On NFS, Lustre or GPFS it often fails (no extended attributes, root squash; apptainer issues 1188, 2522, 3013,
+3559). But a tmpfs uses memory, within a job the memory of the job, so it is chosen only if enough memory is free.
 """
 
 from __future__ import annotations

@@ -58,9 +58,8 @@ class Credential:
     """Credentials for a registry.
 
     Attributes:
-        kind: `password`: user and secret, for Basic authentication and token requests;
-            `identity`: the secret is a refresh token; `bearer`: the secret is a token of the
-            registry, sent unchanged.
+        kind: `password`: user and secret, for Basic authentication and token requests; `identity`: the secret is a
+            refresh token; `bearer`: the secret is a token of the registry, sent unchanged.
         origin: the file, helper or variable that it comes from, for messages.
     """
 
@@ -90,8 +89,7 @@ def find(registry: str, repository: str, environ: Mapping[str, str]) -> Search:
 
     Args:
         registry: as the user writes it, HOST[:PORT]; `docker.io` for Docker Hub.
-        repository: the image's name in the registry; podman's files may have credentials for a part
-            of a registry.
+        repository: the image's name in the registry; podman's files may have credentials for a part of a registry.
         environ: the user's environment; without HOME the home folder of the account is used.
     """
     notes: list[str] = []

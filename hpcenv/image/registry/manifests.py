@@ -397,8 +397,7 @@ def describe(documents: ImageDocuments, wanted: Platform) -> ResolvedImage:
         wanted: the platform that the user requested.
 
     Raises:
-        ImageUnavailable: the documents are damaged, are for another platform, or do not describe
-            a container image.
+        ImageUnavailable: the documents are damaged, are for another platform, or do not describe a container image.
     """
     name = documents.reference
     manifest = read_document(documents.manifest, origin=name, what="manifest")

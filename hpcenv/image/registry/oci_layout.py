@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE. Archives are not unpacked: their members are read in place.
 
-OCI image-layout 1.1 (2024-02): `oci-layout`, `index.json`, `blobs/sha256/HEX`. A docker
-archive (moby `image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration
-and the layers in the archive, but no manifest with a digest. hpcenv makes one:
-the canonical JSON (sorted keys, no spaces) of
+OCI image-layout 1.1 (2024-02): `oci-layout`, `index.json`, `blobs/sha256/HEX`. A docker archive (moby
+`image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration and the layers in the archive, but
+no manifest with a digest. hpcenv makes one: the canonical JSON (sorted keys, no spaces) of
 
     {"config": {"digest", "mediaType": "application/vnd.oci.image.config.v1+json", "size"},
      "layers": [{"digest": DIFF_ID, "mediaType": "application/vnd.oci.image.layer.v1.tar", "size"}, ...],
@@ -70,16 +69,14 @@ _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bunzip2", b"\xfd7zXZ\x00
 def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> ResolvedImage:
     """Find an image in its files, and check the digests of its manifest and configuration.
 
-    Layers are not read, except compressed layers of a docker archive: their uncompressed
-    size is needed.
+    Layers are not read, except compressed layers of a docker archive: their uncompressed size is needed.
 
     Args:
         source: the layout or archive; its path is relative to the current folder or absolute.
         platform: selects one image of a multi-platform image.
 
     Raises:
-        ImageUnavailable: the file or the image does not exist, several images fit, or the files
-            are damaged.
+        ImageUnavailable: the file or the image does not exist, several images fit, or the files are damaged.
         FileUnusable: the operating system denies access.
     """
     files = _open(source)

@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes
-that it received. `resolve` fetches the manifest (through the index of a multi-platform image)
-and the configuration, a few kilobytes. `open_source` gives access to the layers, which
-`blobs.fetch_all` downloads.
+A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes that it received.
+`resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few kilobytes.
+`open_source` gives access to the layers, which `blobs.fetch_all` downloads.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ rename(2). NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both.
     .NAME.break-KEY           the right to break the lease KEY; only one process can create it
     .NAME.PROCESS.old         a lease that is being removed
 
-The holder's heartbeat writes how long it has held the lease. A waiting process observes whether
-the file *changes*. Each process uses its own monotonic clock; clocks of two machines are
-never compared. A lease is stale
+The holder's heartbeat writes how long it has held the lease. A waiting process observes whether the file *changes*.
+Each process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
 
 - at once, if its holder ran on this kernel and in this process id space and has ended, or
   if another process now has its process id (with another start time);

@@ -52,8 +52,7 @@ class Material:
     Attributes:
         what: the `source` of a stage, a `file` copied by %files, or a `bind`: a folder of the
             host that the build could use.
-        name: as in the definition file, but with a digest instead of a tag; for a bind
-            `SRC:DST:ro` or `SRC:DST:rw`.
+        name: as in the definition file, but with a digest instead of a tag; for a bind `SRC:DST:ro` or `SRC:DST:rw`.
         digest: `sha256:HEX` of the manifest, file or folder; None if it is unknown.
     """
 

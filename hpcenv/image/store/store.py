@@ -59,8 +59,7 @@ class StoredImage:
         digest: the SIF's name in the store.
         size: in bytes.
         record: the SIF's record; None if it is missing or damaged.
-        used: when the SIF was last requested or read; seconds since 1970 by the clock of the file
-            system.
+        used: when the SIF was last requested or read; seconds since 1970 by the clock of the file system.
         distrust: why the SIF should not be run; empty if it is trusted.
     """
 
@@ -250,8 +249,7 @@ class Store:
     def find_image(self, digest: str) -> StoredImage | None:
         """Return the image's SIF if it exists and has the recorded size.
 
-        A SIF of another size or without a readable record counts as missing: the next
-        conversion replaces it.
+        A SIF of another size or without a readable record counts as missing: the next conversion replaces it.
 
         Raises:
             FileUnusable: others may write to the SIF.
