@@ -269,12 +269,12 @@ def test_a_bundle_is_unpacked_once_and_its_folder_is_found_again(run: RunFolder,
         assert sum(seen) > 0
         assert not unpack_once(archive, out, step=seen.append)
         for spoil, why in (
-            (lambda: (out / "source/train.py").write_text("print(2)\n"), "`source/train.py` in it is not the one"),
+            (lambda: (out / "source/train.py").write_text("print(2)\n"), "`source/train.py` in it differs from the file in the bundle"),
             (lambda: (out / "metrics/more.jsonl").write_text("{}\n"), "`metrics/more.jsonl` in it is not in the bundle"),
             (lambda: (out / "lock.toml").unlink(), "it has no `lock.toml`"),
-            (lambda: (out / SUMS).write_text(""), "`SHA256SUMS` in it is not the one"),
+            (lambda: (out / SUMS).write_text(""), "`SHA256SUMS` in it differs from the file in the bundle"),
             (lambda: elsewhere(out / "source", tmp_path / "source"), "it has no `source/"),
-            (lambda: relinked(out / "source/base.yaml", "/etc/passwd"), "`source/base.yaml` in it is not the one"),
+            (lambda: relinked(out / "source/base.yaml", "/etc/passwd"), "`source/base.yaml` in it differs from the file in the bundle"),
         ):  # fmt: skip
             spoil()
             with pytest.raises(WouldOverwrite) as caught:
