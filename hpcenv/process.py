@@ -222,7 +222,7 @@ def _communicate(
 
 
 def _exchange(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes, bool]:
-    """Wait at most this long for a program to end; return its output so far, and whether this is all output."""
+    """Wait at most `seconds` for a program to end; return its output so far, and whether this is all output."""
     try:
         return (*child.communicate(timeout=seconds), True)
     except subprocess.TimeoutExpired as error:

@@ -27,8 +27,7 @@ from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
-# Bytes of temporary space for the files that %post adds to the unpacked sources. This is likely enough: the real number
-# is not known.
+# The minimum of temporary space, in bytes, for the files that %post adds. The real number is not known.
 _POST_BYTES = 1 << 30
 
 

@@ -258,7 +258,7 @@ def _packages(locked: Lockfile) -> tuple[PackageRecord, ...]:
 
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
-    """Return the program that Python started; a script by its path in the project's copy, which never changes."""
+    """Return the program that Python started; a script by its path in the project, which is equal on every machine."""
     if manifest.module or manifest.entry:
         return manifest.program
     path = Path(manifest.script)

@@ -24,7 +24,8 @@ _NAMED = 3
 
 
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
-    """Unpack a bundle below `start`, once; return its folder and a note. If `target` is not a bundle, return it and "".
+    """Unpack a bundle below `start`, once; return its folder and a note. For a `target` that is no archive, return it
+    and "".
 
     A folder that somebody unpacked is compared with its own SHA256SUMS.
 
