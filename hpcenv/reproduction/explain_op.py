@@ -234,7 +234,7 @@ def how_it_repeats(original: Side, repetition: RunFolder, steps: TracedSteps) ->
     first = min(firsts, key=lambda one: one.step)
     return (
         f"it does not repeat the run: the loss of step {first.step} was {first.reference}, and is {first.value}; "
-        "the operation may be another one than in the run"
+        "the operation may differ from the operation in the run"
     )
 
 
@@ -292,20 +292,20 @@ def _headline(found: TraceComparison) -> str:
 
 def _meaning(first: OperationDifference) -> str:
     if first.kind == "kernel":
-        return "it read the same bytes in both runs and wrote others: another kernel, or another order of its sums"
+        return "it read the same bytes in both runs and wrote different ones: the kernel or the order of its sums differs"
     if first.kind == "random":
-        return "it drew random numbers from another state of the generator: another seed, or other draws before it"
+        return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got others: the bytes of a rank without a trace, or another algorithm"
-            " between the ranks"
+            "this rank gave the same bytes, and got different bytes: what differs are the bytes of a rank without a trace,"
+            " or the algorithm between the ranks"
         )
     if first.kind == "sequence":
         called = f"the reference {first.name or 'none'}, the run {first.other_name or 'none'}"
         return f"the runs called different operations: {called}"
     writer = next((one.written_by for one in first.values if one.role == "input" and one.written_by), "")
     if any(one.role == "arguments" for one in first.values):
-        return "it got other arguments"
+        return "it got different arguments"
     if writer:
-        return f"it read other bytes already; {writer} had written equal ones: something unseen changed them"
-    return "it read other bytes already, which no traced operation wrote: data, loaded weights, or unseen code"
+        return f"it read different bytes; {writer} had written equal bytes: something unseen changed them"
+    return "it read different bytes, which no traced operation wrote: data, loaded weights, or unseen code"
