@@ -292,12 +292,12 @@ def _headline(found: TraceComparison) -> str:
 
 def _meaning(first: OperationDifference) -> str:
     if first.kind == "kernel":
-        return "it read the same bytes in both runs and wrote different ones: the kernel or the order of its sums differs"
+        return "it read the same bytes in both runs, but wrote different ones: its kernel or the order of sums differs"
     if first.kind == "random":
         return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got different bytes: what differs are the bytes of a rank without a trace,"
+            "this rank gave the same bytes, and got different ones: what differs are the bytes of a rank without a trace,"
             " or the algorithm between the ranks"
         )
     if first.kind == "sequence":
