@@ -297,8 +297,8 @@ def _meaning(first: OperationDifference) -> str:
         return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got different ones: what differs are the bytes of a rank without a trace,"
-            " or the algorithm between the ranks"
+            "this rank gave the same bytes, and got different ones: the bytes of a rank without a trace differ,"
+            " or the algorithm between the ranks differs"
         )
     if first.kind == "sequence":
         called = f"the reference {first.name or 'none'}, the run {first.other_name or 'none'}"
